@@ -1,0 +1,1 @@
+"""The nouns of coseek and their files. Knows nothing of models, retrievers or training."""

@@ -1,0 +1,45 @@
+"""Data set: a folder with `corpus.jsonl` and `questions.<split>.jsonl`."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from coseek.data.errors import DataError, nearest
+from coseek.data.passage import Corpus
+from coseek.data.question import Question, load_questions
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The ordinary files of a data set; read when asked for, checked as they are read."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if not self.folder.is_dir():
+            raise DataError(f"there is no data folder {self.folder}; make one with `coseek world make` or `coseek data import`")
+
+    @property
+    def corpus_path(self) -> Path:
+        return self.folder / "corpus.jsonl"
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return Corpus.load(self.corpus_path)
+
+    @property
+    def splits(self) -> list[str]:
+        """The names between `questions.` and `.jsonl`."""
+        return sorted(path.name[len("questions.") : -len(".jsonl")] for path in self.folder.glob("questions.*.jsonl"))
+
+    def questions(self, split: str) -> list[Question]:
+        """The questions of a split; every gold id must be in the corpus."""
+        if split not in self.splits:
+            raise DataError(f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {', '.join(self.splits) or 'none'}")
+        path = self.folder / f"questions.{split}.jsonl"
+        questions = load_questions(path)
+        for question in questions:
+            for ident in question.gold_ids:
+                if not self.corpus.has(ident):
+                    raise DataError(f"{path}: question {question.id!r} names the gold passage {ident!r}, which is not in {self.corpus_path}")
+        return questions

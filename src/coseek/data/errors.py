@@ -1,0 +1,74 @@
+"""Errors: one tree. A user's mistake is one sentence with the way out; a part's fault is data.
+
+    CoseekError
+    ├── UserError            exit 2: something the user can mend; the message says how
+    │   ├── DataError        a file that cannot be used: missing, empty, broken at line n
+    │   ├── SettingError     a misspelt or impossible setting
+    │   ├── UnknownName      no such retriever, protocol, reward …; the nearest name is offered
+    │   ├── IndexMismatch    an index that was built from another corpus
+    │   └── MissingExtra     an optional library; the message holds the line that installs it
+    ├── PartFault            a part failed: recorded on the trajectory and counted, never scored
+    │   ├── RetrieverError
+    │   └── ModelError
+    └── RunError             exit 1: the program could not go on (a full disk, a broken checkpoint)
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class CoseekError(Exception):
+    """Every error that coseek raises on purpose."""
+
+
+class UserError(CoseekError):
+    """A mistake that the user can mend."""
+
+
+class DataError(UserError):
+    """A file or folder that cannot be used as it is."""
+
+
+class SettingError(UserError):
+    """A setting that does not exist or cannot have this value."""
+
+
+class UnknownName(UserError):
+    """A name that nothing is registered under."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        super().__init__(f"no {kind} named {name!r}{nearest(name, names)} Known: {', '.join(names)}")
+
+
+class IndexMismatch(UserError):
+    """An index that belongs to another corpus or another encoder."""
+
+
+class MissingExtra(UserError):
+    """An optional library is not installed."""
+
+    def __init__(self, library: str, needed_for: str, extra: str) -> None:
+        super().__init__(f"{library} is not installed; {needed_for} needs it: pip install 'coseek[{extra}]'")
+
+
+class PartFault(CoseekError):
+    """A part (retriever, model, judge) failed. Recorded as data, never turned into a reward."""
+
+
+class RetrieverError(PartFault):
+    """A search that did not happen."""
+
+
+class ModelError(PartFault):
+    """A generation that did not happen."""
+
+
+class RunError(CoseekError):
+    """The program cannot go on, through no mistake of the user."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest known name, else `.`: the middle of an error sentence."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."

@@ -1,0 +1,139 @@
+"""Files: JSONL in, JSONL out, and writes that either happen whole or leave the old file alone."""
+
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeAlias, cast
+
+from coseek.data.errors import DataError
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+JsonObject: TypeAlias = "dict[str, Json]"
+
+
+def open_text(path: Path) -> IO[str]:
+    """Open UTF-8 text for reading, through gzip when the name ends in `.gz`."""
+    if not path.exists():
+        raise DataError(f"there is no file {path}; check the path")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder, and a file is needed here")
+    if path.suffix == ".gz":
+        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8"))
+    return path.open(encoding="utf-8")
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, JsonObject]]:
+    """Yield `(line number from 1, object)`; blank lines are passed over, a broken line is named."""
+    with open_text(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}); mend or delete that line") from None
+            if not isinstance(value, dict):
+                raise DataError(f"{path}, line {number}: a JSON object is needed, not {type(value).__name__}")
+            yield number, value
+
+
+def read_json(path: Path) -> Json:
+    """One JSON document; a broken one is a `DataError` naming the line."""
+    with open_text(path) as text:
+        try:
+            return cast(Json, json.load(text))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from None
+
+
+def dump_line(value: JsonObject) -> str:
+    """One JSON object on one line, as every file of coseek writes it (UTF-8, not escaped)."""
+    # U+2028 and friends are legal inside a JSON string but end a line for str.splitlines readers.
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    for odd in ("\u2028", "\u2029", "\x85"):
+        text = text.replace(odd, f"\\u{ord(odd):04x}")
+    return text + "\n"
+
+
+def write_jsonl(path: Path, rows: Iterable[JsonObject]) -> int:
+    """Write all rows atomically; returns how many."""
+    count = 0
+    with atomic_write(path) as file:
+        for row in rows:
+            file.write(dump_line(row))
+            count += 1
+    return count
+
+
+def write_json(path: Path, value: Json) -> None:
+    """Write one indented JSON document atomically."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[str]]:
+    """A text file that appears under `path` only when the block ends well; the old one survives otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a folder beside `path`, then put it in place of `path` in one rename.
+
+    A crash in `fill` leaves what was at `path` untouched. Between the two renames of a replacement
+    the old folder lives on as `.NAME.old`; `recover_folder` puts it back.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    recover_folder(path)
+    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
+    old = path.with_name(f".{path.name}.old")
+    try:
+        fill(part)
+        for file in part.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+        os.chmod(part, 0o755)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(part, path)
+    except BaseException:
+        _remove_tree(part)
+        recover_folder(path)
+        raise
+    _remove_tree(old)
+
+
+def recover_folder(path: Path) -> None:
+    """Undo a replacement that a crash cut in two: the old folder comes back if the new one is not there."""
+    old = path.with_name(f".{path.name}.old")
+    if old.exists() and not path.exists():
+        os.replace(old, path)
+    elif old.exists():
+        _remove_tree(old)
+
+
+def _remove_tree(path: Path) -> None:
+    if not path.exists():
+        return
+    for child in path.iterdir():
+        if child.is_dir() and not child.is_symlink():
+            _remove_tree(child)
+        else:
+            child.unlink()
+    path.rmdir()

@@ -1,0 +1,124 @@
+"""Passage and corpus: what a retriever searches."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+from coseek.data.errors import DataError
+from coseek.data.files import JsonObject, read_jsonl, write_jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of text that can be found."""
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def contents(self) -> str:
+        """`"Title"` in quotes, a newline, the body: the field every client of `/retrieve` reads."""
+        return f'"{self.title}"\n{self.text}'
+
+    def to_json(self) -> JsonObject:
+        return {"id": self.id, "title": self.title, "text": self.text}
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "Passage":
+        """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the quoted title)."""
+        if "id" not in row:
+            raise DataError("a passage needs an \"id\"")
+        ident = str(row["id"])
+        if "text" in row:
+            return cls(ident, str(row.get("title") or ""), str(row["text"]))
+        if "contents" not in row:
+            raise DataError(f"passage {ident!r} has neither \"text\" nor \"contents\"")
+        title, newline, body = str(row["contents"]).partition("\n")
+        if not newline:
+            return cls(ident, "", title)
+        if len(title) >= 2 and title[0] == title[-1] == '"':
+            title = title[1:-1]
+        return cls(ident, title, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage with the score that a retriever gave it (higher is better; scales differ by retriever)."""
+
+    passage: Passage
+    score: float
+
+    def to_json(self) -> JsonObject:
+        return {**self.passage.to_json(), "score": self.score}
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "Hit":
+        score = row["score"]
+        assert isinstance(score, int | float)
+        return cls(Passage.from_json(row), float(score))
+
+
+class Corpus(Sequence[Passage]):
+    """An ordered set of passages with unique ids."""
+
+    def __init__(self, passages: Iterable[Passage], source: str = "the corpus") -> None:
+        self._passages = tuple(passages)
+        self._row: dict[str, int] = {}
+        if not self._passages:
+            raise DataError(f"{source} is empty; it needs at least one passage")
+        for row, passage in enumerate(self._passages):
+            if passage.id in self._row:
+                raise DataError(f"{source} has the id {passage.id!r} twice; ids must be unique")
+            self._row[passage.id] = row
+        self._digest: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    @overload
+    def __getitem__(self, row: int) -> Passage: ...
+    @overload
+    def __getitem__(self, row: slice) -> tuple[Passage, ...]: ...
+    def __getitem__(self, row: int | slice) -> Passage | tuple[Passage, ...]:
+        return self._passages[row]
+
+    def __iter__(self) -> Iterator[Passage]:
+        return iter(self._passages)
+
+    def by_id(self, ident: str) -> Passage:
+        """The passage with this id; `KeyError` when there is none."""
+        return self._passages[self._row[ident]]
+
+    def has(self, ident: str) -> bool:
+        return ident in self._row
+
+    @property
+    def digest(self) -> str:
+        """sha256 over ids, titles and texts in order: what an index remembers of its corpus."""
+        if self._digest is None:
+            sha = hashlib.sha256()
+            for passage in self._passages:
+                for part in (passage.id, passage.title, passage.text):
+                    data = part.encode()
+                    sha.update(len(data).to_bytes(8, "big") + data)
+            self._digest = sha.hexdigest()
+        return self._digest
+
+    @classmethod
+    def load(cls, path: Path) -> "Corpus":
+        """Read `corpus.jsonl` (or `.jsonl.gz`)."""
+
+        def rows() -> Iterator[Passage]:
+            for line, row in read_jsonl(path):
+                try:
+                    yield Passage.from_json(row)
+                except DataError as error:
+                    raise DataError(f"{path}, line {line}: {error}") from None
+
+        return cls(rows(), source=str(path))
+
+    def save(self, path: Path) -> None:
+        write_jsonl(path, (passage.to_json() for passage in self))

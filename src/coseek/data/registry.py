@@ -1,0 +1,23 @@
+"""Registry: a part's name is its file's name. Put a file in the folder and the command line knows it."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from types import ModuleType
+
+from coseek.data.errors import UnknownName
+
+
+def names(package: str) -> list[str]:
+    """The parts of a package, `some_part.py` as `some-part`, without importing any of them."""
+    folder: Iterable[str] = importlib.import_module(package).__path__
+    found = (module.name for module in pkgutil.iter_modules(folder))
+    return sorted(name.replace("_", "-") for name in found if not name.startswith("_"))
+
+
+def find(kind: str, package: str, name: str) -> ModuleType:
+    """Import the part called `name`; an unknown one is refused with the nearest name."""
+    known = names(package)
+    if name not in known:
+        raise UnknownName(kind, name, known)
+    return importlib.import_module(f"{package}.{name.replace('-', '_')}")

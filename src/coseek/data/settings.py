@@ -1,0 +1,78 @@
+"""Settings: typed, described where they are declared, and saved with the run. A misspelt one fails at once."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from coseek.data.errors import DataError, SettingError, nearest
+from coseek.data.files import Json, JsonObject
+
+
+class Settings(BaseModel):
+    """Base of every group of settings: frozen, and strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
+    """Read a YAML file into settings, then apply `a.b=c` overrides (values are YAML)."""
+    if not path.exists():
+        raise DataError(f"there is no recipe {path}; check the path")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path} must hold `name: value` lines")
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        if not equals:
+            raise SettingError(f"{override!r} is not a setting; write name=value")
+        put(tree, name.split("."), cast(Json, yaml.safe_load(value)))
+    return make_settings(kind, tree)
+
+
+def put(tree: JsonObject, path: Sequence[str], value: Json) -> None:
+    """Set `tree[a][b] = value`, making the groups on the way."""
+    for name in path[:-1]:
+        group = tree.setdefault(name, {})
+        if not isinstance(group, dict):
+            raise SettingError(f"{name!r} holds a value, not a group of settings")
+        tree = group
+    tree[path[-1]] = value
+
+
+def make_settings(kind: type[S], tree: Mapping[str, object]) -> S:
+    """Check a tree of plain values; the first mistake becomes one sentence."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            group = _fields_at(kind, first["loc"][:-1])
+            raise SettingError(f"no setting named {where!r}{nearest(str(first['loc'][-1]), group)} Known here: {', '.join(sorted(group))}") from None
+        raise SettingError(f"setting {where!r}: {first['msg']}, got {first['input']!r}") from None
+
+
+def _fields_at(kind: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    for part in path:
+        field = kind.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        options = getattr(inner, "__args__", (inner,))
+        groups = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        if not groups:
+            return list(kind.model_fields)
+        kind = groups[0]
+    return list(kind.model_fields)
+
+
+def save_settings(settings: Settings) -> JsonObject:
+    """The settings as plain values, ready for `run.yaml`."""
+    return cast(JsonObject, settings.model_dump(mode="json"))

@@ -1,0 +1,186 @@
+"""Trajectory and token ledger: one question's whole run, exactly as it was sampled.
+
+Token truth: the ids in here are what a model sampled or what was tokenised once, when it was inserted.
+A segment's text is the decoding of its ids, never the other way round.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import cast
+
+from coseek.data.errors import DataError
+from coseek.data.files import JsonObject
+from coseek.data.passage import Hit
+from coseek.data.question import Question
+
+SCHEMA = 1
+"""Version of the trajectory object in `trajectories.jsonl`."""
+
+
+class Author(StrEnum):
+    """Who wrote a segment: the agent is trained on, the environment never."""
+
+    AGENT = "agent"
+    ENVIRONMENT = "environment"
+
+
+class StopReason(StrEnum):
+    """Why a run ended."""
+
+    ANSWERED = "answered"
+    COMPLETE = "complete"
+    TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"
+    INVALID = "invalid"
+    RETRIEVER_ERROR = "retriever_error"
+    MODEL_ERROR = "model_error"
+
+    @property
+    def is_fault(self) -> bool:
+        """A part failed, so this run says nothing about the agent: it is counted, not scored."""
+        return self in (StopReason.RETRIEVER_ERROR, StopReason.MODEL_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stretch of a trajectory, written by one author."""
+
+    author: Author
+    tag: str
+    """What it is: `prompt`, `information`, …; for the agent, the tag that ended its turn (`search`, `answer`), or ''."""
+    text: str
+    """The decoding of `ids`, special tokens included."""
+    ids: tuple[int, ...]
+    """Exactly what was sampled, or what was inserted; never re-tokenised."""
+    logprobs: tuple[float, ...] = ()
+    """Natural log at the sampling temperature, one per agent token; empty for the environment."""
+
+    def __post_init__(self) -> None:
+        wanted = len(self.ids) if self.author is Author.AGENT else 0
+        if len(self.logprobs) != wanted:
+            raise DataError(
+                f"a segment by the {self.author} holds {len(self.ids)} tokens, which needs {wanted} "
+                f"log-probabilities, and has {len(self.logprobs)}"
+            )
+
+    def to_json(self) -> JsonObject:
+        row: JsonObject = {"author": str(self.author), "tag": self.tag, "text": self.text, "ids": list(self.ids)}
+        if self.author is Author.AGENT:
+            row["logprobs"] = list(self.logprobs)
+        return row
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "Segment":
+        return cls(
+            author=Author(str(row["author"])),
+            tag=str(row["tag"]),
+            text=str(row["text"]),
+            ids=tuple(cast(list[int], row["ids"])),
+            logprobs=tuple(float(value) for value in cast(list[float], row.get("logprobs", []))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One query and what came back. `fault` is set when the retriever failed, and then `hits` is empty."""
+
+    query: str
+    hits: tuple[Hit, ...] = ()
+    fault: str | None = None
+
+    def to_json(self) -> JsonObject:
+        row: JsonObject = {"query": self.query, "hits": [hit.to_json() for hit in self.hits]}
+        if self.fault is not None:
+            row["fault"] = self.fault
+        return row
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "Search":
+        fault = row.get("fault")
+        return cls(
+            query=str(row["query"]),
+            hits=tuple(Hit.from_json(hit) for hit in cast(list[JsonObject], row["hits"])),
+            fault=None if fault is None else str(fault),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One question's whole run.
+
+    A run is *truncated* when a budget ended it (`turn_limit`, `token_limit`). `seed` is the seed of this row's
+    randomness: the same seed, model and retriever give the same trajectory, alone or in any batch.
+    """
+
+    question: Question
+    protocol: str
+    segments: tuple[Segment, ...]
+    searches: tuple[Search, ...]
+    stop: StopReason
+    answer: str | None = None
+    valid: bool = False
+    """The form is the protocol's (the *format* of the papers)."""
+    complaint: str = ""
+    """Why the form is not valid; empty when it is."""
+    detail: str = ""
+    """What failed, for a fault."""
+    selected_ids: tuple[str, ...] = ()
+    seed: int = 0
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by part (`model_s`, `retriever_s`); wall time, so never compared for equality of runs."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All token ids in order."""
+        return tuple(token for segment in self.segments for token in segment.ids)
+
+    @property
+    def agent_mask(self) -> tuple[bool, ...]:
+        """True where the agent wrote the token of `ids`."""
+        return tuple(segment.author is Author.AGENT for segment in self.segments for _ in segment.ids)
+
+    @property
+    def agent_tokens(self) -> int:
+        return sum(len(segment.ids) for segment in self.segments if segment.author is Author.AGENT)
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop in (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT)
+
+    def to_json(self) -> JsonObject:
+        return {
+            "schema": SCHEMA,
+            "question": self.question.to_json(),
+            "protocol": self.protocol,
+            "stop": str(self.stop),
+            "answer": self.answer,
+            "valid": self.valid,
+            "complaint": self.complaint,
+            "detail": self.detail,
+            "searches": [search.to_json() for search in self.searches],
+            "selected_ids": list(self.selected_ids),
+            "segments": [segment.to_json() for segment in self.segments],
+            "seed": self.seed,
+            "timings": dict(self.timings),
+        }
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "Trajectory":
+        if row.get("schema") != SCHEMA:
+            raise DataError(f"a trajectory of schema {row.get('schema')!r}; this coseek reads schema {SCHEMA}")
+        answer = row["answer"]
+        return cls(
+            question=Question.from_json(cast(JsonObject, row["question"])),
+            protocol=str(row["protocol"]),
+            segments=tuple(Segment.from_json(part) for part in cast(list[JsonObject], row["segments"])),
+            searches=tuple(Search.from_json(part) for part in cast(list[JsonObject], row["searches"])),
+            stop=StopReason(str(row["stop"])),
+            answer=None if answer is None else str(answer),
+            valid=bool(row["valid"]),
+            complaint=str(row["complaint"]),
+            detail=str(row["detail"]),
+            selected_ids=tuple(str(ident) for ident in cast(list[str], row["selected_ids"])),
+            seed=cast(int, row["seed"]),
+            timings=cast(dict[str, float], row["timings"]),
+        )

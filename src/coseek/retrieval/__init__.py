@@ -1,0 +1,1 @@
+"""Retrieval: retrievers and their indexes."""
