@@ -1,0 +1,1 @@
+"""The laptop world: a generated encyclopedia, fully labelled. Knows nothing of retrievers, models or agents."""

@@ -1,0 +1,326 @@
+"""Questions: asked of the facts, each with exactly one right answer and the plan that finds it.
+
+Three kinds. A *composition* chains one to four relations from its anchor. A *comparison* looks one relation of two
+anchors up. A *constraint* question asks for the one entity that two values single out; its anchor is the first value.
+No entity is the anchor of questions in two splits; what lies between anchor and answer is shared.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from coseek.data.errors import DataError, SettingError
+from coseek.data.files import JsonObject
+from coseek.data.question import Question
+from coseek.world.facts import Entity, Fact, Facts
+from coseek.world.passages import Told, spaced
+from coseek.world.relations import BY_NOUN, CONSTRAINTS, FRAMES, RELATIONS, Constraint, Relation
+from coseek.world.settings import SPLITS, Split, WorldSettings
+
+ANCHOR_SHARES: dict[Split, float] = {"train": 0.70, "dev": 0.15, "test": 0.15}
+ATTEMPTS = 400
+"""Draws for one question before its sort is found to have run out."""
+
+SAME = ("Do {a} and {b} have the same {noun} ?", "Is the {noun} of {a} the same as the {noun} of {b} ?",
+        "Do {a} and {b} share one {noun} ?")  # fmt: skip
+EARLIER_NOUNS = tuple(relation.noun for relation in RELATIONS if relation.first)
+SAME_NOUNS = tuple(relation.noun for relation in RELATIONS if not relation.is_literal and relation.target != "person")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One fact that has to be found."""
+
+    entity: str
+    """Title of the entity whose passage tells it."""
+    mention: str
+    """What the entity is called where the agent meets it: in the question, or in the passage before."""
+    word: str
+    """What kind of thing it is: `film`, `painter`, …"""
+    relation: str
+    gold_id: str
+    """The passage that tells it."""
+    sub_answer: str
+    """The value in the words of that passage."""
+    sub_question: str
+
+    def to_json(self) -> JsonObject:
+        return {
+            "entity": self.entity, "mention": self.mention, "word": self.word, "relation": self.relation,
+            "gold_id": self.gold_id, "sub_answer": self.sub_answer, "sub_question": self.sub_question,
+        }  # fmt: skip
+
+
+def plan_of(question: Question) -> tuple[Step, ...]:
+    """The plan that a laptop world wrote into a question."""
+    rows = question.meta.get("plan")
+    if not isinstance(rows, list) or not rows:
+        raise DataError(f"question {question.id!r} has no plan; only questions of `coseek world make` have one")
+    return tuple(Step(**{name: str(value) for name, value in cast(JsonObject, row).items()}) for row in rows)
+
+
+def kind_of(question: Question) -> str:
+    """composition, comparison or constraint."""
+    return str(question.meta.get("kind", ""))
+
+
+Path = list[tuple[Entity, Fact]]
+"""A chain: each fact's object is the next entity."""
+
+Draw = Callable[[str], Question | None]
+"""One try at a question with this id; `None` when it did not work out."""
+
+
+def make_questions(told: Told, settings: WorldSettings, rng: random.Random) -> dict[str, list[Question]]:
+    """The questions of every split that is to have some."""
+    wanted: dict[Split, int] = {split: settings.questions_in(split) for split in SPLITS if settings.questions_in(split)}
+    anchors = split_anchors(told.facts, list(wanted), rng)
+    asker = _Asker(told, settings, rng)
+    return {split: asker.ask(split, anchors[split], count) for split, count in wanted.items()}
+
+
+def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> dict[Split, list[Entity]]:
+    """Deal the entities of each kind out to the splits, in the proportions of `ANCHOR_SHARES`."""
+    dealt: dict[Split, list[Entity]] = {split: [] for split in splits}
+    by_kind: dict[str, list[Entity]] = {}
+    for entity in facts.values():
+        by_kind.setdefault(entity.kind, []).append(entity)
+    whole = sum(ANCHOR_SHARES[split] for split in splits)
+    for entities in by_kind.values():
+        rng.shuffle(entities)
+        start, share = 0, 0.0
+        for split in splits:
+            share += ANCHOR_SHARES[split] / whole
+            end = round(share * len(entities))
+            dealt[split] += entities[start:end]
+            start = end
+    return dealt
+
+
+class _Asker:
+    """Makes questions and remembers which have been asked."""
+
+    def __init__(self, told: Told, settings: WorldSettings, rng: random.Random) -> None:
+        self._facts = told.facts
+        self._passages = told.passages
+        self._settings = settings
+        self._rng = rng
+        # Yes and no take turns: equals are rarer, and drawing until one works out would favour no.
+        self._yes_is_due = rng.random() < 0.5
+        self._asked: set[tuple[str, ...]] = set()
+        self._by_name: dict[str, list[Entity]] = {}
+        self._holders: dict[tuple[str, str, str], list[Entity]] = {}
+        for entity in told.facts.values():
+            self._by_name.setdefault(entity.name, []).append(entity)
+            for fact in entity.facts:
+                self._holders.setdefault((entity.kind, fact.noun, fact.object_id or fact.value), []).append(entity)
+
+    def ask(self, split: Split, anchors: list[Entity], count: int) -> list[Question]:
+        draws = self._draws(anchors)
+        questions: list[Question] = []
+        spent: set[str] = set()
+        for number in range(count):
+            made = self._ask_one(f"w{self._settings.seed}-{split}-{number:05}", draws, spent)
+            if made is None:
+                raise SettingError(
+                    f"a world of size {self._settings.size!r} has facts for {number} {split} questions and not for "
+                    f"{count}; ask for fewer or choose a larger size"
+                )
+            questions.append(made)
+        return questions
+
+    def _draws(self, anchors: list[Entity]) -> dict[str, Draw]:
+        """One try at a question of each sort, by sort: `comparison`, `constraint`, and `1` to `4` hops."""
+        rng = self._rng
+        by_noun: dict[str, list[Entity]] = {}
+        for entity in anchors:
+            for fact in entity.facts:
+                by_noun.setdefault(fact.noun, []).append(entity)
+        patterns = [(anchor, row) for anchor in anchors for row in CONSTRAINTS
+                    if len(self._holders.get((*row[:2], anchor.id), ())) > 1]  # fmt: skip
+        draws: dict[str, Draw] = {
+            "comparison": lambda name: (self._same if rng.random() < 0.5 else self._earlier)(name, by_noun),
+            "constraint": lambda name: self._constraint(name, *rng.choice(patterns)) if patterns else None,
+        }
+        for hops, weight in enumerate(self._settings.hop_mix, start=1):
+            if weight > 0:
+                draws[str(hops)] = partial(self._composition, anchors=anchors, hops=hops)
+        return draws
+
+    def _ask_one(self, name: str, draws: dict[str, Draw], spent: set[str]) -> Question | None:
+        """A question of a sort drawn by its weight. When a sort has run out, a composition takes its place."""
+        hops = [sort for sort in draws if sort.isdigit()]
+        weights = [weight for weight in self._settings.hop_mix if weight > 0]
+        dice, drawn = self._rng.random(), self._rng.choices(hops, weights)[0]
+        shares = {"comparison": self._settings.comparison, "constraint": self._settings.constraint}
+        first = next((sort for sort in shares if (dice := dice - shares[sort]) < 0), drawn)
+        for sort in dict.fromkeys((first, drawn, *reversed(hops))):
+            for _ in range(0 if sort in spent else ATTEMPTS):
+                if made := draws[sort](name):
+                    return made
+            spent.add(sort)
+        return None
+
+    def _is_new(self, *key: str) -> bool:
+        if key in self._asked:
+            return False
+        self._asked.add(key)
+        return True
+
+    def _mention(self, entity: Entity, noun: str) -> str:
+        """What the question calls its anchor: enough to tell it from everything else that has the relation."""
+        rng, settings = self._rng, self._settings
+        if entity.alias and rng.random() < settings.alias_use:
+            return entity.alias
+        if entity.title == entity.name:
+            return entity.name
+        rivals = [other for other in self._by_name[entity.name] if other.fact(noun)]
+        if len(rivals) == 1 and rng.random() < settings.short_names:
+            return entity.name
+        return f"the {entity.word} {entity.name}" if rng.random() < 0.5 else entity.title
+
+    def _step(self, entity: Entity, mention: str, fact: Fact) -> Step:
+        ask = spaced(fact.relation.asks[0].format(x=mention))
+        return Step(entity.title, mention, entity.word, fact.noun, entity.id, fact.value, ask)
+
+    def _answers(self, fact: Fact) -> tuple[str, ...]:
+        names = self._facts[fact.object_id].names if fact.object_id else ()
+        return tuple(dict.fromkeys((fact.value, *names)))
+
+    # Compositions
+
+    def _composition(self, name: str, anchors: list[Entity], hops: int) -> Question | None:
+        anchor = self._rng.choice(anchors)
+        path = self._walk(anchor, hops)
+        if not path:
+            return None
+        mentions = [self._mention(anchor, path[0][1].noun), *(fact.value for _, fact in path[:-1])]
+        text = self._chain_text(mentions[0], [fact.relation for _, fact in path])
+        if self._gives_away(path, text) or not self._is_new(anchor.id, *(fact.noun for _, fact in path)):
+            return None
+        plan = [self._step(entity, mention, fact) for (entity, fact), mention in zip(path, mentions, strict=True)]
+        return _question(name, "composition", text, self._answers(path[-1][1]), plan, [anchor.id], hops)
+
+    def _walk(self, anchor: Entity, hops: int) -> Path | None:
+        """A random chain that meets nothing twice; `None` when it ends in a dead end."""
+        path: Path = []
+        entity = anchor
+        met = {anchor.id}
+        for left in reversed(range(hops)):
+            facts = [fact for fact in entity.facts if not left or fact.object_id]
+            if not facts:
+                return None
+            fact = self._rng.choice(facts)
+            path.append((entity, fact))
+            if fact.object_id in met:
+                return None
+            if fact.object_id:
+                met.add(fact.object_id)
+                entity = self._facts[fact.object_id]
+        return path
+
+    def _chain_text(self, mention: str, relations: list[Relation]) -> str:
+        rng, ways = self._rng, self._settings.paraphrases
+        inner = mention
+        for relation in relations[:-1]:
+            inner = rng.choice(relation.phrases[:ways]).format(x=inner)
+        last = relations[-1]
+        if ways == 1 or rng.random() < 0.5:
+            return rng.choice(last.asks[:ways]).format(x=inner)
+        return rng.choice(FRAMES).format(x=rng.choice(last.phrases[:ways]).format(x=inner))
+
+    def _gives_away(self, path: Path, text: str) -> bool:
+        """A later value stands in the question or in an earlier passage: then the chain is shorter than it looks."""
+        seen = f"{text} "
+        for entity, fact in path:
+            names = self._answers(fact)
+            if any(f" {name} " in seen for name in names):
+                return True
+            # Read after the check: a passage may tell its own value, and no later one.
+            seen += f"{self._passages[entity.id].text} "
+        return False
+
+    # Comparisons
+
+    def _earlier(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
+        noun = self._rng.choice(EARLIER_NOUNS)
+        pair = self._pair(by_noun.get(noun, []), noun)
+        if pair is None:
+            return None
+        (one, first), (other, second) = pair
+        if first.value == second.value or not self._is_new("earlier", noun, *sorted((one.id, other.id))):
+            return None
+        winner = one if first.value < second.value else other
+        plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
+        text = BY_NOUN[noun].first.format(a=plan[0].mention, b=plan[1].mention)
+        mention = plan[0].mention if winner is one else plan[1].mention
+        answers = tuple(dict.fromkeys((mention, *winner.names)))
+        return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="earlier")
+
+    def _same(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
+        noun = self._rng.choice(SAME_NOUNS)
+        yes = self._yes_is_due
+        pair = self._pair(by_noun.get(noun, []), noun, partner=yes)
+        if pair is None:
+            return None
+        (one, first), (other, second) = pair
+        # "yes" must show in the words of the two passages, and "no" must be true of the things behind the words.
+        alike = first.value == second.value if yes else first.object_id == second.object_id
+        if alike is not yes or not self._is_new("same", noun, *sorted((one.id, other.id))):
+            return None
+        self._yes_is_due = not yes
+        plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
+        ask = self._rng.choice(SAME[: self._settings.paraphrases])
+        text = ask.format(a=plan[0].mention, b=plan[1].mention, noun=noun)
+        answers = ("yes" if yes else "no",)
+        return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="same")
+
+    def _pair(self, entities: list[Entity], noun: str, partner: bool = False) -> Path | None:
+        """Two anchors that have the relation and cannot be taken for each other; partners share its value."""
+        if len(entities) < 2:
+            return None
+        one = self._rng.choice(entities)
+        fact = one.fact(noun)
+        if fact is None:
+            return None
+        if partner:
+            entities = [other for other in entities if (match := other.fact(noun)) and match.value == fact.value]
+        other = self._rng.choice(entities)
+        match = other.fact(noun)
+        if match is None or other is one or one.kind != other.kind or _nested(one, other):
+            return None
+        return [(one, fact), (other, match)]
+
+    # Two constraints
+
+    def _constraint(self, name: str, anchor: Entity, pattern: Constraint) -> Question | None:
+        kind, first, second, ask = pattern
+        group = self._holders[kind, first, anchor.id]
+        target = self._rng.choice(group)
+        one, other = target.fact(first), target.fact(second)
+        if one is None or other is None:
+            return None
+        fitting = self._holders[kind, second, other.object_id or other.value]
+        if sum(entity in fitting for entity in group) != 1 or not self._is_new(kind, first, second, target.id):
+            return None
+        text = ask.format(a=one.value, b=other.value)
+        step = Step(target.title, one.value, kind, kind, target.id, target.title, spaced(text))
+        constraints: list[JsonObject] = [{"relation": fact.noun, "value": fact.value} for fact in (one, other)]
+        return _question(name, "constraint", text, target.names, [step], [anchor.id], 1, constraints=constraints)
+
+
+def _nested(one: Entity, other: Entity) -> bool:
+    """One's name lies inside the other's (Merrow, New Merrow): an answer could be read as either."""
+    names = [(f" {a} ", f" {b} ") for a in one.names for b in other.names]
+    return any(a in b or b in a for a, b in names)
+
+
+def _question(name: str, kind: str, text: str, answers: tuple[str, ...], plan: list[Step], anchors: list[str],
+              hops: int, **more: str | list[JsonObject]) -> Question:  # fmt: skip
+    gold_ids = tuple(dict.fromkeys(step.gold_id for step in plan))
+    meta: JsonObject = {"kind": kind, "plan": [step.to_json() for step in plan], "anchors": list(anchors)}
+    for key, value in more.items():
+        meta[key] = value if isinstance(value, str) else list(value)
+    return Question(name, spaced(text), answers, gold_ids, hops, meta)

@@ -1,0 +1,80 @@
+"""World settings: how large a laptop world is, and how hard."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from coseek.data.settings import Settings
+
+Split = Literal["train", "dev", "test"]
+Size = Literal["tiny", "compact", "small", "large"]
+
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+MAX_HOPS = 4
+
+KINDS = ("person", "film", "book", "band", "company", "city", "university", "country")
+
+_COUNTS: dict[Size, tuple[int, ...]] = {
+    "tiny": (100, 45, 45, 32, 32, 28, 16, 8),
+    "compact": (300, 130, 130, 95, 95, 80, 50, 24),
+    "small": (900, 400, 400, 300, 300, 250, 150, 60),
+    "large": (2400, 900, 900, 700, 700, 500, 400, 60),
+}
+ENTITIES = {size: dict(zip(KINDS, counts, strict=True)) for size, counts in _COUNTS.items()}
+"""How many entities of each kind a size has."""
+
+QUESTIONS: dict[Size, dict[Split, int]] = {
+    "tiny": {"train": 400, "dev": 120, "test": 120},
+    "compact": {"train": 1500, "dev": 300, "test": 300},
+    "small": {"train": 6000, "dev": 1000, "test": 1000},
+    "large": {"train": 20000, "dev": 2000, "test": 2000},
+}
+"""How many questions each split of a size has, unless the settings say otherwise."""
+
+
+class WorldSettings(Settings):
+    """What a laptop world is made from. The same settings make the same world, byte for byte."""
+
+    seed: int = 0
+    """Chooses the facts. The words are the same in every world, so a model must read what it cannot remember."""
+    size: Size = "small"
+    """tiny 306, compact 904, small 2,760 or large 6,560 entities."""
+    train: int | None = Field(default=None, ge=0)
+    """Questions in the train split; the size decides when this is not given."""
+    dev: int | None = Field(default=None, ge=0)
+    """Questions in the dev split; the size decides when this is not given."""
+    test: int | None = Field(default=None, ge=0)
+    """Questions in the test split; the size decides when this is not given."""
+    hop_mix: tuple[float, ...] = (0.25, 0.30, 0.25, 0.20)
+    """Weights of 1, 2, 3 and 4 hops among composition questions; a shorter list leaves the longer chains out."""
+    comparison: float = Field(default=0.12, ge=0, le=1)
+    """Share of questions that compare two entities (which is earlier; are they the same)."""
+    constraint: float = Field(default=0.08, ge=0, le=1)
+    """Share of questions that ask for the one thing that fits two constraints."""
+    paraphrases: int = Field(default=3, ge=1, le=3)
+    """Ways of saying one relation, in passages and in questions; 1 lets words match always."""
+    aliases: float = Field(default=0.25, ge=0, le=1)
+    """Share of entities with a second name, which their own passage introduces."""
+    alias_use: float = Field(default=0.25, ge=0, le=1)
+    """How often an entity that has a second name is called by it in other passages and in questions."""
+    lookalikes: float = Field(default=0.35, ge=0, le=1)
+    """Share of titles (film, book, band, company) that reuse the words of another; most of these are verbatim."""
+    namesakes: float = Field(default=0.06, ge=0, le=1)
+    """Share of people who bear the name of another person with other facts."""
+    outdated: float = Field(default=0.10, ge=0, le=1)
+    """Share of facts that can change (mayor, employer …) whose former value is told too, marked as such."""
+    short_names: float = Field(default=0.30, ge=0, le=1)
+    """How often a question leaves out the type of an ambiguous title where the relation alone settles it."""
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> "WorldSettings":
+        if not 1 <= len(self.hop_mix) <= MAX_HOPS or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
+            raise ValueError(f"hop_mix needs 1 to {MAX_HOPS} weights, none below 0 and not all 0")
+        if self.comparison + self.constraint > 1:
+            raise ValueError("comparison and constraint are shares of one whole; lower one of them")
+        return self
+
+    def questions_in(self, split: Split) -> int:
+        """How many questions this split is to have."""
+        given = {"train": self.train, "dev": self.dev, "test": self.test}[split]
+        return QUESTIONS[self.size][split] if given is None else given

@@ -1,0 +1,78 @@
+"""World: a generated encyclopedia with its questions and its oracle, in memory or as a folder of ordinary files."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coseek.data.dataset import Dataset
+from coseek.data.errors import DataError
+from coseek.data.files import atomic_folder, read_json, write_json
+from coseek.data.passage import Corpus
+from coseek.data.question import Question, save_questions
+from coseek.data.settings import make_settings, save_settings
+from coseek.world.facts import make_facts
+from coseek.world.oracle import Oracle
+from coseek.world.passages import tell
+from coseek.world.questions import make_questions
+from coseek.world.settings import SPLITS, WorldSettings
+
+SCHEMA = 1
+"""Version of `world.json`."""
+
+__all__ = ["World", "WorldSettings", "make_world"]
+
+
+@dataclass(frozen=True)
+class World:
+    """Passages, questions by split, and the oracle that knows them."""
+
+    settings: WorldSettings
+    corpus: Corpus
+    questions: Mapping[str, list[Question]]
+    """By split; a split that the settings leave empty is not here."""
+    oracle: Oracle
+
+    def save(self, folder: Path) -> None:
+        """Write `corpus.jsonl`, `questions.<split>.jsonl` and `world.json`, all or nothing."""
+        # The folder is replaced whole, so nothing of anybody else's may live in it.
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.name not in ("corpus.jsonl", "world.json") and not path.match("questions.*.jsonl"):
+                raise DataError(f"{folder} holds {path.name}, which is no part of a laptop world; choose a new folder")
+        atomic_folder(folder, self._fill)
+
+    def _fill(self, folder: Path) -> None:
+        self.corpus.save(folder / "corpus.jsonl")
+        for split, questions in self.questions.items():
+            save_questions(folder / f"questions.{split}.jsonl", questions)
+        settings = save_settings(self.settings)
+        write_json(folder / "world.json", {"schema": SCHEMA, "settings": settings, "oracle": self.oracle.to_json()})
+
+    @classmethod
+    def load(cls, folder: Path) -> "World":
+        """Read a world back as it was written."""
+        files = Dataset(folder)
+        path = folder / "world.json"
+        row = read_json(path)
+        settings = row.get("settings") if isinstance(row, dict) and row.get("schema") == SCHEMA else None
+        if not isinstance(settings, dict):
+            raise DataError(f"{path} is not a world of schema {SCHEMA}; write it again with `coseek world make`")
+        splits = (split for split in SPLITS if split in files.splits)
+        questions: dict[str, list[Question]] = {split: files.questions(split) for split in splits}
+        return cls(make_settings(WorldSettings, settings), files.corpus, questions, Oracle.load(folder))
+
+
+def make_world(settings: WorldSettings) -> World:
+    """Make a world. Every stage has its own randomness, so that asking other questions leaves the passages alone."""
+    facts = make_facts(settings, _stage(settings, "facts"))
+    told = tell(facts, settings, _stage(settings, "passages"))
+    questions = make_questions(told, settings, _stage(settings, "questions"))
+    passages = [*told.passages.values(), *(stale.passage for stale in told.stale)]
+    # Ties in a ranking keep corpus order, so the order must say nothing about what a passage is.
+    _stage(settings, "order").shuffle(passages)
+    oracle = Oracle(told.facts, {stale.passage.id: stale.entity_id for stale in told.stale})
+    return World(settings, Corpus(passages, "the laptop world"), questions, oracle)
+
+
+def _stage(settings: WorldSettings, name: str) -> random.Random:
+    return random.Random(f"{settings.seed} {name}")
