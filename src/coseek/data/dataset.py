@@ -17,7 +17,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
-            raise DataError(f"there is no data folder {self.folder}; make one with `coseek world make` or `coseek data import`")
+            raise DataError(
+                f"there is no data folder {self.folder}; make one with `coseek world make` or `coseek data import`"
+            )
 
     @property
     def corpus_path(self) -> Path:
@@ -35,11 +37,15 @@ class Dataset:
     def questions(self, split: str) -> list[Question]:
         """The questions of a split; every gold id must be in the corpus."""
         if split not in self.splits:
-            raise DataError(f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {', '.join(self.splits) or 'none'}")
+            known = ", ".join(self.splits) or "none"
+            raise DataError(f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {known}")
         path = self.folder / f"questions.{split}.jsonl"
         questions = load_questions(path)
         for question in questions:
             for ident in question.gold_ids:
                 if not self.corpus.has(ident):
-                    raise DataError(f"{path}: question {question.id!r} names the gold passage {ident!r}, which is not in {self.corpus_path}")
+                    raise DataError(
+                        f"{path}: question {question.id!r} names the gold passage {ident!r}, "
+                        f"which is not in {self.corpus_path}"
+                    )
         return questions

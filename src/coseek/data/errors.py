@@ -1,16 +1,16 @@
 """Errors: one tree. A user's mistake is one sentence with the way out; a part's fault is data.
 
-    CoseekError
-    ├── UserError            exit 2: something the user can mend; the message says how
-    │   ├── DataError        a file that cannot be used: missing, empty, broken at line n
-    │   ├── SettingError     a misspelt or impossible setting
-    │   ├── UnknownName      no such retriever, protocol, reward …; the nearest name is offered
-    │   ├── IndexMismatch    an index that was built from another corpus
-    │   └── MissingExtra     an optional library; the message holds the line that installs it
-    ├── PartFault            a part failed: recorded on the trajectory and counted, never scored
-    │   ├── RetrieverError
-    │   └── ModelError
-    └── RunError             exit 1: the program could not go on (a full disk, a broken checkpoint)
+CoseekError
+├── UserError            exit 2: something the user can mend; the message says how
+│   ├── DataError        a file that cannot be used: missing, empty, broken at line n
+│   ├── SettingError     a misspelt or impossible setting
+│   ├── UnknownName      no such retriever, protocol, reward …; the nearest name is offered
+│   ├── IndexMismatch    an index that was built from another corpus
+│   └── MissingExtra     an optional library; the message holds the line that installs it
+├── PartFault            a part failed: recorded on the trajectory and counted, never scored
+│   ├── RetrieverError
+│   └── ModelError
+└── RunError             exit 1: the program could not go on (a full disk, a broken checkpoint)
 """
 
 import difflib

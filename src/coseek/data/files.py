@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import IO, TypeAlias, cast
 from coseek.data.errors import DataError
 
 Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
-JsonObject: TypeAlias = "dict[str, Json]"
+JsonObject: TypeAlias = dict[str, "Json"]
 
 
 def open_text(path: Path) -> IO[str]:
@@ -28,17 +29,30 @@ def open_text(path: Path) -> IO[str]:
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """Yield `(line number from 1, object)`; blank lines are passed over, a broken line is named."""
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}); mend or delete that line") from None
+        if not isinstance(value, dict):
+            raise DataError(f"{path}, line {number}: a JSON object is needed, not {type(value).__name__}")
+        yield number, value
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines; text that is not UTF-8 and a broken `.gz` are refused with a sentence."""
+    number = 0
     with open_text(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}); mend or delete that line") from None
-            if not isinstance(value, dict):
-                raise DataError(f"{path}, line {number}: a JSON object is needed, not {type(value).__name__}")
-            yield number, value
+        try:
+            for number, line in enumerate(lines, start=1):
+                yield number, line
+        except UnicodeDecodeError:
+            # Text is decoded in blocks, so the broken line is this one or one soon after it.
+            raise DataError(f"{path}, after line {number}: not UTF-8 text; save the file as UTF-8") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}, after line {number}: a broken .gz file ({error}); fetch it again") from None
 
 
 def read_json(path: Path) -> Json:
@@ -48,6 +62,10 @@ def read_json(path: Path) -> Json:
             return cast(Json, json.load(text))
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{path} is not UTF-8 text; save the file as UTF-8") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path} is a broken .gz file ({error}); fetch it again") from None
 
 
 def dump_line(value: JsonObject) -> str:

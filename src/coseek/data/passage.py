@@ -30,12 +30,12 @@ class Passage:
     def from_json(cls, row: JsonObject) -> "Passage":
         """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the quoted title)."""
         if "id" not in row:
-            raise DataError("a passage needs an \"id\"")
+            raise DataError('a passage needs an "id"')
         ident = str(row["id"])
         if "text" in row:
             return cls(ident, str(row.get("title") or ""), str(row["text"]))
         if "contents" not in row:
-            raise DataError(f"passage {ident!r} has neither \"text\" nor \"contents\"")
+            raise DataError(f'passage {ident!r} has neither "text" nor "contents"')
         title, newline, body = str(row["contents"]).partition("\n")
         if not newline:
             return cls(ident, "", title)

@@ -34,7 +34,10 @@ def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S
         name, equals, value = override.partition("=")
         if not equals:
             raise SettingError(f"{override!r} is not a setting; write name=value")
-        put(tree, name.split("."), cast(Json, yaml.safe_load(value)))
+        try:
+            put(tree, name.split("."), cast(Json, yaml.safe_load(value)))
+        except yaml.YAMLError:
+            raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
     return make_settings(kind, tree)
 
 
@@ -57,7 +60,8 @@ def make_settings(kind: type[S], tree: Mapping[str, object]) -> S:
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             group = _fields_at(kind, first["loc"][:-1])
-            raise SettingError(f"no setting named {where!r}{nearest(str(first['loc'][-1]), group)} Known here: {', '.join(sorted(group))}") from None
+            hint, known = nearest(str(first["loc"][-1]), group), ", ".join(sorted(group))
+            raise SettingError(f"no setting named {where!r}{hint} Known here: {known}") from None
         raise SettingError(f"setting {where!r}: {first['msg']}, got {first['input']!r}") from None
 
 

@@ -48,7 +48,7 @@ class Segment:
 
     author: Author
     tag: str
-    """What it is: `prompt`, `information`, …; for the agent, the tag that ended its turn (`search`, `answer`), or ''."""
+    """What it is: `prompt`, `information`, …; for the agent the tag that ended its turn (`search`, …), or empty."""
     text: str
     """The decoding of `ids`, special tokens included."""
     ids: tuple[int, ...]

@@ -1,0 +1,1 @@
+"""Measuring: pure functions of finished trajectories. Knows no model, no clock and no network."""

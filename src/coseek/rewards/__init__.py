@@ -1,0 +1,1 @@
+"""Rewards: pure functions of finished trajectories, composed by settings. They know no model and no trainer."""

@@ -1,0 +1,185 @@
+"""Imports: public question-answering files in, one ordinary data-set folder out.
+
+A format is a module of this package that offers `read(sources) -> Reading`; its file's name is the format's name.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from coseek.data import registry
+from coseek.data.errors import DataError, SettingError
+from coseek.data.files import JsonObject, atomic_folder, write_json
+from coseek.data.imports._reading import Reading
+from coseek.data.imports._sources import expand
+from coseek.data.passage import Corpus
+from coseek.data.question import Question, load_questions, save_questions
+
+PACKAGE = "coseek.data.imports"
+_CARD = "source.json"
+_SPLIT = re.compile(r"[\w-]+")
+
+
+class ImportPart(Protocol):
+    """What a module of `coseek.data.imports` offers."""
+
+    def read(self, sources: Sequence[Path]) -> Reading: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import made."""
+
+    folder: Path
+    passages: int
+    questions: dict[str, int]
+    """Questions of each split that this import wrote."""
+    notes: dict[str, int]
+    """Counts worth telling: own passages, distractors, questions left out …"""
+
+
+def format_names() -> list[str]:
+    """The formats that can be imported."""
+    return registry.names(PACKAGE)
+
+
+def import_data(
+    format_name: str,
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    split: str = "test",
+    shares: Mapping[str, float] | None = None,
+) -> Imported:
+    """Read `sources` (files, plain or gzipped, or a folder of them) and write the data-set folder `out`.
+
+    All questions go to `split`, or are dealt out by `shares` (name → share, summing to 1). A folder that already holds
+    the same corpus keeps its other splits; one that holds anything else is refused. Nothing is written on an error.
+    """
+    part = cast(ImportPart, registry.find("data format", PACKAGE, format_name))
+    for name in shares or (split,):
+        if not _SPLIT.fullmatch(name):
+            raise SettingError(f"{name!r} cannot name a split; use letters, digits, - and _")
+    if shares is not None:
+        _check_shares(shares)
+    files = expand(sources, format_name)
+    reading = part.read(files)
+    if not reading.passages or not reading.questions:
+        missing = "passages" if not reading.passages else "questions"
+        raise DataError(
+            f"no {missing} found in {', '.join(str(file) for file in files)} as {format_name}; check the files"
+        )
+    corpus = Corpus(reading.passages, source=f"what was read as {format_name}")
+    _check_questions(reading.questions, corpus)
+    splits = deal(reading.questions, shares) if shares else {split: list(reading.questions)}
+    card = _card(format_name, files, reading.notes, len(corpus), splits)
+    _write(out, corpus, splits, card)
+    counts = {name: len(questions) for name, questions in splits.items()}
+    return Imported(out, len(corpus), counts, dict(reading.notes))
+
+
+def parse_shares(text: str) -> dict[str, float]:
+    """`train=.7,dev=.1,test=.2` as numbers."""
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        try:
+            shares[name.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name.strip():
+            raise SettingError(f"{part!r} is not a share; write for example train=.7,dev=.1,test=.2")
+    _check_shares(shares)
+    return shares
+
+
+def deal(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str, list[Question]]:
+    """Deal questions out by a hash of their ids.
+
+    A question stays in its split whatever else is in the file, so the shares are met on average, not exactly.
+    """
+    splits: dict[str, list[Question]] = {name: [] for name in shares}
+    for question in questions:
+        place = int.from_bytes(hashlib.sha256(question.id.encode()).digest()[:8], "big") / 2**64
+        chosen = [name for name, share in shares.items() if share > 0][-1]
+        for name, share in shares.items():
+            if place < share:
+                chosen = name
+                break
+            place -= share
+        splits[chosen].append(question)
+    for name, share in shares.items():
+        if share > 0 and not splits[name]:
+            raise SettingError(f"no question fell to {name!r}: {share} of {len(questions)} is too small a share")
+    return {name: dealt for name, dealt in splits.items() if dealt}
+
+
+def _check_shares(shares: Mapping[str, float]) -> None:
+    if any(not 0 <= share <= 1 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
+        written = ", ".join(f"{name}={share:g}" for name, share in shares.items())
+        raise SettingError(f"the shares {written} do not sum to 1; write for example train=.7,dev=.1,test=.2")
+
+
+def _check_questions(questions: Sequence[Question], corpus: Corpus) -> None:
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise DataError(f"the question id {question.id!r} stands twice in the sources; ids must be unique")
+        seen.add(question.id)
+        for ident in question.gold_ids:
+            if not corpus.has(ident):
+                raise DataError(
+                    f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus; "
+                    "give the corpus file that belongs to these questions"
+                )
+
+
+def _card(
+    format_name: str,
+    files: Sequence[Path],
+    notes: Mapping[str, int],
+    passages: int,
+    splits: Mapping[str, Sequence[Question]],
+) -> JsonObject:
+    """Where the data came from: names and digests, no paths of the machine that imported it."""
+    return {
+        "format": format_name,
+        "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+        "passages": passages,
+        "questions": {name: len(questions) for name, questions in splits.items()},
+        "notes": dict(notes),
+    }
+
+
+def _write(out: Path, corpus: Corpus, splits: Mapping[str, Sequence[Question]], card: JsonObject) -> None:
+    kept = {name: questions for name, questions in _other_splits(out, corpus).items() if name not in splits}
+
+    def fill(folder: Path) -> None:
+        corpus.save(folder / "corpus.jsonl")
+        for name, questions in {**kept, **splits}.items():
+            save_questions(folder / f"questions.{name}.jsonl", questions)
+        write_json(folder / _CARD, card)
+
+    atomic_folder(out, fill)
+
+
+def _other_splits(out: Path, corpus: Corpus) -> dict[str, list[Question]]:
+    """The splits that stand in `out` already; refuses a folder that the import would spoil."""
+    if not out.exists():
+        return {}
+    if not out.is_dir():
+        raise DataError(f"{out} is a file; choose a folder for the data set")
+    strangers = [path.name for path in out.iterdir() if not _is_ours(path.name)]
+    if strangers:
+        raise DataError(f"{out} holds other files ({strangers[0]}); choose an empty or new folder for the data set")
+    if (out / "corpus.jsonl").exists() and Corpus.load(out / "corpus.jsonl").digest != corpus.digest:
+        raise DataError(f"{out} holds another corpus; choose another folder, or delete that one first")
+    files = sorted(out.glob("questions.*.jsonl"))
+    return {path.name[len("questions.") : -len(".jsonl")]: load_questions(path) for path in files}
+
+
+def _is_ours(name: str) -> bool:
+    return name in ("corpus.jsonl", _CARD) or (name.startswith("questions.") and name.endswith(".jsonl"))

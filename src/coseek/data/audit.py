@@ -1,0 +1,307 @@
+"""Audit: every invariant of a stored run, checked from the files alone.
+
+The driver makes runs that hold all of these; an audit says whether a file still does, after a crash, a disk, an
+editor or a program that is not ours. Decoding is handed in, since this room knows no tokenizer.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import yaml
+
+from coseek.data.errors import DataError
+from coseek.data.files import Json, JsonObject, read_jsonl
+from coseek.data.run import Run
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Ids → text, special tokens included: `Tokenizer.decode` of the model that made the run."""
+
+_ROUNDING = 1e-6
+"""How far above 0 a float32 log-probability may come out; a certain token is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken invariant and where it is."""
+
+    file: Path
+    what: str
+    line: int | None = None
+    question: str | None = None
+    segment: int | None = None
+    """Position in `segments`, from 0."""
+
+    def __str__(self) -> str:
+        where = [str(self.file)]
+        where += [f"line {self.line}"] if self.line is not None else []
+        where += [f"question {self.question!r}"] if self.question is not None else []
+        where += [f"segment {self.segment}"] if self.segment is not None else []
+        return f"{', '.join(where)}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit found; a run is sound when it found nothing."""
+
+    rows: int
+    """Trajectories that could be read."""
+    violations: tuple[Violation, ...] = ()
+    decoded: bool = False
+    """Whether ids were compared with text: only when a `decode` was handed in."""
+
+    @property
+    def first(self) -> Violation | None:
+        return self.violations[0] if self.violations else None
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """The limits that `run.yaml` records; a budget that it does not name is not checked."""
+
+    max_turns: int | None = None
+    passages_per_search: int | None = None
+    max_turn_tokens: int | None = None
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, settings: JsonObject) -> "Budgets":
+        """Read from the group `limits`, at whatever depth it is, or from the settings themselves."""
+        limits = _group(settings, "limits") or settings
+        found = {name: limits.get(name) for name in cls.__slots__}
+        return cls(**{name: value for name, value in found.items() if isinstance(value, int)})
+
+
+def audit_run(folder: Path, decode: Decode | None = None, most: int = 100) -> Audit:
+    """Check a run folder; stops after `most` violations. Raises only when the folder is no run at all."""
+    run = Run(folder)
+    auditor = _Auditor(run, decode)
+    violations: list[Violation] = []
+    for violation in auditor.violations():
+        violations.append(violation)
+        if len(violations) >= most:
+            break
+    return Audit(auditor.rows, tuple(violations), decode is not None)
+
+
+@dataclass
+class _Auditor:
+    run: Run
+    decode: Decode | None
+    rows: int = 0
+    seen: dict[tuple[str, int], int] = field(default_factory=dict)
+    budgets: Budgets = field(default_factory=Budgets)
+
+    def violations(self) -> Iterator[Violation]:
+        path = self.run.folder / "run.yaml"
+        try:
+            self.budgets = Budgets.of(self.run.settings)
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
+            yield Violation(path, "it is not valid YAML with a group named settings, so no budget can be checked")
+        yield from self._trajectories()
+        yield from self._metrics()
+
+    def _metrics(self) -> Iterator[Violation]:
+        path = self.run.metrics_path
+        if path.exists():
+            try:
+                for _ in read_jsonl(path):
+                    pass
+            except (DataError, UnicodeDecodeError) as error:
+                yield Violation(path, str(error).removeprefix(f"{path}, "))
+
+    def _trajectories(self) -> Iterator[Violation]:
+        path = self.run.trajectories_path
+        if not path.exists():
+            yield Violation(path, "there is no such file: the run holds no trajectories")
+            return
+        with path.open("rb") as lines:
+            for number, data in enumerate(lines, start=1):
+                if data.strip():
+                    yield from self._line(path, number, data)
+
+    def _line(self, path: Path, number: int, data: bytes) -> Iterator[Violation]:
+        if not data.endswith(b"\n"):
+            yield Violation(path, "the last line has no end: the run was cut short here; --resume mends it", number)
+        try:
+            row = json.loads(data)
+        except ValueError as error:  # bad JSON, or bytes that are no UTF-8
+            yield Violation(path, f"not valid JSON ({error})", number)
+            return
+        if not isinstance(row, dict):
+            yield Violation(path, f"a JSON object is needed, not {type(row).__name__}", number)
+            return
+        ident = _ident(row)
+        try:
+            trajectory = Trajectory.from_json(row)
+            again = trajectory.to_json()
+        except KeyError as error:
+            yield Violation(path, f"{error} is missing", number, ident)
+            return
+        except (DataError, ValueError, TypeError, AttributeError, AssertionError) as error:
+            yield Violation(path, f"not a trajectory: {error}", number, ident)
+            return
+        self.rows += 1
+        if (odd := _difference(again, row)) is not None:
+            yield Violation(path, f"{odd} is not what this schema writes", number, ident)
+            return
+        yield from self._duplicates(path, number, trajectory)
+        for what, segment in check_trajectory(trajectory, self.budgets, self.decode):
+            yield Violation(path, what, number, ident, segment)
+
+    def _duplicates(self, path: Path, number: int, trajectory: Trajectory) -> Iterator[Violation]:
+        key = (trajectory.question.id, trajectory.seed)
+        if key in self.seen:
+            what = f"seed {trajectory.seed} of this question is on line {self.seen[key]} already"
+            yield Violation(path, what, number, trajectory.question.id)
+        self.seen.setdefault(key, number)
+
+
+def check_trajectory(
+    trajectory: Trajectory, budgets: Budgets | None = None, decode: Decode | None = None
+) -> Iterator[tuple[str, int | None]]:
+    """What is wrong with one trajectory: sentences, each with the position of its segment where it has one."""
+    budgets = budgets or Budgets()
+    for position, segment in enumerate(trajectory.segments):
+        for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
+            yield what, position
+    yield from _order(trajectory)
+    for what in (*_ending(trajectory), *_searches(trajectory, budgets), *_selection(trajectory)):
+        yield what, None
+    tokens = len(trajectory.ids)
+    # A prompt that alone is over the budget is kept whole, and the run ends with it.
+    if budgets.max_tokens is not None and tokens > budgets.max_tokens and len(trajectory.segments) > 1:
+        yield f"{tokens} tokens in all, and the budget max_tokens is {budgets.max_tokens}", None
+
+
+def _ledger(segment: Segment, decode: Decode | None) -> Iterator[str]:
+    """Ids, their text, and their log-probabilities."""
+    if not segment.ids:
+        yield "it holds no tokens"
+    for at, token in enumerate(segment.ids):
+        if type(token) is not int or token < 0:
+            yield f"token {at} is {token!r}, which is no token id"
+            return
+    for at, logprob in enumerate(segment.logprobs):
+        if not math.isfinite(logprob) or logprob > _ROUNDING:
+            yield f"the log-probability of token {at} is {logprob}, and must be finite and at most 0"
+            break
+    if decode is not None:
+        try:
+            text = decode(segment.ids)
+        except (IndexError, KeyError, ValueError, OverflowError, TypeError) as error:
+            yield f"the ids cannot be decoded ({error})"
+        else:
+            if text != segment.text:
+                yield f"the text is not the decoding of the ids ({_parting(segment.text, text)})"
+
+
+def _turn(segment: Segment, budgets: Budgets) -> Iterator[str]:
+    most = budgets.max_turn_tokens
+    if segment.author is Author.AGENT and most is not None and len(segment.ids) > most:
+        yield f"a turn of {len(segment.ids)} tokens, and the budget max_turn_tokens is {most}"
+
+
+def _order(trajectory: Trajectory) -> Iterator[tuple[str, int | None]]:
+    """A prompt first, and never two turns of the agent without the environment between them."""
+    if not trajectory.segments:
+        yield "there are no segments, not even a prompt", None
+        return
+    first = trajectory.segments[0]
+    if (first.author, first.tag) != (Author.ENVIRONMENT, "prompt"):
+        yield f"a run begins with the environment's prompt, not with {first.tag!r} by the {first.author}", 0
+    for position, (before, after) in enumerate(
+        zip(trajectory.segments, trajectory.segments[1:], strict=False), start=1
+    ):
+        if before.author is after.author is Author.AGENT:
+            yield "two turns of the agent with nothing between them", position
+        if after.tag == "prompt" and after.author is Author.ENVIRONMENT:
+            yield "a second prompt", position
+
+
+def _ending(trajectory: Trajectory) -> Iterator[str]:
+    stop, last = trajectory.stop, trajectory.segments[-1].author if trajectory.segments else None
+    if (trajectory.answer is not None) != (stop is StopReason.ANSWERED):
+        yield f"it stopped with {stop!s}, and the answer is {trajectory.answer!r}; only answered runs have an answer"
+    if stop is StopReason.ANSWERED and last is Author.ENVIRONMENT:
+        yield "it was answered, and the environment wrote last"
+    if trajectory.valid == bool(trajectory.complaint):
+        yield f"valid is {trajectory.valid} and the complaint is {trajectory.complaint!r}; exactly one of the two holds"
+    # The other way round need not hold: of several queries in one turn, some may fail and be shown as failed.
+    if stop is StopReason.RETRIEVER_ERROR and not any(search.fault is not None for search in trajectory.searches):
+        yield f"it stopped with {stop!s}, and none of its searches failed"
+
+
+def _searches(trajectory: Trajectory, budgets: Budgets) -> Iterator[str]:
+    turns, k = budgets.max_turns, budgets.passages_per_search
+    if turns is not None and len(trajectory.searches) > turns:
+        yield f"{len(trajectory.searches)} searches, and the budget max_turns is {turns}"
+    shown = sum(segment.author is Author.ENVIRONMENT for segment in trajectory.segments) - 1
+    worked = sum(search.fault is None for search in trajectory.searches)
+    if shown > worked:
+        yield f"{shown} observations and only {worked} searches that worked"
+    for number, search in enumerate(trajectory.searches, start=1):
+        if search.fault is not None and search.hits:
+            yield f"search {number} failed and has hits all the same"
+        if k is not None and len(search.hits) > k:
+            yield f"search {number} has {len(search.hits)} hits, and the budget passages_per_search is {k}"
+        scores = [hit.score for hit in search.hits]
+        if not all(map(math.isfinite, scores)) or scores != sorted(scores, reverse=True):
+            yield f"the scores of search {number} are not finite and falling"
+        if len({hit.passage.id for hit in search.hits}) < len(search.hits):
+            yield f"search {number} has the same passage twice"
+
+
+def _selection(trajectory: Trajectory) -> Iterator[str]:
+    served = {hit.passage.id for search in trajectory.searches for hit in search.hits}
+    for ident in trajectory.selected_ids:
+        if ident not in served:
+            yield f"the selected passage {ident!r} was never retrieved"
+
+
+def _ident(row: JsonObject) -> str | None:
+    question = row.get("question")
+    return str(question["id"]) if isinstance(question, dict) and "id" in question else None
+
+
+def _group(tree: JsonObject, name: str) -> JsonObject | None:
+    """The group of settings called `name`, the nearest to the top."""
+    level: list[JsonObject] = [tree]
+    while level:
+        for group in level:
+            if isinstance(found := group.get(name), dict):
+                return found
+        level = [value for group in level for value in group.values() if isinstance(value, dict)]
+    return None
+
+
+def _difference(ours: Json, theirs: Json, where: str = "") -> str | None:
+    """The path of the first place where two JSON values differ, types included; `None` when they are the same."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in {**theirs, **ours}:
+            path = f"{where}.{name}" if where else name
+            if name not in ours or name not in theirs:
+                return path
+            if (odd := _difference(ours[name], theirs[name], path)) is not None:
+                return odd
+        return None
+    if isinstance(ours, list) and isinstance(theirs, list):
+        if len(ours) != len(theirs):
+            return where
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return next((odd for at, (a, b) in pairs if (odd := _difference(a, b, f"{where}[{at}]")) is not None), None)
+    same = ours == theirs or (ours != ours and theirs != theirs)  # NaN is judged as a value, not as a shape
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (ours, theirs))
+    return None if same and (numbers or type(ours) is type(theirs)) else where
+
+
+def _parting(stored: str, decoded: str) -> str:
+    """Where two texts part, short enough for one line."""
+    at = next(
+        (at for at, (a, b) in enumerate(zip(stored, decoded, strict=False)) if a != b), min(len(stored), len(decoded))
+    )
+    return f"from character {at}: stored {stored[at : at + 20]!r}, decoded {decoded[at : at + 20]!r}"

@@ -1,0 +1,29 @@
+"""2WikiMultihopQA: questions that bring their own passages, and optionally a corpus of distractors.
+
+Only the data set's own fields are read; what others added to their copies (written-out sub-questions and the like) is
+left out. Distractor files hold `{"title", "text"}` rows; those that a question brings, too, are not doubled.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coseek.data.imports._contexts import contexts, own_gold, question_of
+from coseek.data.imports._reading import Reading, Shelf
+from coseek.data.imports._sources import Row, read_rows
+
+
+def read(sources: Sequence[Path]) -> Reading:
+    """Own passages first, then the distractors. `hops` is the number of gold passages (2 or 4)."""
+    shelf, questions, distractors = Shelf(), list[Row](), list[Row]()
+    for path in sources:
+        for row in read_rows(path):
+            (questions if row.has("context") else distractors).append(row)
+    for row in questions:
+        for context in contexts(row):
+            shelf.add(context.title, context.text)
+    notes = {"own passages": len(shelf), "distractors": len(distractors)}
+    for row in distractors:
+        shelf.add(row.text("title"), row.text("text"))
+    notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(shelf)
+    made = [(row, own_gold(row, shelf)) for row in questions]
+    return Reading(shelf.passages, tuple(question_of(row, gold, len(gold), "evidences") for row, gold in made), notes)

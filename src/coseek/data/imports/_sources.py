@@ -1,0 +1,114 @@
+"""Sources: the files an import reads, row by row, whatever their suffix."""
+
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coseek.data.errors import DataError
+from coseek.data.files import Json, JsonObject, open_text, read_json, read_jsonl
+
+_KINDS = (".json", ".jsonl", ".jsonlines", ".csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One object of a source, which knows where it stands, so that every complaint names the place."""
+
+    where: str
+    value: JsonObject
+
+    def has(self, name: str) -> bool:
+        return name in self.value
+
+    def text(self, name: str) -> str:
+        """The string (or number) under `name`."""
+        found = self._get(name)
+        if not isinstance(found, str | int | float) or isinstance(found, bool):
+            raise self.wrong(name, "text")
+        return str(found)
+
+    def items(self, name: str) -> list[Json]:
+        """The list under `name`."""
+        found = self._get(name)
+        if not isinstance(found, list):
+            raise self.wrong(name, "a list")
+        return found
+
+    def row(self, name: str) -> "Row":
+        """The object under `name`."""
+        found = self._get(name)
+        if not isinstance(found, dict):
+            raise self.wrong(name, "an object")
+        return Row(f"{self.where}, {name}", found)
+
+    def rows(self, name: str) -> "list[Row]":
+        """The objects of the list under `name`."""
+        made: list[Row] = []
+        for number, found in enumerate(self.items(name), start=1):
+            if not isinstance(found, dict):
+                raise self.wrong(name, "a list of objects")
+            made.append(Row(f"{self.where}, {name} {number}", found))
+        return made
+
+    def texts(self, name: str) -> list[str]:
+        """The strings of the list under `name`; a lone string counts as a list of one."""
+        found = self._get(name)
+        if isinstance(found, str):
+            return [found]
+        return [str(text) for text in self.items(name)]
+
+    def meta(self, *names: str) -> JsonObject:
+        """Those of the named fields that are there, unchanged."""
+        return {name: self.value[name] for name in names if name in self.value}
+
+    def wrong(self, name: str, wanted: str) -> DataError:
+        return DataError(f"{self.where}: {name!r} must be {wanted}")
+
+    def _get(self, name: str) -> Json:
+        if name not in self.value:
+            raise DataError(f"{self.where}: there is no {name!r}; is this file of another format?")
+        return self.value[name]
+
+
+def expand(sources: Sequence[Path], format_name: str) -> list[Path]:
+    """Files stay; a folder gives its data files: those called `FORMAT_…` if there are any, else all."""
+    files: list[Path] = []
+    for source in sources:
+        if not source.is_dir():
+            open_text(source).close()  # a missing file is refused before anything is read
+            files.append(source)
+            continue
+        found = sorted(path for path in source.iterdir() if kind_of(path) in _KINDS)
+        if not found:
+            raise DataError(f"{source} holds no {', '.join(_KINDS)} file (plain or .gz); name the files to import")
+        files.extend([path for path in found if path.name.startswith(f"{format_name}_")] or found)
+    if not files:
+        raise DataError(f"nothing to import as {format_name}; name at least one file")
+    return files
+
+
+def kind_of(path: Path) -> str:
+    """The suffix under a `.gz`."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The objects of a JSON list, of JSON lines, or of a CSV file with a header."""
+    if kind_of(path) in (".jsonl", ".jsonlines"):
+        for line, value in read_jsonl(path):
+            yield Row(f"{path}, line {line}", value)
+    elif kind_of(path) == ".csv":
+        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+        with open_text(path) as file:
+            for number, cells in enumerate(csv.DictReader(file), start=1):
+                yield Row(f"{path}, row {number}", dict(cells))
+    else:
+        document = read_json(path)
+        if not isinstance(document, list):
+            raise DataError(f"{path}: a list of objects is needed, not {type(document).__name__}")
+        for number, item in enumerate(document, start=1):
+            if not isinstance(item, dict):
+                raise DataError(f"{path}, item {number}: an object is needed, not {type(item).__name__}")
+            yield Row(f"{path}, item {number}", item)

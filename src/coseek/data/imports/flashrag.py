@@ -1,0 +1,70 @@
+"""FlashRAG and Search-R1: a corpus of JSON lines `{"id", "contents"}` and question lines.
+
+FlashRAG's questions are `{"id", "question", "golden_answers"}`. Search-R1's carry the question inside a prompt and the
+answers in `reward_model.ground_truth.target`; both are read, whichever a line has. Parquet must be turned into JSON
+lines first.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coseek.data.errors import DataError
+from coseek.data.imports._reading import Reading
+from coseek.data.imports._sources import Row, read_rows
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+
+
+def read(sources: Sequence[Path]) -> Reading:
+    """Lines with a question or a prompt are questions, all others passages."""
+    passages, questions = list[Passage](), list[Question]()
+    for path in sources:
+        for row in read_rows(path):
+            if row.has("question") or row.has("prompt"):
+                questions.append(_question(row))
+            else:
+                passages.append(_passage(row))
+    if not passages:
+        raise DataError('the sources hold no passage; add the corpus file, whose lines are {"id", "contents"}')
+    return Reading(tuple(passages), tuple(questions))
+
+
+def _passage(row: Row) -> Passage:
+    try:
+        return Passage.from_json(row.value)
+    except DataError as error:
+        raise DataError(f"{row.where}: {error}") from None
+
+
+def _question(row: Row) -> Question:
+    return Question(
+        id=_id(row),
+        question=row.text("question") if row.has("question") else _question_in_prompt(row),
+        answers=tuple(_answers(row)),
+        gold_ids=tuple(row.texts("gold_ids")) if row.has("gold_ids") else (),
+        meta=row.meta("data_source", "metadata"),
+    )
+
+
+def _id(row: Row) -> str:
+    """The line's id; Search-R1's parquet has data set, split and number instead."""
+    if row.has("id"):
+        return row.text("id")
+    extra = row.row("extra_info")
+    return "-".join([row.text("data_source"), extra.text("split"), extra.text("index")])
+
+
+def _answers(row: Row) -> list[str]:
+    for name in ("golden_answers", "answers"):
+        if row.has(name):
+            return row.texts(name)
+    return row.row("reward_model").row("ground_truth").texts("target")
+
+
+def _question_in_prompt(row: Row) -> str:
+    """What follows the last `Question:` of the last message."""
+    messages = row.rows("prompt")
+    _before, marker, text = messages[-1].text("content").rpartition("Question:") if messages else ("", "", "")
+    if not marker or not text.strip():
+        raise DataError(f"{row.where}: the prompt holds no `Question: …` and there is no 'question'")
+    return text.strip()

@@ -1,0 +1,94 @@
+"""HotpotQA, in three layouts that are told apart by what the files hold.
+
+- The authors' own: questions that bring their passages; no other file needed.
+- HippoRAG's: the same questions, and a corpus `{title: [sentence, …]}`.
+- A pool: a corpus of `{"title", "text"}` lines, a CSV whose `gold_titles` are parted by ` | ` (one question may stand
+  on several rows, for several methods), and a `{"question", "answer"}` list, which gives the answers by question.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coseek.data.errors import DataError
+from coseek.data.files import read_json
+from coseek.data.imports._contexts import contexts, gold_titles, joined, own_gold, question_of
+from coseek.data.imports._reading import Reading, Shelf
+from coseek.data.imports._sources import Row, kind_of, read_rows
+from coseek.data.question import Question
+
+
+@dataclass
+class _Found:
+    """The sources, sorted by what their rows are."""
+
+    shelf: Shelf = field(default_factory=Shelf)
+    """A corpus of its own, when there is one."""
+    questions: list[Row] = field(default_factory=list)
+    pooled: list[Row] = field(default_factory=list)
+    answers: dict[str, str] = field(default_factory=dict)
+
+
+def read(sources: Sequence[Path]) -> Reading:
+    """Read any of the three layouts."""
+    found = _Found()
+    for path in sources:
+        if kind_of(path) != ".json" or not _read_titled_corpus(path, found.shelf):
+            _sort_rows(path, found)
+    if found.pooled:
+        return Reading(found.shelf.passages, tuple(_pooled_questions(found)))
+    if len(found.shelf):
+        questions = [
+            _question(row, [found.shelf.titled(title, row.where) for title in gold_titles(row)])
+            for row in found.questions
+        ]
+        return Reading(found.shelf.passages, tuple(questions))
+    for row in found.questions:
+        for context in contexts(row):
+            found.shelf.add(context.title, context.text)
+    return Reading(found.shelf.passages, tuple(_question(row, own_gold(row, found.shelf)) for row in found.questions))
+
+
+def _read_titled_corpus(path: Path, shelf: Shelf) -> bool:
+    """HippoRAG's corpus, if that is what the file holds."""
+    document = read_json(path)
+    if not isinstance(document, dict):
+        return False
+    for title, sentences in document.items():
+        if not isinstance(sentences, list):
+            raise DataError(f"{path}: the passage {title!r} must be a list of sentences")
+        shelf.add(title, joined(sentences))
+    return True
+
+
+def _sort_rows(path: Path, found: _Found) -> None:
+    for row in read_rows(path):
+        if row.has("supporting_facts"):
+            found.questions.append(row)
+        elif row.has("gold_titles"):
+            found.pooled.append(row)
+        elif row.has("answer"):
+            found.answers[row.text("question")] = row.text("answer")
+        else:
+            found.shelf.add(row.text("title"), row.text("text"))
+
+
+def _question(row: Row, gold_ids: list[str]) -> Question:
+    return question_of(row, gold_ids, 2)
+
+
+def _pooled_questions(found: _Found) -> list[Question]:
+    questions: dict[str, Question] = {}
+    for row in found.pooled:
+        ident, text = row.text("example_id"), row.text("question")
+        if text not in found.answers:
+            raise DataError(f"{row.where}: no answer is given for {text!r}; add the file that holds the answers")
+        questions[ident] = Question(
+            id=ident,
+            question=text,
+            answers=(found.answers[text],),
+            gold_ids=tuple(found.shelf.titled(title, row.where) for title in row.text("gold_titles").split(" | ")),
+            hops=2,
+            meta={"type": row.value.get("question_type"), "level": row.value.get("level")},
+        )
+    return list(questions.values())

@@ -1,0 +1,60 @@
+"""MuSiQue: 2-4 hops, each with its own sub-question and answer. Titles repeat, so a passage is its title and text.
+
+{"id", "question", "answer", "answer_aliases", "question_decomposition", "paragraphs": [{"title", "paragraph_text",
+"is_supporting"}, …]}, and optionally a corpus of {"title", "text"}; without one the paragraphs are the corpus.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coseek.data.files import Json
+from coseek.data.imports._reading import Reading, Shelf
+from coseek.data.imports._sources import Row, read_rows
+from coseek.data.question import Question
+
+
+def read(sources: Sequence[Path]) -> Reading:
+    """Questions that are marked as unanswerable are left out and counted."""
+    shelf, questions = Shelf(), list[Row]()
+    for path in sources:
+        for row in read_rows(path):
+            if row.has("paragraphs"):
+                questions.append(row)
+            else:
+                shelf.add(row.text("title"), row.text("text"))
+    if not len(shelf):
+        for row in questions:
+            for paragraph in row.rows("paragraphs"):
+                shelf.add(paragraph.text("title"), paragraph.text("paragraph_text"))
+    answerable = [row for row in questions if row.value.get("answerable", True)]
+    left_out = len(questions) - len(answerable)
+    notes = {"unanswerable questions left out": left_out} if left_out else {}
+    return Reading(shelf.passages, tuple(_question(row, shelf) for row in answerable), notes)
+
+
+def _question(row: Row, shelf: Shelf) -> Question:
+    paragraphs = row.rows("paragraphs")
+    gold = [paragraph for paragraph in paragraphs if paragraph.value.get("is_supporting") is True]
+    gold_ids = [shelf.find(part.text("title"), part.text("paragraph_text"), part.where) for part in gold]
+    aliases = row.texts("answer_aliases") if row.has("answer_aliases") else []
+    return Question(
+        id=row.text("id"),
+        question=row.text("question"),
+        answers=tuple(dict.fromkeys([row.text("answer"), *aliases])),
+        gold_ids=tuple(dict.fromkeys(gold_ids)),
+        hops=len(gold_ids),
+        meta={"decomposition": _steps(row, paragraphs, shelf)},
+    )
+
+
+def _steps(row: Row, paragraphs: list[Row], shelf: Shelf) -> list[Json]:
+    """The sub-questions in order (`#1` stands for the first one's answer), each with its gold passage."""
+    steps: list[Json] = []
+    for step in row.rows("question_decomposition"):
+        place = step.value.get("paragraph_support_idx")
+        made: dict[str, Json] = {"question": step.text("question"), "answer": step.text("answer")}
+        if isinstance(place, int) and 0 <= place < len(paragraphs):
+            paragraph = paragraphs[place]
+            made["gold_id"] = shelf.find(paragraph.text("title"), paragraph.text("paragraph_text"), paragraph.where)
+        steps.append(made)
+    return steps

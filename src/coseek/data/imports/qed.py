@@ -1,0 +1,37 @@
+"""QED: real web queries (from Natural Questions), each with the paragraph that answers it.
+
+{"example_id", "title_text", "question_text", "paragraph_text", "original_nq_answers": [[{"string"}, …], …], …}
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coseek.data.files import Json
+from coseek.data.imports._reading import Reading, Shelf
+from coseek.data.imports._sources import Row, read_rows
+from coseek.data.question import Question
+
+
+def read(sources: Sequence[Path]) -> Reading:
+    """The corpus is the paragraphs; some serve two questions."""
+    shelf, questions = Shelf(), list[Question]()
+    for path in sources:
+        for row in read_rows(path):
+            gold = shelf.add(row.text("title_text"), row.text("paragraph_text"))
+            questions.append(
+                Question(
+                    id=row.text("example_id"),
+                    question=row.text("question_text"),
+                    answers=tuple(dict.fromkeys(_answer(row, spans) for spans in row.items("original_nq_answers"))),
+                    gold_ids=(gold,),
+                    hops=1,
+                )
+            )
+    return Reading(shelf.passages, tuple(questions))
+
+
+def _answer(row: Row, spans: Json) -> str:
+    """One annotator's answer; several spans are one answer of several parts."""
+    if not isinstance(spans, list) or not all(isinstance(span, dict) and "string" in span for span in spans):
+        raise row.wrong("original_nq_answers", 'a list of lists of {"string"}')
+    return ", ".join(str(span["string"]) for span in spans if isinstance(span, dict))

@@ -1,0 +1,206 @@
+"""Plots: pictures of scores as SVG text, ready to stand inside a page.
+
+Everything that is ink takes the colour of the page's text, so a plot reads on light and on dark. The same data gives
+the same bytes: no dates, no random ids. Needs matplotlib (extra `report`), which is imported only when a plot is drawn.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING, NewType
+
+from coseek.data.errors import MissingExtra
+from coseek.data.files import JsonObject
+from coseek.measure.intervals import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Svg = NewType("Svg", str)
+"""An `<svg>` element that a plot of ours drew; text from elsewhere is never one."""
+
+COLOURS = ("#3f8fd2", "#e0812b", "#35a679", "#c4609f", "#8a7fd8", "#b3923a")
+"""Readable on white and on near-black; the first two also for those who do not see red and green apart."""
+_INK = "#010203"
+"""Stands for the page's text colour while matplotlib draws."""
+_STYLE: dict[str, object] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "coseek",
+    "text.parse_math": False,
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "text.color": _INK,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": _INK,
+    "grid.alpha": 0.15,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a plot. `low` and `high` draw a band around it; leave both empty for none."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    markers: bool = False
+    """Draw each point: for a few measurements, such as evaluations."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.x), len(self.y), len(self.low) or len(self.x), len(self.high) or len(self.x)}
+        if len(lengths) != 1 or bool(self.low) != bool(self.high):
+            raise ValueError(f"the series {self.name!r} has parts of unlike lengths")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An upright line where something happened, such as the end of the warm start."""
+
+    x: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One bar in each group, with whiskers; `None` leaves the place empty."""
+
+    name: str
+    values: tuple[Interval | None, ...]
+
+
+def series_of(rows: Sequence[JsonObject], key: str, name: str, *, x: str = "step", markers: bool = False) -> Series:
+    """One metric of `metrics.jsonl` by step; rows without it are passed over."""
+    points: list[tuple[float, float]] = []
+    for row in rows:
+        at, value = row.get(x), row.get(key)
+        if isinstance(at, int | float) and isinstance(value, int | float):
+            points.append((float(at), float(value)))
+    return Series(name, tuple(at for at, _ in points), tuple(value for _, value in points), markers=markers)
+
+
+def smoothed(series: Series, window: int = 5) -> Series:
+    """The running mean of the last `window` points: for rewards of single batches, which jump."""
+    means = [sum(series.y[max(0, end - window) : end]) / min(window, end) for end in range(1, len(series.y) + 1)]
+    return Series(series.name, series.x, tuple(means), markers=series.markers)
+
+
+def line_plot(lines: Sequence[Series], x_label: str, y_label: str, marks: Sequence[Mark] = ()) -> Svg:
+    """Lines over a shared axis: a learning curve. Values within [0, 1] get the axis 0–1."""
+    with _style():
+        figure, axes = _figure()
+        for number, line in enumerate(lines):
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(line.x, line.y, color=colour, label=line.name, marker="o" if line.markers else "", markersize=4)
+            if line.low:
+                axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
+        for mark in marks:
+            axes.axvline(mark.x, color=_INK, alpha=0.5, linewidth=0.8, linestyle="--")
+            axes.annotate(
+                mark.name, (mark.x, 1), xycoords=("data", "axes fraction"), xytext=(3, -10), textcoords="offset points"
+            )
+        _unit_axis(axes, [value for line in lines for value in (*line.y, *line.low, *line.high)])
+        _labels(axes, x_label, y_label)
+        return _svg(figure, f"{y_label} by {x_label}: {', '.join(line.name for line in lines)}")
+
+
+def bar_plot(groups: Sequence[str], bars: Sequence[Bars], y_label: str) -> Svg:
+    """Bars side by side in groups, each with its interval: before and after, by hops."""
+    for bar in bars:
+        if len(bar.values) != len(groups):
+            raise ValueError(f"the bars {bar.name!r} have {len(bar.values)} values for {len(groups)} groups")
+    with _style():
+        figure, axes = _figure()
+        width = 0.8 / max(1, len(bars))
+        for number, bar in enumerate(bars):
+            there = [(at, value) for at, value in enumerate(bar.values) if value is not None]
+            places = [at - 0.4 + width * (number + 0.5) for at, _ in there]
+            axes.bar(
+                places,
+                [value.mean for _, value in there],
+                width * 0.92,
+                yerr=_whiskers([value for _, value in there]),
+                label=bar.name,
+                color=COLOURS[number % len(COLOURS)],
+                error_kw={"ecolor": _INK, "elinewidth": 1.1, "capsize": 2.5},
+            )
+        axes.set_xticks(range(len(groups)), list(groups))
+        _unit_axis(
+            axes, [edge for bar in bars for value in bar.values if value for edge in (value.mean, value.high or 0)]
+        )
+        _labels(axes, "", y_label)
+        return _svg(figure, f"{y_label} by group ({', '.join(groups)}): {', '.join(bar.name for bar in bars)}")
+
+
+def _whiskers(values: Sequence[Interval]) -> list[list[float]]:
+    below = [0.0 if value.low is None else value.mean - value.low for value in values]
+    above = [0.0 if value.high is None else value.high - value.mean for value in values]
+    return [below, above]
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """Our look while a plot is drawn, and nobody else's settings touched."""
+    try:
+        from matplotlib import style
+    except ImportError:
+        raise MissingExtra("matplotlib", "a plot", "report") from None
+    with style.context(_STYLE), warnings.catch_warnings():
+        # The page's fonts draw the text, so it is no matter that matplotlib's own lacks a character of a name.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def _figure() -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    figure.patch.set_alpha(0)
+    axes.patch.set_alpha(0)
+    return figure, axes
+
+
+def _unit_axis(axes: "Axes", values: Sequence[float]) -> None:
+    """Shares are shown on the whole of [0, 1], so that a small gain looks small."""
+    if all(0 <= value <= 1 for value in values):
+        axes.set_ylim(0, 1)
+
+
+def _labels(axes: "Axes", x_label: str, y_label: str) -> None:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_axisbelow(True)
+    _, labels = axes.get_legend_handles_labels()
+    if labels:
+        axes.figure.legend(loc="outside upper left", ncols=min(4, len(labels)))
+
+
+def _svg(figure: "Figure", description: str) -> Svg:
+    out = StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    attributes = f'<svg role="img" aria-label="{escape(description)}" '
+    return Svg(text.replace("<svg ", attributes, 1).strip())
+
+
+def with_id_prefix(svg: Svg, prefix: str) -> Svg:
+    """The plot with its ids (and what refers to them) prefixed, so that several can stand in one page."""
+    text = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text)
+    return Svg(re.sub(r"url\(#", f"url(#{prefix}-", text))

@@ -1,0 +1,223 @@
+"""Report: one HTML page that stands alone. No script, no network, and everything that is not ours is escaped.
+
+A page is a list of sections; a section is anything with a `title` and an `html(number)`. The page forbids scripts and
+requests by its own content policy, so even a fault in here could not run what a passage says.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from coseek.data.files import JsonObject, atomic_write
+from coseek.data.trajectory import Author, Search, Segment, Trajectory
+from coseek.measure.answers import exact_match
+from coseek.measure.plots import Svg, with_id_prefix
+from coseek.measure.table import Table
+
+
+class Section(Protocol):
+    """A stretch of a report under one heading."""
+
+    @property
+    def title(self) -> str: ...
+
+    def html(self, number: int) -> str:
+        """The body, escaped. `number` is the section's place and keeps ids apart."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextSection:
+    """Paragraphs; an empty line parts them."""
+
+    title: str
+    text: str
+
+    def html(self, number: int) -> str:
+        return _paragraphs(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSection:
+    """A table with its notes."""
+
+    title: str
+    table: Table
+    text: str = ""
+
+    def html(self, number: int) -> str:
+        head = "".join(f"<th>{clean(column)}</th>" for column in self.table.columns)
+        rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.table.rows)
+        notes = "".join(f'<p class="note">{clean(note)}</p>' for note in self.table.notes)
+        kind = ' class="many"' if len(self.table.columns) > 5 else ""
+        table = f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        return _paragraphs(self.text) + table + notes
+
+
+@dataclass(frozen=True, slots=True)
+class PlotSection:
+    """A plot with what there is to see in it."""
+
+    title: str
+    plot: Svg
+    caption: str = ""
+
+    def html(self, number: int) -> str:
+        caption = f"<figcaption>{clean(self.caption)}</figcaption>" if self.caption else ""
+        return f"<figure>{with_id_prefix(self.plot, f'plot{number}')}{caption}</figure>"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsSection:
+    """Settings as YAML, folded away."""
+
+    title: str
+    settings: JsonObject
+
+    def html(self, number: int) -> str:
+        text = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
+        return f"<details><summary>show</summary><pre>{clean(text)}</pre></details>"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSection:
+    """Path → what it is."""
+
+    title: str
+    files: Mapping[str, str]
+
+    def html(self, number: int) -> str:
+        rows = "".join(
+            f"<dt><code>{clean(path)}</code></dt><dd>{clean(what)}</dd>" for path, what in self.files.items()
+        )
+        return f"<dl>{rows}</dl>"
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySection:
+    """Whole runs as they were written, coloured (and labelled) by author."""
+
+    title: str
+    trajectories: tuple[Trajectory, ...]
+    text: str = ""
+
+    def html(self, number: int) -> str:
+        return _paragraphs(self.text) + "".join(map(trajectory_html, self.trajectories))
+
+
+def write_report(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """Write the page atomically: the old one stays whole if anything fails."""
+    page = report_html(title, sections)
+    with atomic_write(path) as file:
+        file.write(page)
+
+
+def report_html(title: str, sections: Sequence[Section]) -> str:
+    """The whole page as text."""
+    contents = "".join(f'<li><a href="#s{n}">{clean(one.title)}</a></li>' for n, one in enumerate(sections, start=1))
+    bodies = "".join(
+        f'<section id="s{n}"><h2>{clean(one.title)}</h2>{one.html(n)}</section>\n'
+        for n, one in enumerate(sections, start=1)
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{clean(title)}</title><style>{_CSS}</style></head>\n<body><h1>{clean(title)}</h1>\n"
+        f"<nav><ul>{contents}</ul></nav>\n{bodies}</body></html>\n"
+    )
+
+
+def trajectory_html(trajectory: Trajectory) -> str:
+    """One run: the question, what became of it, and every segment in order."""
+    question = trajectory.question
+    facts = [
+        f"gold: {' | '.join(question.answers) or '–'}",
+        f"answer: {trajectory.answer if trajectory.answer is not None else '–'}",
+        f"stop: {trajectory.stop}",
+        "valid form" if trajectory.valid else f"not valid: {trajectory.complaint}",
+        *(() if question.hops is None else (f"{question.hops} hop" + "s" * (question.hops != 1),)),
+        *((trajectory.detail,) if trajectory.detail else ()),
+    ]
+    right = exact_match(trajectory.answer, question.answers)
+    verdict = '<b class="right">right</b>' if right else '<b class="wrong">not right</b>'
+    found = "".join(f"<li>{_search_html(search, question.gold_ids)}</li>" for search in trajectory.searches)
+    return (
+        f'<article class="run"><h3>{clean(question.question)}</h3>'
+        f'<p class="facts">{verdict} · {" · ".join(map(clean, facts))}</p>'
+        f"{''.join(map(_segment_html, trajectory.segments))}"
+        + (
+            f"<details><summary>searches: {len(trajectory.searches)}</summary><ol>{found}</ol></details>"
+            if found
+            else ""
+        )
+        + "</article>"
+    )
+
+
+def clean(text: str) -> str:
+    """Escaped for HTML text and quoted attributes; what UTF-8 cannot hold becomes `?`."""
+    return escape(text.encode("utf-8", "replace").decode(), quote=True)
+
+
+def _cell(text: str) -> str:
+    """A table cell; the interval behind a mean is set smaller, and below it where columns are many."""
+    mean, bracket, rest = text.partition(" [")
+    interval = f" <small>[{clean(rest)}</small>" if bracket else ""
+    return f"<td>{clean(mean)}{interval}</td>"
+
+
+def _segment_html(segment: Segment) -> str:
+    author = "agent" if segment.author is Author.AGENT else "environment"
+    label = f"{author} · {segment.tag or '(no action)'} · {len(segment.ids)} tokens"
+    return f'<div class="{author}"><span class="by">{clean(label)}</span>{clean(segment.text)}</div>'
+
+
+def _search_html(search: Search, gold_ids: Sequence[str]) -> str:
+    if search.fault is not None:
+        return f"{clean(search.query)} — failed: {clean(search.fault)}"
+    titles = ", ".join(
+        f"<b>{clean(hit.passage.title or hit.passage.id)} (gold)</b>"
+        if hit.passage.id in gold_ids
+        else clean(hit.passage.title or hit.passage.id)
+        for hit in search.hits
+    )
+    return f"{clean(search.query)} → {titles or 'nothing'}"
+
+
+def _paragraphs(text: str) -> str:
+    return "".join(f"<p>{clean(part.strip())}</p>" for part in text.split("\n\n") if part.strip())
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+_CSS = """
+:root { color-scheme: light dark; --page: #fff; --ink: #1d2126; --soft: #5c6670; --line: #d5dae0;
+  --agent: #e7f1fb; --agent-edge: #3f8fd2; --env: #f4f3ef; --env-edge: #b3a98a; --right: #1d7d4f; --wrong: #b3432b; }
+@media (prefers-color-scheme: dark) { :root { --page: #15181c; --ink: #e3e6e9; --soft: #98a2ad; --line: #343b43;
+  --agent: #14283a; --agent-edge: #3f8fd2; --env: #23221d; --env-edge: #7d755c; --right: #5cc48f; --wrong: #e58a70; } }
+body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 68rem;
+  margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 0 0 .3rem; }
+nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; list-style: none; }
+a { color: inherit; } .wide { overflow-x: auto; } figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
+figcaption, .note, .facts, .by { color: var(--soft); font-size: .87rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+small { color: var(--soft); font-size: .8rem; } .many small { display: block; }
+.many td { vertical-align: top; } .many :is(th, td) { padding: .3rem .5rem; }
+th:first-child, td:first-child { text-align: left; }
+pre { overflow-x: auto; font-size: .85rem; } dt { margin-top: .5rem; overflow-wrap: anywhere; }
+.run { border: 1px solid var(--line); border-radius: 6px; padding: .8rem 1rem; margin: 1rem 0; }
+.agent, .environment { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; margin: .35rem 0;
+  padding: .4rem .7rem; border-left: 4px solid; font: .87rem/1.45 ui-monospace, monospace; }
+.agent { background: var(--agent); border-color: var(--agent-edge); }
+.environment { background: var(--env); border-color: var(--env-edge); }
+.by { display: block; font-family: system-ui, sans-serif; font-size: .75rem; }
+.right { color: var(--right); } .wrong { color: var(--wrong); }
+"""

@@ -1,0 +1,268 @@
+"""Score: what finished runs are worth, question by question, group by group, and run against run.
+
+Three kinds of nothing are kept apart. A *fault* (a part failed) says nothing about the agent: it is left out of every
+mean and counted. A *missing* question was never run, or only with faults: it is counted too. A metric that a question
+cannot have (recall without gold passages) is left out of that metric alone. None of the three is ever a 0.
+
+The unit is the question: several runs of one question (seeds) are averaged first, so that intervals are not made
+narrow by asking the same thing twice.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+
+from coseek.data.errors import DataError, UnknownName
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Trajectory
+from coseek.measure import retrieval
+from coseek.measure.answers import cover_match, exact_match, f1
+from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
+
+ALL = "all"
+"""Name of the group that every question is in."""
+
+
+def score_trajectory(trajectory: Trajectory) -> dict[str, float]:
+    """Every metric that this run has; the names are those of `METRICS`. Not to be asked of a fault."""
+    if trajectory.stop.is_fault:
+        raise ValueError(
+            f"question {trajectory.question.id!r} ended by {trajectory.stop}: a fault is counted, not scored"
+        )
+    question = trajectory.question
+    scores: dict[str, float] = {
+        "searches": len(trajectory.searches),
+        "turns": sum(segment.author is Author.AGENT for segment in trajectory.segments),
+        "agent_tokens": trajectory.agent_tokens,
+        "read_tokens": len(trajectory.ids) - trajectory.agent_tokens,
+        "passages": len(retrieval.served(trajectory)),
+        "answered": trajectory.answer is not None,
+        "valid": trajectory.valid,
+        "truncated": trajectory.truncated,
+    }
+    if question.answers:
+        scores["em"] = exact_match(trajectory.answer, question.answers)
+        scores["cover_em"] = cover_match(trajectory.answer, question.answers)
+        scores["f1"] = f1(trajectory.answer, question.answers)
+        scores["answer_hit"] = retrieval.answer_hit(trajectory)
+    scores.update({name: value for name, value in _recalls(trajectory).items() if value is not None})
+    return {name: float(scores[name]) for name in METRICS if name in scores}
+
+
+METRICS: dict[str, str] = {
+    "em": "strict EM: the whole answer is a gold answer",
+    "cover_em": "cover-EM: the answer holds a gold answer",
+    "f1": "word F1 against the nearest gold answer",
+    "recall": "gold passages found in the run",
+    "recall_per_search": "gold passages found by one search, mean over the run's searches",
+    "all_gold@5": "every gold passage is among the run's best five",
+    "answer_hit": "a gold answer stands in a retrieved passage",
+    "searches": "searches a question",
+    "turns": "turns the agent wrote",
+    "agent_tokens": "tokens the agent wrote",
+    "read_tokens": "tokens the agent was given, prompt included",
+    "passages": "distinct passages served",
+    "answered": "runs that ended with an answer",
+    "valid": "runs in the protocol's form",
+    "truncated": "runs that a budget ended",
+}
+"""Every metric with what it means, in the order of the tables. All but the counts lie in [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One question of one run: its metrics, averaged over the runs of it that ended without a fault."""
+
+    question: Question
+    metrics: Mapping[str, float]
+    rows: int
+    """Trajectories behind the averages; 0 when all ended by a fault, and then there are no metrics."""
+    faults: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRun:
+    """A run, question by question."""
+
+    name: str
+    questions: Mapping[str, Scored]
+    stops: Mapping[str, int]
+    """How many trajectories ended for which reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The means of one run over one group of questions."""
+
+    run: str
+    group: str
+    questions: int
+    """Questions with at least one trajectory that is no fault."""
+    rows: int
+    faults: int
+    missing: int
+    """Questions that were to be answered and have no such trajectory."""
+    metrics: Mapping[str, Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run against the first one, on the questions that both have."""
+
+    run: str
+    against: str
+    group: str
+    metrics: Mapping[str, Difference]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What `score_runs` found."""
+
+    summaries: tuple[Summary, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    stops: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Run → stop reason → trajectories."""
+
+    def of(self, run: str, group: str = ALL) -> Summary:
+        """One run's means over one group; `KeyError` when there is no such pair."""
+        for summary in self.summaries:
+            if (summary.run, summary.group) == (run, group):
+                return summary
+        raise KeyError((run, group))
+
+
+def score_run(name: str, trajectories: Iterable[Trajectory]) -> ScoredRun:
+    """Score a run; the trajectories are read once and not kept."""
+    found: dict[str, tuple[Question, list[dict[str, float]], int]] = {}
+    stops: dict[str, int] = {}
+    for trajectory in trajectories:
+        question = trajectory.question
+        _, scores, faults = found.get(question.id, (question, [], 0))
+        stops[str(trajectory.stop)] = stops.get(str(trajectory.stop), 0) + 1
+        if trajectory.stop.is_fault:
+            faults += 1
+        else:
+            scores.append(score_trajectory(trajectory))
+        found[question.id] = (question, scores, faults)
+    return ScoredRun(
+        name,
+        {
+            ident: Scored(question, _averages(rows), len(rows), faults)
+            for ident, (question, rows, faults) in found.items()
+        },
+        stops,
+    )
+
+
+def score_runs(
+    runs: Mapping[str, Iterable[Trajectory]],
+    *,
+    by: Sequence[str] = ("hops",),
+    questions: Iterable[Question] | None = None,
+    metrics: Sequence[str] = tuple(METRICS),
+    seed: int = 0,
+) -> Scores:
+    """Summaries of every run over all questions and over each group, and every later run paired with the first.
+
+    `by` holds names of `GROUPS`. `questions` says what was to be answered; without it, whatever any run answered.
+    """
+    for name in metrics:
+        if name not in METRICS:
+            raise UnknownName("metric", name, METRICS)
+    for name in by:
+        if name not in GROUPS:
+            raise UnknownName("group", name, GROUPS)
+    scored = [score_run(name, trajectories) for name, trajectories in runs.items()]
+    asked = {question.id: question for question in questions or ()}
+    if not asked:
+        asked = {ident: row.question for run in scored for ident, row in run.questions.items()}
+    if not asked:
+        raise DataError("there is nothing to score: the runs hold no trajectories")
+    groups = _groups(asked.values(), by)
+    return Scores(
+        tuple(summarise(run, group, idents, metrics, seed) for run in scored for group, idents in groups.items()),
+        tuple(
+            compare(scored[0], run, group, idents, metrics, seed)
+            for run in scored[1:]
+            for group, idents in groups.items()
+        ),
+        {run.name: run.stops for run in scored},
+    )
+
+
+def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequence[str], seed: int) -> Summary:
+    """The means of a run over the questions of a group."""
+    rows = [run.questions[ident] for ident in idents if ident in run.questions]
+    scored = [row for row in rows if row.rows]
+    values = {name: [row.metrics[name] for row in scored if name in row.metrics] for name in metrics}
+    # Each mean has a generator of its own: the same values get the same interval in every table they stand in.
+    means = {name: bootstrap_mean(found, np.random.default_rng(seed)) for name, found in values.items()}
+    return Summary(
+        run=run.name,
+        group=group,
+        questions=len(scored),
+        rows=sum(row.rows for row in scored),
+        faults=sum(row.faults for row in rows),
+        missing=len(idents) - len(scored),
+        metrics={name: mean for name, mean in means.items() if mean is not None},
+    )
+
+
+def compare(
+    first: ScoredRun,
+    other: ScoredRun,
+    group: str,
+    idents: Sequence[str],
+    metrics: Sequence[str],
+    seed: int,
+) -> Comparison:
+    """`other` − `first`, metric by metric, on the questions of a group that both have."""
+    pairs = {name: (_values(first, name, idents), _values(other, name, idents)) for name in metrics}
+    found = {name: paired_difference(a, b, np.random.default_rng(seed)) for name, (a, b) in pairs.items()}
+    differences = {name: difference for name, difference in found.items() if difference is not None}
+    return Comparison(other.name, first.name, group, differences)
+
+
+def _by_hops(question: Question) -> str | None:
+    return None if question.hops is None else f"{question.hops} hop" + ("s" if question.hops != 1 else "")
+
+
+def _by_kind(question: Question) -> str | None:
+    kind = question.meta.get("kind", question.meta.get("type"))  # HotpotQA and 2Wiki call it type
+    return None if kind is None else str(kind)
+
+
+GROUPS: dict[str, Callable[[Question], str | None]] = {"hops": _by_hops, "kind": _by_kind}
+"""Ways to group questions; a question for which the answer is `None` is in no group but `all`."""
+
+
+def _groups(questions: Iterable[Question], by: Sequence[str]) -> dict[str, list[str]]:
+    everyone = list(questions)
+    groups = {ALL: [question.id for question in everyone]}
+    for name in by:
+        named = [(group, question.id) for question in everyone if (group := GROUPS[name](question)) is not None]
+        for group, ident in sorted(named):
+            groups.setdefault(group, []).append(ident)
+    return groups
+
+
+def _values(run: ScoredRun, metric: str, idents: Sequence[str]) -> dict[str, float]:
+    rows = ((ident, run.questions[ident]) for ident in idents if ident in run.questions)
+    return {ident: row.metrics[metric] for ident, row in rows if metric in row.metrics}
+
+
+def _averages(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: fmean(values) for name in METRICS if (values := [row[name] for row in rows if name in row])}
+
+
+def _recalls(trajectory: Trajectory) -> dict[str, float | None]:
+    each = retrieval.search_recalls(trajectory)
+    all_five = retrieval.all_gold_at(trajectory, 5)
+    return {
+        "recall": retrieval.run_recall(trajectory),
+        "recall_per_search": fmean(each) if each else None,
+        "all_gold@5": None if all_five is None else float(all_five),
+    }

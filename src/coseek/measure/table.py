@@ -1,0 +1,174 @@
+"""Table: scores as Markdown, as JSON and in the terminal. One table of text stands behind all but the JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from coseek.data.files import Json, JsonObject
+from coseek.measure.intervals import Difference, Interval
+from coseek.measure.score import ALL, Comparison, Scores, Summary
+
+MAIN = ("em", "cover_em", "f1", "recall", "recall_per_search", "answer_hit", "searches", "agent_tokens")
+"""The metrics that a table shows unless told otherwise."""
+PAIRED = ("em", "f1", "recall", "searches", "agent_tokens")
+"""The metrics that a comparison shows unless told otherwise."""
+_COUNTS = frozenset({"searches", "turns", "agent_tokens", "read_tokens", "passages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns and rows of plain text, with what must be said below."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row!r}")
+
+    def markdown(self) -> str:
+        """A Markdown table; what would break a cell is escaped."""
+        lines = [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    @property
+    def flipped(self) -> "Table":
+        """Rows as columns."""
+        first, *others = zip(self.columns, *self.rows, strict=True)
+        return Table(tuple(first), tuple(others), self.notes)
+
+    def rich(self, title: str = "") -> RichTable:
+        """For the terminal. Cells are text, not markup, so a run called `[red]` stays a run called `[red]`.
+
+        A terminal is narrow: a table of many columns and few rows is flipped, and intervals stand below their means.
+        """
+        if len(self.columns) > 6 and len(self.rows) < len(self.columns):
+            return self.flipped.rich(title)
+        notes = Text("\n".join(self.notes)) if self.notes else None
+        table = RichTable(title=Text(title) if title else None, caption=notes)
+        for number, column in enumerate(self.columns):
+            table.add_column(Text(column), justify="left" if number == 0 else "right")
+        for row in self.rows:
+            table.add_row(*(Text(cell.replace(" [", "\n[") if number else cell) for number, cell in enumerate(row)))
+        return table
+
+
+def main_table(scores: Scores, metrics: Sequence[str] = MAIN, group: str = ALL) -> Table:
+    """One line a run: the means over a group with their intervals."""
+    chosen = [summary for summary in scores.summaries if summary.group == group]
+    shown = [name for name in metrics if any(name in summary.metrics for summary in chosen)]
+    rows = [(summary.run, str(summary.questions), *_cells(summary, shown)) for summary in chosen]
+    return Table(("run", "questions", *shown), tuple(rows), tuple(_notes(chosen)))
+
+
+def group_table(scores: Scores, metric: str = "em") -> Table:
+    """One line a run, one column a group of questions (by hops, by kind)."""
+    groups = list(dict.fromkeys(summary.group for summary in scores.summaries))
+    runs = list(dict.fromkeys(summary.run for summary in scores.summaries))
+    rows = [(run, *(_cell(scores.of(run, group).metrics.get(metric), metric) for group in groups)) for run in runs]
+    return Table((metric, *groups), tuple(rows))
+
+
+def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str = ALL) -> Table:
+    """One line a later run and metric: its difference from the first run, the interval and the p-value."""
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for comparison in (one for one in scores.comparisons if one.group == group):
+        for name in metrics:
+            if (found := comparison.metrics.get(name)) is not None:
+                rows.append((f"{comparison.run} − {comparison.against}", name, *_difference_cells(found, name)))
+        notes += _unpaired(comparison)
+    return Table(("runs", "metric", "questions", "difference", "p"), tuple(rows), tuple(notes))
+
+
+def scores_json(scores: Scores) -> JsonObject:
+    """Everything, with full precision, for programs."""
+    summaries: list[Json] = [
+        {
+            "run": one.run,
+            "group": one.group,
+            "questions": one.questions,
+            "rows": one.rows,
+            "faults": one.faults,
+            "missing": one.missing,
+            "metrics": {name: _interval_json(value) for name, value in one.metrics.items()},
+        }
+        for one in scores.summaries
+    ]
+    comparisons: list[Json] = [
+        {
+            "run": one.run,
+            "against": one.against,
+            "group": one.group,
+            "metrics": {name: _difference_json(value) for name, value in one.metrics.items()},
+        }
+        for one in scores.comparisons
+    ]
+    stops: JsonObject = {run: dict(counts) for run, counts in scores.stops.items()}
+    return {"summaries": summaries, "comparisons": comparisons, "stops": stops}
+
+
+def show(interval: Interval | None, decimals: int = 3) -> str:
+    """`0.512 [0.470, 0.555]`; a dash for what could not be measured."""
+    if interval is None:
+        return "–"
+    mean = f"{interval.mean:.{decimals}f}"
+    if interval.low is None or interval.high is None:
+        return mean
+    return f"{mean} [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
+
+
+def _cells(summary: Summary, metrics: Sequence[str]) -> list[str]:
+    return [_cell(summary.metrics.get(name), name) for name in metrics]
+
+
+def _cell(interval: Interval | None, metric: str) -> str:
+    return show(interval, 2 if metric in _COUNTS else 3)
+
+
+def _difference_cells(found: Difference, metric: str) -> tuple[str, str, str]:
+    cell = _cell(found.difference, metric)
+    sign = "+" if found.difference.mean > 0 else ""
+    p = "< .001" if found.p < 0.001 else f"{found.p:.3f}"
+    return str(found.difference.n), sign + cell, p
+
+
+def _notes(summaries: Sequence[Summary]) -> list[str]:
+    """What the means leave out, said aloud."""
+    notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
+    for one in summaries:
+        if one.faults:
+            notes.append(f"{one.run}: {one.faults} trajectories ended by a fault of a part; they are in no mean.")
+        if one.missing:
+            notes.append(f"{one.run}: {one.missing} questions are missing.")
+    return notes
+
+
+def _unpaired(comparison: Comparison) -> list[str]:
+    """Questions that only one side has, taken from the first metric (all metrics share them, but for gold passages)."""
+    first = next(iter(comparison.metrics.values()), None)
+    if first is None:
+        return [f"{comparison.run} shares no question with {comparison.against}."]
+    if not (first.only_a or first.only_b):
+        return []
+    return [
+        f"{comparison.run}: compared on {first.difference.n} shared questions; {first.only_a} only in "
+        f"{comparison.against}, {first.only_b} only in {comparison.run}."
+    ]
+
+
+def _interval_json(interval: Interval) -> JsonObject:
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
+
+
+def _difference_json(found: Difference) -> JsonObject:
+    return {**_interval_json(found.difference), "p": found.p, "only_against": found.only_a, "only_run": found.only_b}
+
+
+def _line(cells: Sequence[str]) -> str:
+    safe = (cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(safe)} |"

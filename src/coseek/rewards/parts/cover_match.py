@@ -1,0 +1,17 @@
+"""Cover match: 1 when the answer holds a gold answer as whole words (cover-EM), else 0."""
+
+from coseek.data.trajectory import Trajectory
+from coseek.measure import answers
+from coseek.rewards.reward import PartOptions, needs_answers
+
+
+class Options(PartOptions):
+    """Cover-EM has nothing of its own to set."""
+
+
+def reward(trajectory: Trajectory, options: Options) -> float:
+    """𝕀[a normalised gold answer is a run of words in the normalised answer].
+
+    Pays for long answers that list everything; strict EM does not.
+    """
+    return float(answers.cover_match(trajectory.answer, needs_answers(trajectory, "cover_match")))

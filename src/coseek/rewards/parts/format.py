@@ -1,0 +1,30 @@
+"""Format: right answers in the right form (Search-R1 empirical study, eq. 3)."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from coseek.data.trajectory import Trajectory
+from coseek.measure import answers
+from coseek.rewards.reward import PartOptions, needs_answers
+
+
+class Options(PartOptions):
+    """How much the form is worth."""
+
+    lambda_f: float = Field(default=0.2, ge=0, le=1)
+    """λf: what a valid form earns without, and costs with, a right answer. The paper: 0.2 (3B, 14B), 0.4 (7B)."""
+    variant: Literal["paper", "code"] = "paper"
+    """`code`: as published, a run that is wrong and invalid still earns `answer_found` if it wrote some answer."""
+    answer_found: float = Field(default=0.1, ge=0, le=1)
+    """What the `code` variant pays for an answer that is neither right nor in a valid form."""
+
+
+def reward(trajectory: Trajectory, options: Options) -> float:
+    """1 if right and valid, 1 − λf if only right, λf if only valid, else 0 (variant `code`: 0.1 with an answer)."""
+    right = answers.exact_match(trajectory.answer, needs_answers(trajectory, "format"))
+    if right:
+        return 1.0 if trajectory.valid else 1.0 - options.lambda_f
+    if trajectory.valid:
+        return options.lambda_f
+    return options.answer_found if options.variant == "code" and trajectory.answer is not None else 0.0

@@ -1,0 +1,168 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.data.errors import DataError
+from coseek.data.files import (
+    Json,
+    JsonObject,
+    atomic_folder,
+    atomic_write,
+    dump_line,
+    read_json,
+    read_jsonl,
+    recover_folder,
+    write_json,
+    write_jsonl,
+)
+
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=10)
+)
+values: st.SearchStrategy[Json] = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.text(max_size=5), values, max_size=4)
+
+
+@given(objects)
+@settings(max_examples=150)
+def test_an_object_is_one_line_for_every_reader_and_comes_back_the_same(row: JsonObject) -> None:
+    line = dump_line(row)
+    assert line.endswith("\n")
+    assert len(line.splitlines()) == 1
+    assert json.loads(line) == row
+
+
+def test_lines_are_numbered_from_one_and_blank_ones_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"a": 1}\n\n  \n{"a": 2}\n', encoding="utf-8")
+    assert list(read_jsonl(path)) == [(2, {"a": 1}), (5, {"a": 2})]
+
+
+def test_gzip_is_read_like_any_other(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write('{"a": "é"}\n')
+    assert list(read_jsonl(tmp_path / "a.jsonl.gz")) == [(1, {"a": "é"})]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b'{"a": 1}\n{"a": \n', "line 2: not valid JSON"),
+        (b'{"a": 1}\n[1]\n', "line 2: a JSON object is needed, not list"),
+        (b'{"a": 1}\n{"a": "\xff"}\n', "not UTF-8"),
+    ],
+)
+def test_a_broken_line_is_named(data: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=says):
+        list(read_jsonl(path))
+
+
+@pytest.mark.parametrize("data", [b"no gzip at all", gzip.compress(b'{"a": 1}\n' * 500)[:-20]])
+def test_a_broken_gzip_is_a_sentence(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="gzip"):
+        list(read_jsonl(path))
+
+
+def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file"):
+        list(read_jsonl(tmp_path / "none.jsonl"))
+    with pytest.raises(DataError, match="is a folder"):
+        list(read_jsonl(tmp_path))
+
+
+def test_a_broken_document_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{\n"a": 1,\n}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="line 3"):
+        read_json(tmp_path / "a.json")
+
+
+def test_documents_and_lines_come_back_from_disk(tmp_path: Path) -> None:
+    rows: list[JsonObject] = [{"a": [1, None]}, {"b": {"c": "d"}}]
+    assert write_jsonl(tmp_path / "deep" / "a.jsonl", rows) == 2
+    assert [row for _, row in read_jsonl(tmp_path / "deep" / "a.jsonl")] == rows
+    write_json(tmp_path / "a.json", rows[0])
+    assert read_json(tmp_path / "a.json") == rows[0]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old", encoding="utf-8")
+
+    def half() -> None:
+        with atomic_write(path) as file:
+            file.write("new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        half()
+    assert path.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path, [{"old": True}])
+    # In a process of its own a file may grow to 50,000 bytes and no more: writing on fails as on a full disk.
+    program = (
+        "import resource, sys; from pathlib import Path; from coseek.data.files import write_jsonl\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))\n"
+        "try: write_jsonl(Path(sys.argv[1]), [{'text': 'x' * 1000}] * 200)\n"
+        "except OSError: sys.exit(7)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 7
+    assert list(read_jsonl(path)) == [(1, {"old": True})]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_not_a_number_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_jsonl(tmp_path / "a.jsonl", [{"a": float("nan")}])
+    assert list(tmp_path.iterdir()) == []
+
+
+def fill(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "deep" / "a.txt").write_text("new", encoding="utf-8")
+
+
+def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
+    atomic_folder(tmp_path / "index", lambda folder: (folder / "old.txt").touch())
+    atomic_folder(tmp_path / "index", fill)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == ["deep"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "index"]
+
+
+def test_a_folder_that_cannot_be_filled_leaves_the_old_one(tmp_path: Path) -> None:
+    atomic_folder(tmp_path / "index", fill)
+
+    def broken(folder: Path) -> None:
+        fill(folder)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        atomic_folder(tmp_path / "index", broken)
+    assert (tmp_path / "index" / "deep" / "a.txt").read_text(encoding="utf-8") == "new"
+    assert list(tmp_path.iterdir()) == [tmp_path / "index"]
+
+
+def test_a_replacement_cut_in_two_is_undone(tmp_path: Path) -> None:
+    atomic_folder(tmp_path / "index", fill)
+    os.replace(tmp_path / "index", tmp_path / ".index.old")  # where a kill between the two renames leaves it
+    recover_folder(tmp_path / "index")
+    assert (tmp_path / "index" / "deep" / "a.txt").exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "index"]

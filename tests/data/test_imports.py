@@ -1,0 +1,275 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.data.dataset import Dataset
+from coseek.data.errors import DataError, SettingError, UnknownName, UserError
+from coseek.data.files import Json
+from coseek.data.imports import deal, format_names, import_data, parse_shares
+from coseek.data.imports._reading import Shelf
+from coseek.data.question import Question
+
+HOTPOT: list[Json] = [
+    {
+        "_id": "q1",
+        "question": "Who wrote the songs of Ada?",
+        "answer": "Bob",
+        "type": "bridge",
+        "supporting_facts": [["Ada", 0], ["Bob", 1], ["Ada", 1]],
+        "context": [["Ada", ["Ada is a film.", " It has songs."]], ["Bob", ["Bob is a man."]], ["Cy", ["Cy is not."]]],
+    }
+]
+MUSIQUE: list[Json] = [
+    {
+        "id": "2hop__1",
+        "question": "Who was born in the town of Ada?",
+        "answer": "Bob",
+        "answer_aliases": ["Robert", "Bob"],
+        "question_decomposition": [
+            {"question": "Where did Ada live?", "answer": "Elm", "paragraph_support_idx": 1},
+            {"question": "Who was born in #1?", "answer": "Bob", "paragraph_support_idx": 2},
+        ],
+        "paragraphs": [
+            {"title": "Elm", "paragraph_text": "A tree.", "is_supporting": False},
+            {"title": "Ada", "paragraph_text": "Ada lived in Elm.", "is_supporting": True},
+            {"title": "Elm", "paragraph_text": "The town where Bob was born.", "is_supporting": True},
+        ],
+    }
+]
+SQUAD: Json = {
+    "data": [
+        {
+            "title": "Super_Bowl",
+            "paragraphs": [
+                {"context": "One.", "qas": [{"id": "a", "question": "?", "answers": [{"text": "x"}, {"text": "x"}]}]},
+                {"context": "Two.", "qas": [{"id": "b", "question": "??", "answers": [], "is_impossible": True}]},
+            ],
+        }
+    ]
+}
+QED: Json = {
+    "example_id": -7,
+    "title_text": "Physics",
+    "question_text": "who won",
+    "paragraph_text": "Ada and Bob won.",
+    "original_nq_answers": [[{"string": "Ada"}, {"string": "Bob"}], [{"string": "Ada"}]],
+}
+
+
+def write(path: Path, value: Json) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def write_lines(path: Path, *values: Json) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def only_question(folder: Path) -> Question:
+    dataset = Dataset(folder)
+    (question,) = dataset.questions(dataset.splits[0])
+    return question
+
+
+def test_the_formats_are_found_by_their_files_names() -> None:
+    assert {"hotpotqa", "2wiki", "musique", "squad", "qed", "flashrag", "search-r1"} <= set(format_names())
+
+
+def test_hotpotqa_without_a_corpus_uses_the_questions_own_passages(tmp_path: Path) -> None:
+    made = import_data("hotpotqa", [write(tmp_path / "q.json", HOTPOT)], tmp_path / "out", split="dev")
+    assert (made.passages, made.questions) == (3, {"dev": 1})
+    assert only_question(tmp_path / "out").gold_ids == ("Ada", "Bob")
+    assert Dataset(tmp_path / "out").corpus.by_id("Ada").text == "Ada is a film. It has songs."
+
+
+def test_hotpotqa_with_a_titled_corpus_finds_gold_by_title(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "corpus.json", {"Zoe": ["First."], "Bob": ["A man."], "Ada": ["A film."]})
+    import_data("hotpotqa", [corpus, write(tmp_path / "q.json", HOTPOT)], tmp_path / "out")
+    assert [passage.id for passage in Dataset(tmp_path / "out").corpus] == ["Zoe", "Bob", "Ada"]
+    assert only_question(tmp_path / "out").gold_ids == ("Ada", "Bob")
+
+
+def test_a_pool_takes_gold_from_the_table_and_answers_by_question(tmp_path: Path) -> None:
+    passages: list[Json] = [{"title": title, "text": "…"} for title in ("Ada", "Bob", "Cy")]
+    with gzip.open(tmp_path / "results.csv.gz", "wt") as file:
+        file.write('example_id,question,question_type,gold_titles\nq1,"Who, then?",bridge,Ada | Cy\n')
+        file.write('q1,"Who, then?",bridge,Ada | Cy\n')
+    sources = [
+        write_lines(tmp_path / "pool.jsonl", *passages),
+        tmp_path / "results.csv.gz",
+        write(tmp_path / "answers.json", [{"question": "Who, then?", "answer": "Bob"}]),
+    ]
+    import_data("hotpotqa", sources, tmp_path / "out")
+    question = only_question(tmp_path / "out")
+    assert (question.answers, question.gold_ids, question.meta["type"]) == (("Bob",), ("Ada", "Cy"), "bridge")
+    with pytest.raises(DataError, match="row 1: no answer is given for 'Who, then\\?'"):
+        import_data("hotpotqa", sources[:2], tmp_path / "other")
+
+
+def test_2wiki_adds_distractors_once(tmp_path: Path) -> None:
+    more: list[Json] = [{"title": "Cy", "text": "Cy is not."}, {"title": "Cy", "text": "Another Cy."}]
+    sources = [write(tmp_path / "q.json", HOTPOT), write(tmp_path / "more.json", more)]
+    made = import_data("2wiki", sources, tmp_path / "out")
+    assert made.passages == 4
+    assert made.notes == {"own passages": 3, "distractors": 2, "distractors that are own passages": 1}
+    assert Dataset(tmp_path / "out").corpus.by_id("Cy #2").text == "Another Cy."
+
+
+def test_musique_tells_namesakes_apart_and_keeps_steps_and_aliases(tmp_path: Path) -> None:
+    import_data("musique", [write(tmp_path / "q.json", MUSIQUE)], tmp_path / "out")
+    question = only_question(tmp_path / "out")
+    assert (question.gold_ids, question.answers, question.hops) == (("Ada", "Elm #2"), ("Bob", "Robert"), 2)
+    assert question.meta["decomposition"] == [
+        {"question": "Where did Ada live?", "answer": "Elm", "gold_id": "Ada"},
+        {"question": "Who was born in #1?", "answer": "Bob", "gold_id": "Elm #2"},
+    ]
+
+
+def test_squad_leaves_out_what_cannot_be_answered_and_says_so(tmp_path: Path) -> None:
+    made = import_data("squad", [write(tmp_path / "q.json", SQUAD)], tmp_path / "out")
+    assert (made.passages, made.questions, made.notes) == (2, {"test": 1}, {"unanswerable questions left out": 1})
+    question = only_question(tmp_path / "out")
+    assert (question.answers, question.gold_ids) == (("x",), ("Super Bowl",))
+
+
+def test_qed_joins_an_answer_of_several_spans(tmp_path: Path) -> None:
+    import_data("qed", [write_lines(tmp_path / "q.jsonlines", QED)], tmp_path / "out")
+    assert only_question(tmp_path / "out").answers == ("Ada, Bob", "Ada")
+
+
+def test_flashrag_and_search_r1_lines_give_the_same_question(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
+    flashrag: Json = {"id": "nq-test-3", "question": "Who?", "golden_answers": ["Bob"], "gold_ids": ["7"]}
+    search_r1: Json = {
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": "Answer. Question: what? is an example.\nQuestion: Who?\n"}],
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Bob"]}},
+        "extra_info": {"split": "test", "index": 3},
+    }
+    import_data("flashrag", [corpus, write_lines(tmp_path / "a.jsonl", flashrag)], tmp_path / "a")
+    import_data("search-r1", [corpus, write_lines(tmp_path / "b.jsonl", search_r1)], tmp_path / "b")
+    one, other = only_question(tmp_path / "a"), only_question(tmp_path / "b")
+    assert (
+        (one.id, one.question, one.answers)
+        == (other.id, other.question, other.answers)
+        == ("nq-test-3", "Who?", ("Bob",))
+    )
+    assert one.gold_ids == ("7",)
+    assert Dataset(tmp_path / "a").corpus.by_id("7").title == "Ada"
+
+
+def test_a_gold_passage_outside_the_corpus_is_an_error(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": "x"})
+    lines = write_lines(tmp_path / "q.jsonl", {"id": "q", "question": "?", "golden_answers": [], "gold_ids": ["8"]})
+    with pytest.raises(DataError, match="question 'q' names the gold passage '8', which is not in the corpus"):
+        import_data("flashrag", [corpus, lines], tmp_path / "out")
+    titled = write(tmp_path / "corpus.json", {"Ada": ["A film."]})
+    with pytest.raises(DataError, match="item 1: the gold title 'Bob' names no passage of the corpus"):
+        import_data("hotpotqa", [titled, write(tmp_path / "h.json", HOTPOT)], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "q.jsonlines", QED)
+    lines.write_text(lines.read_text() + '{"example_id": \n')
+    with pytest.raises(DataError, match=r"q\.jsonlines, line 2: not valid JSON"):
+        import_data("qed", [lines], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("format_name", "value", "sentence"),
+    [
+        ("qed", [{"example_id": "1"}], "item 1: there is no 'title_text'"),
+        ("qed", ["not an object"], "item 1: an object is needed, not str"),
+        ("qed", {"a": 1}, "a list of objects is needed, not dict"),
+        ("squad", [], 'an object with "data" is needed'),
+        ("squad", {"data": [{"title": "x", "paragraphs": "none"}]}, "data 1: 'paragraphs' must be a list"),
+        ("musique", [], "no passages found"),
+        ("2wiki", [{"title": "Ada", "text": "A film."}], "no questions found"),
+        ("2wiki", [{"_id": "1", "context": [["Ada"]]}], "'context' must be a list of"),
+    ],
+)
+def test_a_file_of_another_form_ends_in_a_sentence(
+    tmp_path: Path, format_name: str, value: Json, sentence: str
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        import_data(format_name, [write(tmp_path / "q.json", value)], tmp_path / "out")
+
+
+def test_missing_sources_and_unknown_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="no data format named 'hotpot'; did you mean 'hotpotqa'"):
+        import_data("hotpot", [tmp_path], tmp_path / "out")
+    with pytest.raises(DataError, match="there is no file"):
+        import_data("qed", [tmp_path / "nowhere.json"], tmp_path / "out")
+    with pytest.raises(DataError, match=r"holds no \.json"):
+        import_data("qed", [tmp_path], tmp_path / "out")
+
+
+def test_a_folder_gives_the_files_that_begin_with_the_formats_name(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    write(tmp_path / "src" / "hotpotqa_train.json", HOTPOT)
+    write(tmp_path / "src" / "musique_train.json", MUSIQUE)
+    assert import_data("hotpotqa", [tmp_path / "src"], tmp_path / "out").passages == 3
+
+
+def test_another_split_joins_a_folder_of_the_same_corpus_and_no_other(tmp_path: Path) -> None:
+    source = write(tmp_path / "q.json", HOTPOT)
+    import_data("hotpotqa", [source], tmp_path / "out", split="dev")
+    import_data("hotpotqa", [source], tmp_path / "out", split="test")
+    assert Dataset(tmp_path / "out").splits == ["dev", "test"]
+    with pytest.raises(DataError, match="holds another corpus"):
+        import_data("musique", [write(tmp_path / "m.json", MUSIQUE)], tmp_path / "out")
+    with pytest.raises(DataError, match="holds other files"):
+        import_data("hotpotqa", [source], tmp_path)
+    assert Dataset(tmp_path / "out").splits == ["dev", "test"]
+
+
+@pytest.mark.parametrize("split", ["", "a/b", "..", "dev.jsonl"])
+def test_a_split_has_a_plain_name(tmp_path: Path, split: str) -> None:
+    with pytest.raises(SettingError, match="cannot name a split"):
+        import_data("hotpotqa", [write(tmp_path / "q.json", HOTPOT)], tmp_path / "out", split=split)
+
+
+def test_the_source_card_names_files_and_no_places(tmp_path: Path) -> None:
+    import_data("hotpotqa", [write(tmp_path / "q.json", HOTPOT)], tmp_path / "out")
+    card = (tmp_path / "out" / "source.json").read_text()
+    assert str(tmp_path) not in card
+    assert list(json.loads(card)["files"]) == ["q.json"]
+
+
+QUESTIONS = [Question(str(number), "?") for number in range(2_000)]
+
+
+def test_questions_are_dealt_out_by_their_ids_alone() -> None:
+    shares = parse_shares("train=.7, dev=.1,test=.2")
+    dealt = deal(QUESTIONS, shares)
+    assert sorted(question.id for part in dealt.values() for question in part) == sorted(q.id for q in QUESTIONS)
+    assert all(abs(len(dealt[name]) / 2_000 - share) < 0.04 for name, share in shares.items())
+    half = deal(QUESTIONS[::2], shares)
+    assert all({q.id for q in half[name]} <= {q.id for q in dealt[name]} for name in shares)
+
+
+@pytest.mark.parametrize("text", ["train", "train=x", "=.5,dev=.5", "train=.5,dev=.4", "train=1.5,dev=-.5", ""])
+def test_shares_that_do_not_sum_to_one_are_refused(text: str) -> None:
+    with pytest.raises(SettingError, match=r"write for example train=\.7,dev=\.1,test=\.2"):
+        parse_shares(text)
+
+
+def test_a_share_too_small_for_a_question_is_refused() -> None:
+    with pytest.raises(UserError, match="no question fell to 'dev'"):
+        deal(QUESTIONS[:3], {"train": 0.999, "dev": 0.001})
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.sampled_from(["", "Ada", "Ada #2", "Bob"]), st.sampled_from("xyz")), max_size=12))
+def test_every_title_and_text_gets_one_id_of_its_own(pairs: list[tuple[str, str]]) -> None:
+    shelf = Shelf()
+    ids = [shelf.add(title, text) for title, text in pairs]
+    assert len(set(ids)) == len(set(pairs)) == len(shelf.passages)
+    assert [(passage.title, passage.text) for passage in shelf.passages] == list(dict.fromkeys(pairs))
+    assert all(ids)

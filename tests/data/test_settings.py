@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import pytest
+
+from coseek.data.errors import DataError, MissingExtra, SettingError, UnknownName, nearest
+from coseek.data.registry import find, names
+from coseek.data.settings import Settings, load_settings, make_settings, save_settings
+
+
+class Inner(Settings):
+    """A group."""
+
+    learning_rate: float = 0.1
+    """Step size."""
+    steps: int = 5
+    """How many."""
+
+
+class Recipe(Settings):
+    """A recipe."""
+
+    name: str = "plain"
+    """What it is called."""
+    inner: Inner = Inner()
+    """The group."""
+    perhaps: Inner | None = None
+    """A group that may be missing."""
+
+
+def recipe(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_overrides_come_after_the_file_and_are_yaml(tmp_path: Path) -> None:
+    path = recipe(tmp_path, "name: mine\ninner: {steps: 7}\n")
+    made = load_settings(Recipe, path, ["inner.steps=9", "perhaps.learning_rate=1e-3", "name='3'"])
+    assert (made.name, made.inner.steps, made.inner.learning_rate) == ("3", 9, 0.1)
+    assert made.perhaps is not None and made.perhaps.learning_rate == 1e-3
+
+
+def test_settings_come_back_from_what_was_saved() -> None:
+    made = make_settings(Recipe, {"inner": {"steps": 2}})
+    assert make_settings(Recipe, save_settings(made)) == made
+
+
+def test_an_empty_recipe_is_all_defaults(tmp_path: Path) -> None:
+    assert load_settings(Recipe, recipe(tmp_path, "# nothing\n")) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("nmae=x", "no setting named 'nmae'; did you mean 'name'"),
+        ("inner.stepz=3", "no setting named 'inner.stepz'; did you mean 'steps'"),
+        ("perhaps.stepz=3", "did you mean 'steps'"),
+        ("inner.steps=many", "'inner.steps'"),
+        ("inner.steps=1.5", "'inner.steps'"),
+        ("name.first=x", "'name' holds a value"),
+        ("name", "write name=value"),
+        ("name=[1", "'name=\\[1'"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(override: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=says) as caught:
+        load_settings(Recipe, recipe(tmp_path, "name: mine\n"), [override])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("a: [1", "not valid YAML"), ("- a\n", "name: value"), ("plain", "name: value")]
+)
+def test_a_recipe_that_is_no_mapping_is_one_sentence(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=says):
+        load_settings(Recipe, recipe(tmp_path, text))
+
+
+def test_a_missing_recipe_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no recipe"):
+        load_settings(Recipe, tmp_path / "none.yaml")
+
+
+def test_settings_cannot_be_changed_after_the_fact() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Recipe().__setattr__("name", "other")
+
+
+def test_every_field_carries_its_description() -> None:
+    assert Inner.model_fields["learning_rate"].description == "Step size."
+
+
+def test_a_part_is_its_file_and_no_list_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "parts_for_a_test"
+    folder.mkdir()
+    for name in ("__init__", "_hidden", "my_part"):
+        (folder / f"{name}.py").write_text("VALUE = 3\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert names("parts_for_a_test") == ["my-part"]
+    assert find("part", "parts_for_a_test", "my-part").__name__ == "parts_for_a_test.my_part"
+    with pytest.raises(UnknownName, match="no part named 'my-prat'; did you mean 'my-part'"):
+        find("part", "parts_for_a_test", "my-prat")
+    with pytest.raises(UnknownName, match="Known: my-part"):
+        find("part", "parts_for_a_test", "_hidden")
+
+
+def test_error_sentences_hold_the_way_out() -> None:
+    assert str(MissingExtra("faiss", "a dense index", "dense")).endswith("pip install 'coseek[dense]'")
+    assert nearest("xyz", ["abc"]) == "."
+    assert nearest("bm52", ["bm25", "dense"]) == "; did you mean 'bm25'?"

@@ -1,0 +1,104 @@
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.measure.answers import cover_match, exact_match, f1, normalise
+
+words = st.text(alphabet="aetho nyx.,'-É“İ", max_size=24)
+any_text = st.text(max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The  Beatles!", "beatles"),
+        ("the-end of a day", "theend of day"),
+        ("An apple, A pear", "apple pear"),
+        ("U.S.A.", "usa"),
+        ("1,000", "1000"),
+        ("theatre", "theatre"),
+        ("  \t\n ", ""),
+        ("“Café” – 3½", "“café” – 3½"),
+        ("T.H.E. end", "end"),
+    ],
+)
+def test_normalising_lowers_strips_drops_and_squeezes_in_this_order(text: str, normal: str) -> None:
+    assert normalise(text) == normal
+
+
+@given(any_text | words)
+@settings(max_examples=200)
+def test_normalising_twice_changes_nothing(text: str) -> None:
+    assert normalise(normalise(text)) == normalise(text)
+
+
+@given(any_text | words)
+@settings(max_examples=200)
+def test_normal_text_has_no_punctuation_no_articles_and_single_spaces(text: str) -> None:
+    normal = normalise(text)
+    assert not set(normal) & set(string.punctuation)
+    assert not set(normal.split(" ")) & {"a", "an", "the"}
+    assert normal == " ".join(normal.split())
+
+
+@pytest.mark.parametrize("empty", ["", "the", "...", " A an!", None])
+def test_what_normalises_to_nothing_matches_nothing(empty: str | None) -> None:
+    assert not exact_match(empty, [empty or ""])
+    assert not cover_match("anything at all", [empty or ""])
+    assert not cover_match(empty, ["gold", empty or ""])
+    assert f1(empty, [empty or "", "gold"]) == 0
+
+
+@given(words, words)
+@settings(max_examples=200)
+def test_a_strict_match_is_a_cover_match_and_has_f1_one(prediction: str, gold: str) -> None:
+    if exact_match(prediction, [gold]):
+        assert cover_match(prediction, [gold])
+        assert f1(prediction, [gold]) == 1
+    if f1(prediction, [gold]) == 0:
+        assert not exact_match(prediction, [gold])
+
+
+@given(words, st.lists(words, max_size=4), words)
+@settings(max_examples=200)
+def test_one_more_gold_answer_never_lowers_a_score(prediction: str, golds: list[str], more: str) -> None:
+    assert exact_match(prediction, golds) <= exact_match(prediction, [*golds, more])
+    assert cover_match(prediction, golds) <= cover_match(prediction, [*golds, more])
+    assert 0 <= f1(prediction, golds) <= f1(prediction, [*golds, more]) <= 1
+
+
+@given(any_text, any_text)
+@settings(max_examples=200)
+def test_f1_does_not_care_which_side_is_the_gold(one: str, other: str) -> None:
+    assert f1(one, [other]) == pytest.approx(f1(other, [one]))
+
+
+def test_a_gold_answer_is_covered_only_as_whole_words() -> None:
+    assert cover_match("It was in New York, they say.", ["new york"])
+    assert not cover_match("a party", ["art"])
+    assert not cover_match("New Jersey and York", ["New York"])
+    assert not cover_match("know", ["no"])
+
+
+def test_a_gold_answer_is_never_read_as_a_pattern() -> None:
+    assert not cover_match("anything", [".*"])
+    assert exact_match("C++ (language)", ["c++ language"])
+
+
+def test_yes_and_no_are_all_or_nothing() -> None:
+    assert f1("no one", ["no"]) == 0
+    assert f1("yes", ["yes it is"]) == 0
+    assert f1("No.", ["no"]) == 1
+
+
+def test_f1_counts_repeated_words_once_each() -> None:
+    assert f1("york york", ["new york"]) == pytest.approx(0.5)
+    assert f1("born in Velora city", ["Velora"]) == pytest.approx(2 / 5)
+
+
+def test_no_gold_answer_means_no_match() -> None:
+    assert not exact_match("x", [])
+    assert not cover_match("x", [])
+    assert f1("x", []) == 0

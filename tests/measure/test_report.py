@@ -1,0 +1,175 @@
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.measure.samples import QUESTION, fault, found, run
+
+from coseek.data.errors import MissingExtra
+from coseek.data.files import JsonObject
+from coseek.data.passage import Passage
+from coseek.measure.intervals import Interval
+from coseek.measure.plots import Bars, Mark, Series, Svg, bar_plot, line_plot, series_of, smoothed
+from coseek.measure.report import (
+    FilesSection,
+    PlotSection,
+    Section,
+    SettingsSection,
+    TableSection,
+    TextSection,
+    TrajectorySection,
+    report_html,
+    write_report,
+)
+from coseek.measure.table import Table
+
+NASTY = "</pre><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&lt; $x$ \ud800 \x00 \u202e"
+VOID = {"meta", "path", "use", "rect", "img", "br", "link"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its tags, its attributes, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def ids(self) -> list[str]:
+        return [value for name, value in self.attributes if name == "id"]
+
+
+def plots(name: str = "EM") -> Iterator[Svg]:
+    line = Series(name, (0, 1, 2), (0.1, 0.4, 0.6), (0.0, 0.3, 0.5), (0.2, 0.5, 0.7), markers=True)
+    yield line_plot([line], "step", name, [Mark(1, name)])
+    some = Interval(0.5, 0.4, 0.6, 10)
+    yield bar_plot(
+        ["1 hop", name], [Bars("before", (some, None)), Bars(name, (some, Interval(1, None, None, 1)))], "EM"
+    )
+
+
+def sections(text: str) -> list[Section]:
+    question = replace(QUESTION, question=text, answers=(text,))
+    passage = Passage("p", text, text)
+    return [
+        TextSection(text, text),
+        TableSection(text, Table((text, "em"), ((text, f"{text} [0, 1]"),), (text,)), text),
+        SettingsSection(text, {"name": text}),
+        FilesSection(text, {text: text}),
+        TrajectorySection(text, (run(found(text, passage), answer=text, question=question), fault(question)), text),
+    ]
+
+
+@given(st.text(max_size=30) | st.just(NASTY))
+@settings(max_examples=40, deadline=None)
+def test_what_data_says_is_shown_and_never_obeyed(text: str) -> None:
+    plain, page = Page(report_html("title", sections("plain"))), Page(report_html("title", sections(text)))
+    assert page.open == []
+    # An empty paragraph or bracket is left out, so tags may be fewer; none is ever new.
+    assert set(page.tags) <= {*plain.tags, "p", "small"}
+    assert not {"script", "iframe", "img", "link", "object", "base", "form"} & set(page.tags)
+    assert {name for name, _ in page.attributes} == {name for name, _ in plain.attributes}
+
+
+def test_the_nasty_text_is_still_readable() -> None:
+    assert "<script>alert(1)</script>" in Page(report_html("t", sections(NASTY))).text
+
+
+def test_a_page_fetches_nothing_and_forbids_scripts() -> None:
+    page = Page(report_html("t", [*sections("x"), *(PlotSection("p", plot) for plot in plots())]))
+    links = [value for name, value in page.attributes if name in ("href", "src", "xlink:href", "action")]
+    assert links and all(link.startswith("#") for link in links)
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+def test_plots_in_one_page_do_not_share_ids() -> None:
+    html = report_html("t", [PlotSection("p", plot) for plot in [*plots(), *plots()]])
+    page = Page(html)
+    assert len(page.ids) == len(set(page.ids))
+    targets = {value[1:] for name, value in page.attributes if name == "xlink:href"}
+    targets |= {part.split(")")[0] for part in html.split("url(#")[1:]}
+    assert targets and targets <= set(page.ids)
+
+
+def test_the_same_data_draws_the_same_bytes() -> None:
+    assert list(plots()) == list(plots())
+
+
+def test_ink_follows_the_page_and_is_never_black() -> None:
+    for plot in plots():
+        assert "currentColor" in plot
+        assert "#010203" not in plot
+        assert "#000000" not in plot and "fill: black" not in plot
+
+
+def test_names_with_dollars_tags_and_other_alphabets_can_be_drawn() -> None:
+    for plot in plots('$x <b> 维罗拉 & "q"'):
+        page = Page(plot)
+        assert "b" not in page.tags
+        assert '$x <b> 维罗拉 & "q"' in page.text
+
+
+def test_bars_must_fit_their_groups() -> None:
+    with pytest.raises(ValueError, match="1 values for 2 groups"):
+        bar_plot(["a", "b"], [Bars("x", (None,))], "EM")
+
+
+def test_a_series_reads_the_rows_that_have_the_metric() -> None:
+    rows: list[JsonObject] = [{"step": 1, "em": 0.5}, {"step": 2}, {"step": 3, "em": 0.75}, {"step": 4, "em": "broken"}]
+    series = series_of(rows, "em", "EM")
+    assert (series.x, series.y) == ((1, 3), (0.5, 0.75))
+
+
+def test_smoothing_keeps_the_number_of_points_and_the_level() -> None:
+    flat = Series("r", tuple(map(float, range(7))), (0.5,) * 7)
+    assert smoothed(flat, 3).y == pytest.approx((0.5,) * 7)
+    assert smoothed(Series("r", (0, 1, 2), (0, 1, 2)), 2).y == (0, 0.5, 1.5)
+
+
+def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"coseek\[report\]"):
+        next(plots())
+
+
+def test_a_report_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    class Broken:
+        title = "broken"
+
+        def html(self, number: int) -> str:
+            raise RuntimeError("no")
+
+    path = tmp_path / "report.html"
+    write_report(path, "first", [TextSection("a", "b")])
+    before = path.read_text(encoding="utf-8")
+    with pytest.raises(RuntimeError):
+        write_report(path, "second", [Broken()])
+    assert path.read_text(encoding="utf-8") == before
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,117 @@
+from dataclasses import replace
+
+import pytest
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+
+from coseek.data.errors import DataError, UnknownName
+from coseek.data.question import Question
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.measure.score import METRICS, score_runs, score_trajectory
+from coseek.measure.table import comparison_table, main_table
+
+ONE_HOP = Question("q2", "what is Orbo?", ("company",), ("orbo",), 1, {"kind": "attribute"})
+NO_GOLD = Question("q3", "say something", ("hello",))
+
+
+def batch(answer: str, questions: tuple[Question, ...] = (QUESTION, ONE_HOP, NO_GOLD)) -> list[Trajectory]:
+    return [run(found("orbo", ORBO), answer=answer, question=question) for question in questions]
+
+
+def test_every_metric_of_a_run_worked_by_hand() -> None:
+    trajectory = run(found("orbo", ORBO, OTHER), found("mira", MIRA), answer="the city of Velora")
+    scores = score_trajectory(trajectory)
+    assert scores["em"] == 0
+    assert scores["cover_em"] == 1
+    assert scores["f1"] == pytest.approx(2 * 1 / (3 + 1))
+    assert (scores["recall"], scores["recall_per_search"], scores["all_gold@5"]) == (1, 0.5, 1)
+    assert (scores["searches"], scores["turns"], scores["passages"]) == (2, 3, 3)
+    assert scores["agent_tokens"] + scores["read_tokens"] == len(trajectory.ids)
+    assert (scores["answered"], scores["valid"], scores["truncated"], scores["answer_hit"]) == (1, 1, 0, 1)
+    assert list(scores) == list(METRICS)
+
+
+def test_a_metric_that_a_question_cannot_have_is_absent() -> None:
+    scores = score_trajectory(run(found("orbo", ORBO), question=replace(QUESTION, gold_ids=(), answers=())))
+    assert not {"em", "cover_em", "f1", "answer_hit", "recall", "recall_per_search", "all_gold@5"} & set(scores)
+
+
+def test_a_run_cut_by_a_budget_is_truncated_and_scored() -> None:
+    scores = score_trajectory(run(found("x", OTHER), answer=None, stop=StopReason.TURN_LIMIT, valid=False))
+    assert (scores["truncated"], scores["answered"], scores["em"]) == (1, 0, 0)
+
+
+def test_a_fault_cannot_be_scored() -> None:
+    with pytest.raises(ValueError, match="retriever_error"):
+        score_trajectory(fault())
+
+
+def test_faults_are_in_no_mean_and_are_counted() -> None:
+    runs = [*batch("Velora"), fault(seed=1), fault(replace(QUESTION, id="q9"))]
+    summary = score_runs({"a": runs}).of("a")
+    assert (summary.questions, summary.rows, summary.faults, summary.missing) == (3, 3, 2, 1)
+    assert summary.metrics["em"].mean == pytest.approx(1 / 3)
+    notes = main_table(score_runs({"a": runs})).notes
+    assert any("2 trajectories ended by a fault" in note for note in notes)
+
+
+def test_missing_questions_are_counted_and_said() -> None:
+    scores = score_runs({"a": batch("Velora", (QUESTION,))}, questions=[QUESTION, ONE_HOP])
+    assert scores.of("a").missing == 1
+    assert any("1 questions are missing" in note for note in main_table(scores).notes)
+
+
+def test_asking_a_question_twice_does_not_count_it_twice() -> None:
+    right = [run(found("orbo", ORBO), seed=seed) for seed in range(5)]
+    wrong = [run(found("orbo", ORBO), answer="Zun", question=ONE_HOP)]
+    summary = score_runs({"a": right + wrong}).of("a")
+    assert (summary.questions, summary.rows, summary.metrics["em"].mean, summary.metrics["em"].n) == (2, 6, 0.5, 2)
+
+
+def test_groups_part_the_questions_by_hops_and_kind() -> None:
+    scores = score_runs({"a": batch("Velora")}, by=("hops", "kind"))
+    assert {s.group: s.questions for s in scores.summaries} == {
+        "all": 3,
+        "1 hop": 1,
+        "2 hops": 1,
+        "attribute": 1,
+        "composition": 1,
+    }
+    assert scores.of("a", "2 hops").metrics["em"].mean == 1
+
+
+def test_later_runs_are_paired_with_the_first_on_shared_questions() -> None:
+    scores = score_runs({"before": batch("nothing"), "after": batch("Velora", (QUESTION, ONE_HOP))})
+    (everyone,) = [one for one in scores.comparisons if one.group == "all"]
+    em = everyone.metrics["em"]
+    assert (everyone.run, everyone.against, em.difference.mean, em.difference.n, em.only_a) == (
+        "after",
+        "before",
+        0.5,
+        2,
+        1,
+    )
+    assert "1 only in before" in comparison_table(scores).notes[0]
+
+
+def test_the_same_values_get_the_same_interval_in_every_table() -> None:
+    questions = tuple(replace(QUESTION, id=f"q{n}") for n in range(20))
+    mixed = [run(found("o", ORBO), answer="Velora" if n % 3 else "Zun", question=q) for n, q in enumerate(questions)]
+    scores = score_runs({"a": mixed, "b": mixed})
+    assert scores.of("a").metrics["em"] == scores.of("b").metrics["em"] == scores.of("a", "2 hops").metrics["em"]
+    assert scores.of("a").metrics["em"] == scores.of("a").metrics["cover_em"]
+
+
+def test_scoring_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match="nothing to score"):
+        score_runs({"a": []})
+
+
+def test_misspelt_metrics_and_groups_are_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="cover_em"):
+        score_runs({"a": batch("x")}, metrics=["cover-em"])
+    with pytest.raises(UnknownName, match="hops"):
+        score_runs({"a": batch("x")}, by=("hop",))
+
+
+def test_the_order_of_the_trajectories_does_not_matter() -> None:
+    assert score_runs({"a": batch("Velora")}).of("a") == score_runs({"a": batch("Velora")[::-1]}).of("a")

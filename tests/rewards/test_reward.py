@@ -1,0 +1,137 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+
+from coseek.data.errors import DataError, SettingError, UnknownName, UserError
+from coseek.data.trajectory import StopReason
+from coseek.rewards.reward import RewardSpec, make_reward, reward_names
+
+
+def value(spec: RewardSpec, *, answer: str | None, valid: bool, hit: bool = False) -> float:
+    searches = [found("x", MIRA if hit else OTHER)]
+    reward = make_reward(spec)(run(*searches, answer=answer, valid=valid))
+    assert reward is not None
+    return reward.value
+
+
+@pytest.mark.parametrize("lambda_f", [0.2, 0.4])
+def test_the_format_reward_is_equation_3(lambda_f: float) -> None:
+    spec: RewardSpec = {"format": {"lambda_f": lambda_f}}
+    assert value(spec, answer="Velora", valid=True) == 1
+    assert value(spec, answer="Velora", valid=False) == pytest.approx(1 - lambda_f)
+    assert value(spec, answer="Zun", valid=True) == pytest.approx(lambda_f)
+    assert value(spec, answer="Zun", valid=False) == 0
+    assert value(spec, answer=None, valid=False) == 0
+
+
+def test_the_published_code_pays_for_any_answer_and_the_paper_does_not() -> None:
+    code: RewardSpec = {"format": {"variant": "code"}}
+    assert value(code, answer="Zun", valid=False) == pytest.approx(0.1)
+    assert value(code, answer=None, valid=False) == 0
+    assert value(code, answer="Zun", valid=True) == pytest.approx(0.2)
+    assert value({"format": 1.0}, answer="Zun", valid=False) == 0
+
+
+def test_the_retrieval_reward_is_equation_4() -> None:
+    spec: RewardSpec = {"retrieval": {"lambda_f": 0.2, "lambda_r": 0.1}}
+    assert value(spec, answer="Velora", valid=True, hit=True) == 1
+    assert value(spec, answer="Velora", valid=False, hit=True) == pytest.approx(0.8)
+    assert value(spec, answer="Zun", valid=True, hit=True) == pytest.approx(0.3)
+    assert value(spec, answer="Zun", valid=True, hit=False) == pytest.approx(0.2)
+    assert value(spec, answer="Zun", valid=False, hit=True) == 0
+
+
+def test_gold_recall_can_be_budgeted_and_all_or_nothing() -> None:
+    trajectory = run(found("x", OTHER, ORBO), found("y", MIRA))
+
+    def recall(spec: RewardSpec) -> float:
+        reward = make_reward(spec)(trajectory)
+        assert reward is not None
+        return reward.value
+
+    assert recall({"gold_recall": 1.0}) == 1
+    assert recall({"gold_recall": {"max_passages": 2}}) == 0.5
+    assert recall({"gold_recall": {"max_passages": 2, "all_or_nothing": True}}) == 0
+    assert recall({"gold_recall": {"all_or_nothing": True}}) == 1
+
+
+def test_a_sum_is_weighted_and_every_part_is_named_unweighted() -> None:
+    spec: RewardSpec = {"exact_match": 1.0, "f1": 0.5, "searches": {"weight": -0.1, "free": 1}}
+    reward = make_reward(spec)(run(found("a", ORBO), found("b", MIRA), found("c", OTHER), answer="Velora city"))
+    assert reward is not None
+    assert reward.parts == {"exact_match": 0, "f1": pytest.approx(2 / 3), "searches": 2}
+    assert reward.value == pytest.approx(0.5 * 2 / 3 - 0.2)
+
+
+def test_a_gate_multiplies_the_sum_as_in_the_first_stage_of_qagent() -> None:
+    spec: RewardSpec = {"exact_match": 1.0, "valid": {"gate": True}}
+    assert value(spec, answer="Velora", valid=True) == 1
+    assert value(spec, answer="Velora", valid=False) == 0
+    assert value({"valid": {"gate": True}}, answer="Zun", valid=True) == 1
+
+
+@pytest.mark.parametrize("name", reward_names())
+def test_a_run_that_ended_by_a_fault_has_no_reward_and_not_a_zero(name: str) -> None:
+    reward = make_reward({name: 1.0})
+    assert reward(fault()) is None
+    assert reward(replace(run(answer=None), stop=StopReason.MODEL_ERROR)) is None
+
+
+@pytest.mark.parametrize("name", ["exact_match", "cover_match", "f1", "answer_hit", "format", "retrieval"])
+def test_a_question_without_gold_answers_cannot_be_rewarded_for_its_answer(name: str) -> None:
+    with pytest.raises(DataError, match="'q1' has no gold answers"):
+        make_reward({name: 1.0})(run(question=replace(QUESTION, answers=())))
+
+
+def test_a_question_without_gold_passages_cannot_be_rewarded_for_recall() -> None:
+    with pytest.raises(DataError, match="gold_recall"):
+        make_reward({"gold_recall": 1.0})(run(question=replace(QUESTION, gold_ids=())))
+
+
+def test_a_part_is_found_by_either_spelling_of_its_name() -> None:
+    for name in ("exact_match", "exact-match"):
+        reward = make_reward({name: 1.0})(run())
+        assert reward is not None
+        assert dict(reward.parts) == {"exact_match": 1}
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "says"),
+    [
+        ({}, SettingError, "names no part"),
+        ({"exact_macht": 1.0}, UnknownName, "did you mean 'exact_match'"),
+        ({"format": {"lamda_f": 0.2}}, SettingError, "did you mean 'lambda_f'"),
+        ({"format": {"lambda_f": 2.0}}, SettingError, "got 2"),
+        ({"format": {"variant": "codes"}}, SettingError, "'paper' or 'code'"),
+        ({"valid": {"gate": True, "weight": 2.0}}, SettingError, "leave out its weight"),
+        ({"reward": 1.0}, UnknownName, "no reward named 'reward'"),
+        ({"f1": 1.0, "exact_match": 1.0, "exact-match": 1.0}, SettingError, "twice"),
+    ],
+)
+def test_a_wrong_spec_is_one_sentence(spec: RewardSpec, kind: type[UserError], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        make_reward(spec)
+
+
+@given(
+    answer=st.sampled_from(["Velora", "velora.", "Zun", "", None]),
+    valid=st.booleans(),
+    hit=st.booleans(),
+    name=st.sampled_from([name for name in reward_names() if name != "searches"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_part_but_the_count_of_searches_lies_between_nought_and_one(
+    answer: str | None, valid: bool, hit: bool, name: str
+) -> None:
+    assert 0 <= value({name: 1.0}, answer=answer, valid=valid, hit=hit) <= 1
+
+
+def test_a_reward_does_not_change_with_what_was_rewarded_before() -> None:
+    reward = make_reward({"format": 1.0, "gold_recall": 0.5})
+    first = run(found("a", ORBO), answer="the Velora")
+    once = reward(first)
+    reward(run(found("b", MIRA), valid=False, answer="Zun"))
+    assert reward(first) == once
