@@ -49,7 +49,9 @@ def automaton(text: str) -> bool:
 
 def as_segments(text: str) -> list[Segment]:
     """Cut a text as a run would be: every whole information block is the environment's."""
-    parts = re.split(r"(<information>(?:(?!</?(?:think|search|information|answer)>).)*</information>)", text, flags=re.S)
+    parts = re.split(
+        r"(<information>(?:(?!</?(?:think|search|information|answer)>).)*</information>)", text, flags=re.S
+    )
     return [information(part) if part.startswith("<information>") else agent(part) for part in parts if part]
 
 

@@ -134,7 +134,9 @@ def test_a_run_ends_at_its_token_budget_and_nothing_is_cut() -> None:
 
 
 def test_a_failed_search_is_recorded_and_spares_the_siblings() -> None:
-    good, bad = (Agent(PROTOCOL, WriterModel(Played(Move(" x", (query,)), SAY), PROTOCOL, TOKENIZER)) for query in ("ok", "bad"))
+    good, bad = (
+        Agent(PROTOCOL, WriterModel(Played(Move(" x", (query,)), SAY), PROTOCOL, TOKENIZER)) for query in ("ok", "bad")
+    )
 
     class Both:
         def write(self, so_far: SoFar, rng: random.Random) -> Move:
@@ -152,7 +154,11 @@ def test_a_failed_search_is_recorded_and_spares_the_siblings() -> None:
 def test_a_turn_without_an_action_is_invalid_and_every_row_is_closed() -> None:
     model = Raw("<think> I wonder", TurnEnd.EOS)
     trajectory = rollout(Agent(PROTOCOL, model), Broken(), [QUESTION], [0], WIDE)[0]
-    assert trajectory.stop is StopReason.INVALID and not trajectory.valid and trajectory.complaint == "<think> is not closed"
+    assert (
+        trajectory.stop is StopReason.INVALID
+        and not trajectory.valid
+        and trajectory.complaint == "<think> is not closed"
+    )
     assert model.open == set()
 
 

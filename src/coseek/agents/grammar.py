@@ -62,7 +62,8 @@ class Grammar:
         names = {tag.name for tag in self.tags}
         for name, followers in self.order.items():
             for odd in ({name, *followers} - names) - {START, END}:
-                raise DataError(f"the order of this protocol names {odd!r}, which is none of its tags: {', '.join(sorted(names))}")
+                known = ", ".join(sorted(names))
+                raise DataError(f"the order of this protocol names {odd!r}, which is none of its tags: {known}")
 
     @cached_property
     def by_name(self) -> dict[str, Tag]:
@@ -117,7 +118,7 @@ class Grammar:
         return []
 
     def spans(self, segments: Sequence[Segment]) -> list[Span]:
-        """All spans of a trajectory after its prompt. What the environment wrote is one span each, whatever is in it."""
+        """All spans of a trajectory after its prompt. What the environment wrote is one span, whatever is in it."""
         found: list[Span] = []
         for segment in segments:
             if segment.author is Author.AGENT:

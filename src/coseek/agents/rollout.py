@@ -80,7 +80,9 @@ def rollout(
 
 
 class _Driver:
-    def __init__(self, agent: Agent, retriever: Retriever, limits: Limits, on_done: Callable[[Trajectory], None] | None) -> None:
+    def __init__(
+        self, agent: Agent, retriever: Retriever, limits: Limits, on_done: Callable[[Trajectory], None] | None
+    ) -> None:
         self.protocol, self.model = agent.protocol, agent.model
         self.tokenizer = agent.model.tokenizer
         self.retriever, self.limits, self.on_done = retriever, limits, on_done

@@ -31,6 +31,8 @@ class WordingFile(Settings):
     """Around the documents of a search; `{documents}` is filled in."""
     document: str
     """One passage; `{rank}` from 1, `{title}` and `{text}` are filled in."""
+    space_before: bool = False
+    """Put a space in front of a field that has none, so that its first word is the token it is inside a sentence."""
     nothing_found: str = ""
     """Stands for the documents when a search found none."""
 
@@ -79,6 +81,8 @@ class Wording:
         return tuple(self._fill(self.file.observation, {"documents": documents}, tokenizer))
 
     def _data(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        if self.file.space_before and not text.startswith(" "):
+            text = f" {text}"
         return tokenizer.encode_data(self.grammar.disarm(text))
 
     def _fill(self, template: str, fields: Mapping[str, list[int]], tokenizer: Tokenizer) -> list[int]:

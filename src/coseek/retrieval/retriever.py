@@ -32,4 +32,6 @@ class FixedRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """The passages listed for exactly this query, scored k, k-1, …"""
         found = [self._results.get(query, [])[:k] for query in queries]
-        return [[Hit(self.corpus.by_id(ident), float(k - rank)) for rank, ident in enumerate(idents)] for idents in found]
+        return [
+            [Hit(self.corpus.by_id(ident), float(k - rank)) for rank, ident in enumerate(idents)] for idents in found
+        ]

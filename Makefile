@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`. Both stand on `make env`.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+STAMP  := .venv/made-from-these-files
+# Where the quickstart puts its files.
+OUT    ?= runs/quickstart
+
+.PHONY: help env quickstart test quick check clean
+
+help:
+	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
+	@echo "make test         install, then every test"
+	@echo "make quick        install, then the tests that take seconds"
+	@echo "make check        install, then lint, format and types"
+	@echo "make env          only install, into .venv; does nothing when nothing changed"
+
+env: $(STAMP)
+
+# torch comes first and under the pin, so that no other part can draw in another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "coseek needs Python 3.11 or newer; name one: make env PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+quickstart: env
+	$(BIN)/coseek quickstart --out $(OUT) --resume
+
+test: env
+	$(BIN)/python -m pytest
+
+quick: env
+	$(BIN)/python -m pytest -m "not slow"
+
+check: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

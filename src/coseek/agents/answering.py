@@ -1,0 +1,45 @@
+"""Answering: many questions through one agent into a run folder, which a killed run goes on with."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
+from coseek.retrieval.retriever import Retriever
+
+
+def row_seed(seed: int, question_id: str, sample: int) -> int:
+    """The seed of one trajectory: it depends on nothing else in the run. 48 bits: every JSON reader keeps those."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{sample}/{question_id}".encode()).digest()[:6], "big")
+
+
+def answer_all(
+    run: Run,
+    agent: Agent,
+    retriever: Retriever,
+    questions: Sequence[Question],
+    limits: Limits,
+    *,
+    seed: int = 0,
+    samples: int = 1,
+    tell: Callable[[int, int], None] | None = None,
+) -> None:
+    """Answer what the run does not hold yet, appending every trajectory as it ends. `tell` hears (ended, in all)."""
+    rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in questions]
+    with run.open_for_append() as file:
+        done = run.done()
+        left = [row for row in rows if (row[0].id, row[1]) not in done]
+        ended = len(rows) - len(left)
+
+        def keep(trajectory: Trajectory) -> None:
+            nonlocal ended
+            Run.append(file, trajectory)
+            ended += 1
+            if tell is not None:
+                tell(ended, len(rows))
+
+        if tell is not None:
+            tell(ended, len(rows))
+        rollout(agent, retriever, [row[0] for row in left], [row[1] for row in left], limits, on_done=keep)

@@ -1,0 +1,38 @@
+"""Card: `coseek.yaml` in a model folder says which protocol and wording the model was trained with."""
+
+from pathlib import Path
+
+import yaml
+
+from coseek.data.errors import DataError
+from coseek.data.files import atomic_write
+from coseek.data.settings import Settings, make_settings, save_settings
+
+CARD = "coseek.yaml"
+
+
+class AgentCard(Settings):
+    """What `coseek.yaml` in a model folder says."""
+
+    protocol: str = "search-r1"
+    """The protocol that the model speaks."""
+    wording: str = "default"
+    """The wording that it was trained with."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "AgentCard":
+        """The card of a model folder; a folder without one gets the defaults."""
+        path = folder / CARD
+        if not path.is_file():
+            return cls()
+        try:
+            tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+        if not isinstance(tree, dict):
+            raise DataError(f"{path} must hold `protocol: …` and `wording: …`")
+        return make_settings(cls, tree)
+
+    def write(self, folder: Path) -> None:
+        with atomic_write(folder / CARD) as file:
+            yaml.safe_dump(save_settings(self), file, sort_keys=False, allow_unicode=True)

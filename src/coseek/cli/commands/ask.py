@@ -1,0 +1,57 @@
+"""Ask one question and watch the agent think, search and answer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coseek.agents.rollout import Limits, rollout
+from coseek.cli.agents import limits_for, open_agent, settings_for
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json
+from coseek.cli.watching import WatchedRetriever, watched
+from coseek.data.question import Question
+from coseek.data.settings import make_settings, save_settings
+from coseek.data.trajectory import Trajectory
+from coseek.retrieval.index import open_index
+
+app = new_app()
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    agent: Annotated[str, typer.Option(help="A model folder, or `rules`, which needs none.")],
+    retriever: Annotated[Path, typer.Option(help="The index to search.")],
+    limits: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    protocol: Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")] = None,
+    wording: Annotated[str | None, typer.Option(help="A wording or its YAML file; else the agent's own.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask one question and watch the agent think, search and answer.
+
+    The agent's words and the passages go to stderr as they come, the answer alone to stdout.
+    """
+    console = Console(stderr=True, highlight=False, quiet=as_json)
+    who = open_agent(settings_for(agent, protocol, wording).model_copy(update={"temperature": temperature}))
+    budgets = make_settings(Limits, assignments(limits or [], onto=save_settings(limits_for(agent))))
+    index = WatchedRetriever(open_index(retriever), console)
+    asked = Question(id="asked", question=question)
+    trajectory = rollout(watched(who, console), index, [asked], [seed], budgets)[0]
+    if as_json:
+        print_json(trajectory.to_json())
+    else:
+        conclude(trajectory, console)
+
+
+def conclude(trajectory: Trajectory, console: Console) -> None:
+    """The answer, or why there is none."""
+    if trajectory.answer is None:
+        detail = f" ({trajectory.detail})" if trajectory.detail else ""
+        console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
+    else:
+        print(trajectory.answer)

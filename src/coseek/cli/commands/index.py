@@ -1,0 +1,35 @@
+"""Build an index over the corpus of a data set."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json
+from coseek.retrieval.index import IndexCard, build_index
+
+app = new_app()
+
+
+@app.command()
+def index(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="A data-set folder, or a corpus file.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; an index that is there already is replaced.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings of the retriever, such as k1=0.9.")
+    ] = None,
+    retriever: Annotated[str, typer.Option(help="Which retriever: bm25, dense, random.")] = "bm25",
+    encoder: Annotated[str | None, typer.Option(help="For dense: `minilm`, or a sentence-transformers folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build an index over the corpus of a data set.
+
+    The index remembers which corpus it was made from; it is refused when that corpus has changed since.
+    It appears whole or not at all.
+    """
+    tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
+    built = build_index(source, retriever, out, tree)
+    if as_json:
+        print_json(IndexCard.read(out).to_json())
+    else:
+        print(f"{out}: {retriever} over {len(built.corpus):,} passages. Try: coseek search {out} 'words to look for'")

@@ -1,0 +1,31 @@
+"""See a search agent learn: world, warm start, reinforcement learning, table and report, on a laptop."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.commands.train import go
+from coseek.cli.terminal import AsJson, new_app
+from coseek.data.settings import load_settings
+from coseek.training.recipe import AgentRecipe, recipe_path
+
+app = new_app()
+
+
+@app.command()
+def quickstart(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as seed=1.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/quickstart"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a search agent from nothing on two cores and show what it learnt.
+
+    Makes a laptop world, indexes it, warm-starts a tiny policy on imperfect demonstrations, trains it with GRPO on its
+    own searches, and compares it with itself before, with naive RAG and with answering directly, on questions and on a
+    world that it has never seen. Nothing is downloaded. Ctrl-C keeps everything; --resume goes on.
+    """
+    go(load_settings(AgentRecipe, recipe_path("quickstart"), settings or []), out, resume, as_json)

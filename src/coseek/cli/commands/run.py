@@ -1,0 +1,81 @@
+"""Run an agent over many questions; stops and resumes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.agents import limits_for, open_agent, settings_for
+from coseek.cli.commands.score import print_tables
+from coseek.cli.running import RunSettings, answer_all, check_gold, load_asked, open_run
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
+from coseek.data.settings import make_settings, save_settings
+from coseek.measure.score import Scores, score_runs
+from coseek.measure.table import MAIN, scores_json
+from coseek.retrieval.index import open_index
+
+app = new_app()
+
+
+@app.command()
+def run(
+    questions: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A questions file, or a data-set folder.")],
+    agent: Annotated[str, typer.Option(help="A model folder, or one that needs none: rules, expert, faulty-expert.")],
+    retriever: Annotated[Path, typer.Option(help="The index to search.")],
+    out: Annotated[Path, typer.Option(help="The run folder to write.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as limits.max_turns=6.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    split: Annotated[str | None, typer.Option(help="The split of a data-set folder.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Trajectories a question.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    protocol: Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")] = None,
+    wording: Annotated[str | None, typer.Option(help="A wording or its YAML file; else the agent's own.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an agent over many questions and keep every trajectory.
+
+    The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
+    questions end. Ctrl-C or a crash loses only what was under way; `--resume` does the rest.
+    """
+    who = settings_for(agent, protocol, wording).model_copy(update={"temperature": temperature})
+    given = RunSettings(
+        questions=str(questions),
+        split=split,
+        count=count,
+        retriever=str(retriever),
+        agent=who,
+        limits=limits_for(agent),
+        samples=samples,
+        seed=seed,
+    )
+    chosen = make_settings(RunSettings, assignments(settings or [], onto=save_settings(given)))
+    scores = go(chosen, out, resume)
+    if as_json:
+        print_json({"run": str(out), **scores_json(scores)})
+    else:
+        print_tables(scores, list(MAIN))
+        print(f"{out}: kept. More: coseek score {out} · coseek audit {out}")
+
+
+def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
+    """Answer all questions with a progress bar, then score what the run holds."""
+    retriever = open_index(Path(settings.retriever))
+    questions = load_asked(settings)
+    check_gold(questions, retriever, settings.retriever)
+    agent = open_agent(settings.agent)
+    kept = open_run(out, settings, resume)
+    with resumable("the same command with --resume"), progress_bar() as progress:
+        task = progress.add_task("questions", total=None)
+        answer_all(
+            kept,
+            settings,
+            agent,
+            retriever,
+            questions,
+            tell=lambda ended, total: progress.update(task, completed=ended, total=total),
+        )
+    return score_runs({str(out): kept.trajectories()}, questions=questions)

@@ -1,0 +1,57 @@
+"""Train an agent from a recipe: warm start, reinforcement learning, table and report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.terminal import AsJson, new_app, resumable, stdout_console
+from coseek.cli.training_bar import training_bar
+from coseek.data.settings import load_settings
+from coseek.training.recipe import AgentRecipe, recipe_path
+
+app = new_app()
+
+
+@app.callback()
+def train() -> None:
+    """Train agents from recipes."""
+
+
+@app.command("agent")
+def train_agent(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or one of ours: quickstart, 2wiki.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rl.steps=60.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE when not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train an agent as a recipe says, measure it beside its baselines, and write a report.
+
+    A run can be stopped at any moment and goes on with --resume, to the same result as if it had not been stopped.
+    """
+    path = recipe_path(recipe)
+    go(load_settings(AgentRecipe, path, settings or []), out or Path("runs") / path.stem, resume, as_json)
+
+
+def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
+    """Train, measure, report; `coseek quickstart` is this with a recipe of ours."""
+    # Here and not above: these bring torch, which a mistake in the recipe need not wait for.
+    from coseek.training.agent import AgentTraining
+    from coseek.training.results import files_of, measure, write_results
+
+    again = f"the same command with --resume (all that was finished is in {folder})"
+    with resumable(again), training_bar() as bar:
+        training = AgentTraining(recipe, folder, bar)
+        training.begin(resume)
+        training.train()
+        table = write_results(training, measure(training))
+    if as_json:
+        print((folder / "table.json").read_text(encoding="utf-8"), end="")
+        return
+    stdout_console().print(table.rich())
+    width = max(len(name) for name in files_of(training))
+    for name, what in files_of(training).items():
+        print(f"{name:<{width}}  {what}")

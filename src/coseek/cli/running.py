@@ -1,0 +1,120 @@
+"""Running: many questions through one agent into a run folder, which a killed run goes on with."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.cli.agents import AgentSettings
+from coseek.data.dataset import Dataset
+from coseek.data.errors import DataError, SettingError
+from coseek.data.files import Json, JsonObject
+from coseek.data.question import Question, load_questions
+from coseek.data.run import Run
+from coseek.data.settings import Settings, save_settings
+from coseek.data.trajectory import Trajectory
+from coseek.retrieval.index import IndexCard
+from coseek.retrieval.retriever import Retriever
+
+
+class RunSettings(Settings):
+    """Everything that decides what `coseek run` writes."""
+
+    questions: str
+    """The questions file, or the data-set folder."""
+    split: str | None = None
+    """The split of a data-set folder."""
+    count: int | None = None
+    """Only the first so many questions."""
+    retriever: str
+    """The index folder."""
+    agent: AgentSettings
+    """Who answers."""
+    limits: Limits
+    """Budgets of every episode."""
+    samples: int = 1
+    """Trajectories a question."""
+    seed: int = 0
+    """Seed of the run; each trajectory's own seed follows from it, the question's id and the sample's number."""
+
+
+def load_asked(settings: RunSettings) -> list[Question]:
+    """The questions of a file, or of a split of a data-set folder."""
+    path = Path(settings.questions)
+    questions = _of_folder(path, settings.split) if path.is_dir() else load_questions(path)
+    return questions[: settings.count]
+
+
+def _of_folder(folder: Path, split: str | None) -> list[Question]:
+    dataset = Dataset(folder)
+    if split is None and len(dataset.splits) != 1:
+        raise SettingError(f"{folder} has the splits {', '.join(dataset.splits) or 'none'}; choose one with --split")
+    return dataset.questions(split or dataset.splits[0])
+
+
+def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) -> None:
+    """Refuse questions about another corpus: their gold passages could never be found."""
+    for question in questions:
+        for ident in question.gold_ids:
+            if not retriever.corpus.has(ident):
+                raise DataError(
+                    f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus that "
+                    f"{index} searches; use the index of these questions' own corpus"
+                )
+
+
+def row_seed(seed: int, question_id: str, sample: int) -> int:
+    """The seed of one trajectory: it depends on nothing else in the run. 48 bits: every JSON reader keeps those."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{sample}/{question_id}".encode()).digest()[:6], "big")
+
+
+def open_run(folder: Path, settings: RunSettings, resume: bool) -> Run:
+    """A new run folder, or the one to go on with, which must have been begun with the same settings."""
+    wanted: JsonObject = {**save_settings(settings), "index": IndexCard.read(Path(settings.retriever)).to_json()}
+    if not (resume and (folder / "run.yaml").exists()):
+        return Run.create(folder, wanted)
+    run = Run(folder)
+    different = first_difference(run.settings, wanted)
+    if different:
+        raise SettingError(f"{folder} was begun with {different} is asked for; use the same settings, or another --out")
+    return run
+
+
+def first_difference(old: Json, new: Json, name: str = "") -> str:
+    """`name = old, and now new` for the first setting that differs, else nothing."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*new, *(key for key in old if key not in new)]:
+            found = first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+            if found:
+                return found
+        return ""
+    return "" if old == new else f"{name} = {old!r}, and now {new!r}"
+
+
+def answer_all(
+    run: Run,
+    settings: RunSettings,
+    agent: Agent,
+    retriever: Retriever,
+    questions: list[Question],
+    tell: Callable[[int, int], None],
+) -> None:
+    """Answer what the run does not hold yet, appending every trajectory as it ends. `tell` hears (ended, in all)."""
+    rows = [
+        (question, row_seed(settings.seed, question.id, sample))
+        for sample in range(settings.samples)
+        for question in questions
+    ]
+    with run.open_for_append() as file:
+        done = run.done()
+        left = [row for row in rows if (row[0].id, row[1]) not in done]
+        ended = len(rows) - len(left)
+        tell(ended, len(rows))
+
+        def keep(trajectory: Trajectory) -> None:
+            nonlocal ended
+            Run.append(file, trajectory)
+            ended += 1
+            tell(ended, len(rows))
+
+        rollout(agent, retriever, [row[0] for row in left], [row[1] for row in left], settings.limits, on_done=keep)

@@ -1,0 +1,54 @@
+"""Watching: a model and a retriever that show what passes through them, for `coseek ask`."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from coseek.agents.rollout import Agent
+from coseek.data.passage import Hit
+from coseek.models.model import Model, Request, Turn
+from coseek.retrieval.retriever import Retriever
+
+
+class WatchedModel:
+    """Shows every turn as it is finished; otherwise the model that it is given."""
+
+    def __init__(self, model: Model, console: Console) -> None:
+        self.model, self.console = model, console
+        self.tokenizer = model.tokenizer
+
+    def start(self, request: Request) -> None:
+        self.model.start(request)
+
+    def extend(self, request: Request) -> None:
+        self.model.extend(request)
+
+    def step(self) -> list[Turn]:
+        turns = self.model.step()
+        for turn in turns:
+            self.console.print(Text(self.tokenizer.decode(turn.ids).strip(), style="cyan"))
+        return turns
+
+    def close(self, key: int) -> None:
+        self.model.close(key)
+
+
+class WatchedRetriever:
+    """Shows what every search finds; otherwise the retriever that it is given."""
+
+    def __init__(self, retriever: Retriever, console: Console) -> None:
+        self.retriever, self.console = retriever, console
+        self.name, self.corpus = retriever.name, retriever.corpus
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        found = self.retriever.search(queries, k)
+        for hits in found:
+            for rank, hit in enumerate(hits, start=1):
+                self.console.print(Text(f"  [{rank}] {hit.passage.title}: {hit.passage.text}", style="dim"))
+        return found
+
+
+def watched(agent: Agent, console: Console) -> Agent:
+    """The same agent, with its turns shown."""
+    return Agent(agent.protocol, WatchedModel(agent.model, console))

@@ -1,0 +1,62 @@
+"""Scripted model: plays given texts back. A real, tiny implementation of `Model` for tests, examples and documents."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from coseek.models.model import Request, SoFar, Tokenizer, Turn, TurnEnd
+from coseek.models.tokenizer import ByteTokenizer
+
+Script: TypeAlias = Mapping[str, Sequence[str]] | Callable[[SoFar], str]
+"""The turns of each question by its id, or a function of what a run knows at the start of a turn."""
+
+
+class ScriptedModel:
+    """Writes the next text of a row's script, with log-probability 0 for every token.
+
+    A script that has run out is a fault of the model, as a broken server would be.
+    """
+
+    def __init__(self, script: Script, tokenizer: Tokenizer | None = None) -> None:
+        self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
+        self._script = script
+        self._turn: dict[int, int] = {}
+        self._waiting: list[Request] = []
+
+    def start(self, request: Request) -> None:
+        if request.key in self._turn:
+            raise ValueError(f"a row with the key {request.key} is open already; close it first")
+        self._turn[request.key] = 0
+        self._waiting.append(request)
+
+    def extend(self, request: Request) -> None:
+        if request.key not in self._turn:
+            raise ValueError(f"row {request.key} is not open, so it cannot be extended")
+        self._turn[request.key] += 1
+        self._waiting.append(request)
+
+    def step(self) -> list[Turn]:
+        turns = [self._write(request) for request in self._waiting]
+        self._waiting = []
+        return turns
+
+    def close(self, key: int) -> None:
+        self._turn.pop(key, None)
+        self._waiting = [request for request in self._waiting if request.key != key]
+
+    def _write(self, request: Request) -> Turn:
+        number = self._turn[request.key]
+        if callable(self._script):
+            text = self._script(request.so_far)
+        else:
+            texts = self._script.get(request.so_far.question.id, ())
+            if number >= len(texts):
+                fault = f"the script for question {request.so_far.question.id!r} has no turn {number + 1}"
+                return Turn(request.key, (), (), TurnEnd.FAULT, fault)
+            text = texts[number]
+        ids = self.tokenizer.encode(text)
+        written = tuple(ids[: request.max_tokens])
+        if len(written) < len(ids):
+            end = TurnEnd.LENGTH
+        else:
+            end = TurnEnd.EOS if ids and ids[-1] == self.tokenizer.eos_id else TurnEnd.STOP
+        return Turn(request.key, written, (0.0,) * len(written), end)

@@ -1,0 +1,41 @@
+"""Stopping: has this token completed a stop string? Almost always answered by one look-up."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coseek.models.model import Tokenizer
+
+REPLACEMENT = "\ufffd"
+
+
+class StopStrings:
+    """Stop strings seen through a tokenizer.
+
+    `at_once[id]`: the token holds a whole stop string. `maybe[id]`: the token may hold the end of one, so the text
+    has to be looked at. A stop string may span tokens and may end in the middle of one: the token is kept whole.
+    """
+
+    def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, vocabulary: int) -> None:
+        if not all(stops):
+            raise ValueError("a stop string is empty; every turn would end before it began")
+        self._stops = tuple(stops)
+        self._tokenizer = tokenizer
+        self._reach = max((len(stop.encode()) for stop in stops), default=0)
+        texts = [tokenizer.decode((ident,)) for ident in range(vocabulary)]
+        ends = {stop[-1] for stop in stops}
+        self.at_once = np.array([any(stop in text for stop in stops) for text in texts], dtype=np.bool_)
+        # A token that is part of a character decodes to U+FFFD alone, so what it ends is seen only in context.
+        self.maybe = np.array([any(end in text for end in ends) for text in texts], dtype=np.bool_)
+        if any(ord(end) > 127 for end in ends):
+            self.maybe |= np.array([REPLACEMENT in text for text in texts], dtype=np.bool_)
+
+    def completed(self, ids: Sequence[int]) -> bool:
+        """Whether the last token of a turn completes a stop string; the tokens before it did not."""
+        if self.at_once[ids[-1]]:
+            return True
+        if not self.maybe[ids[-1]]:
+            return False
+        # Every token is at least one byte, so a stop string lies within its own length in tokens.
+        text = self._tokenizer.decode(list(ids[-self._reach :]))
+        return any(stop in text for stop in self._stops)

@@ -1,0 +1,46 @@
+"""Critic: the value model of PPO. It says what reward a row will get, seen from before each token."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from coseek.training.batch import Batch
+from coseek.training.learner import Learner
+from coseek.training.settings import LearnerSettings
+
+
+class ValueModule(nn.Module):
+    """A trunk of its own with one linear output that begins at zero, so the first values are 0 for every state."""
+
+    def __init__(self, policy: PreTrainedModel) -> None:
+        super().__init__()
+        self.trunk = copy.deepcopy(policy.base_model)
+        self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1)
+        self.trunk.requires_grad_(True)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        hidden_BTD: Tensor = self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
+        values_BT: Tensor = self.head(hidden_BTD)[..., 0]
+        return values_BT
+
+
+class Critic(Learner):
+    """A copy of the policy's trunk with a linear head, stepped on its own.
+
+    The trunk is not shared: the value loss would then pull at the policy's features, with one more coefficient to tune.
+    The price is a second forward and backward pass (the papers pay it too: actor 1e-6, critic 1e-5).
+    """
+
+    def __init__(self, policy: PreTrainedModel, settings: LearnerSettings, updates: int) -> None:
+        super().__init__(ValueModule(policy), settings, updates)
+
+    def outputs(self, part: Batch, wanted_BT: Tensor) -> Tensor:
+        """Value of the state *before* each wanted token, hence read one position to its left."""
+        with self._arithmetic():
+            values_BT = self.module(part.ids_BT).float()
+        before_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
+        return torch.where(wanted_BT, before_BT, 0.0)

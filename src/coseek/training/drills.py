@@ -1,0 +1,64 @@
+"""Reading drills: two passages, and every fact in them said in the sentence of a demonstration's thought.
+
+Finding a value in a passage is what a policy from nothing learns last. A demonstration practises it once in about a
+hundred tokens, a drill about eight times. A drill is a trajectory of a question with 0 hops, so that a curriculum can
+say when it is its turn.
+"""
+
+import random
+from collections.abc import Iterator
+
+from coseek.agents.protocol import Protocol
+from coseek.data.passage import Hit
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.models.model import Tokenizer
+from coseek.world.facts import Entity
+from coseek.world.world import World
+
+MAX_OBSERVATION_TOKENS = 256
+
+
+def make_drills(
+    world: World, protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random
+) -> Iterator[Trajectory]:
+    """`count` drills over a laptop world. Half of them pair two entities of one kind, which only their names tell apart."""
+    entities = [entity for entity in world.oracle.facts.values() if entity.facts]
+    alike: dict[str, list[Entity]] = {}
+    for entity in entities:
+        alike.setdefault(entity.kind, []).append(entity)
+    for number in range(count):
+        first = rng.choice(entities)
+        second = rng.choice(alike[first.kind] if rng.random() < 0.5 else entities)
+        yield _drill(f"drill-{number}", world, (first, second), protocol, tokenizer, rng)
+
+
+def _drill(
+    ident: str,
+    world: World,
+    entities: tuple[Entity, Entity],
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    rng: random.Random,
+) -> Trajectory:
+    hits = [Hit(world.corpus.by_id(entity.id), 0.0) for entity in dict.fromkeys(entities)]
+    shown = protocol.wording.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
+    said = [
+        f" The {fact.noun} of {rng.choice(entity.names)} is {fact.value} ."
+        for entity in dict.fromkeys(entities)
+        for fact in entity.facts
+    ]
+    rng.shuffle(said)
+    think = protocol.tag_for(Author.AGENT)
+    assert think is not None
+    ids = (*tokenizer.encode(think.opening), *tokenizer.encode_data("".join(said)), *tokenizer.encode(think.closing))
+    return Trajectory(
+        question=Question(ident, "", hops=0),
+        protocol=protocol.name,
+        segments=(
+            Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown),
+            Segment(Author.AGENT, think.name, tokenizer.decode(ids), ids, (0.0,) * len(ids)),
+        ),
+        searches=(),
+        stop=StopReason.COMPLETE,
+    )

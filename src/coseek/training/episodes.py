@@ -1,0 +1,114 @@
+"""Episodes: one step's runs with their rewards, in groups. A group is one *occurrence* of a question in a step.
+
+Its id is minted here. Taking a question's index or text for it would merge two occurrences, or two data sets' fifth
+questions, into one group (trap 11).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeAlias
+
+from coseek.data.question import Question
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.measure.answers import exact_match
+from coseek.rewards.reward import Reward
+
+RolloutFunction: TypeAlias = Callable[[Sequence[Question], Sequence[int]], list[Trajectory]]
+"""(questions, a seed for each) → their trajectories in that order, sampled from the policy as it is now."""
+ScoreFunction: TypeAlias = Callable[[Trajectory], Reward | None]
+"""A finished trajectory → its reward; `None` for a run in which a part failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A run that was scored."""
+
+    group: int
+    trajectory: Trajectory
+    reward: Reward
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """The scored runs of a step, and how many there should have been."""
+
+    scored: tuple[Episode, ...]
+    faults: Mapping[StopReason, int]
+    """Runs in which a part failed, by what failed: no reward, no place in a group."""
+    timings: Mapping[str, float]
+    """Seconds that the runs report of their parts, summed."""
+
+    @property
+    def runs(self) -> int:
+        return len(self.scored) + sum(self.faults.values())
+
+    def members(self) -> dict[int, list[int]]:
+        """Group id → places in `scored`."""
+        members: dict[int, list[int]] = {}
+        for place, episode in enumerate(self.scored):
+            members.setdefault(episode.group, []).append(place)
+        return members
+
+
+def collect(
+    questions: Sequence[Question],
+    group_size: int,
+    seeds: Sequence[int],
+    rollout: RolloutFunction,
+) -> tuple[list[int], list[Trajectory]]:
+    """Run each question `group_size` times; returns the group of each run, and the runs."""
+    asked = [question for question in questions for _ in range(group_size)]
+    groups = [group for group in range(len(questions)) for _ in range(group_size)]
+    runs = rollout(asked, seeds)
+    if [run.question.id for run in runs] != [question.id for question in asked]:
+        raise ValueError(f"the rollout gave {len(runs)} runs that are not those of the {len(asked)} questions asked")
+    return groups, runs
+
+
+def score(groups: Sequence[int], runs: Sequence[Trajectory], reward: ScoreFunction) -> Episodes:
+    """Score the runs; those in which a part failed are counted and left out."""
+    scored: list[Episode] = []
+    faults: dict[StopReason, int] = {}
+    timings: dict[str, float] = {}
+    for group, run in zip(groups, runs, strict=True):
+        for name, seconds in run.timings.items():
+            timings[name] = timings.get(name, 0.0) + seconds
+        found = None if run.stop.is_fault else reward(run)
+        if found is None:
+            faults[run.stop] = faults.get(run.stop, 0) + 1
+        else:
+            scored.append(Episode(group, run, found))
+    return Episodes(tuple(scored), faults, timings)
+
+
+def describe(episodes: Episodes) -> dict[str, float]:
+    """The step's metrics that follow from the runs alone."""
+    described: dict[str, float] = {
+        "runs": episodes.runs,
+        "faults": sum(episodes.faults.values()),
+        **{f"faults/{stop}": count for stop, count in sorted(episodes.faults.items())},
+    }
+    if episodes.scored:
+        described.update(_means([episode.trajectory for episode in episodes.scored]))
+        described.update(_reward_means([episode.reward for episode in episodes.scored]))
+    return described
+
+
+def _means(runs: Sequence[Trajectory]) -> dict[str, float]:
+    right = [exact_match(run.answer, run.question.answers) for run in runs if run.question.answers]
+    return {
+        **({"exact_match": fmean(right)} if right else {}),
+        "answered": fmean(run.answer is not None for run in runs),
+        "valid": fmean(run.valid for run in runs),
+        "truncated": fmean(run.truncated for run in runs),
+        "searches": fmean(len(run.searches) for run in runs),
+        "tokens": fmean(sum(len(segment.ids) for segment in run.segments) for run in runs),
+        "agent_tokens": fmean(run.agent_tokens for run in runs),
+    }
+
+
+def _reward_means(rewards: Sequence[Reward]) -> dict[str, float]:
+    names = sorted({name for reward in rewards for name in reward.parts})
+    parts = {f"reward/{name}": fmean(reward.parts.get(name, 0.0) for reward in rewards) for name in names}
+    return {"reward": fmean(reward.value for reward in rewards), **parts}

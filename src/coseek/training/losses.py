@@ -1,0 +1,204 @@
+"""Losses: pure functions of tensors. No model, file, clock or generator in here.
+
+Shapes: B rows · T tokens · N tokens looked at · G rollouts of one question · D hidden size · V vocabulary. `batch.py`
+says what an index along T means. `mask_BT` is True at the policy's tokens. Masking is by `torch.where`, on the way in
+as well as on the way out: 0 · NaN is NaN, and so is the gradient of an unchosen branch that overflowed.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coseek.data.errors import DataError, SettingError
+from coseek.training.settings import KlEstimator, Normaliser
+
+Head: TypeAlias = Callable[[Tensor], Tensor]
+
+MAX_LOG_RATIO = 20.0
+"""Ratios beyond e^20 are cut there: float32 stays finite, and clipping has long taken over."""
+
+
+def target_logprobs(
+    hidden_BTD: Tensor, head: Head, ids_BT: Tensor, wanted_BT: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; float32, shape BT.
+
+    The head runs only on the positions that are looked at: a vocabulary of logits for each retrieved token is waste.
+    """
+    if bool(wanted_BT[:, 0].any()):
+        raise DataError("the first token of a row has nothing before it, so it has no log-probability")
+    wanted = wanted_BT[:, 1:]
+    logits_NV = head(hidden_BTD[:, :-1][wanted]).float()
+    if temperature != 1.0:
+        logits_NV = logits_NV / temperature
+    logprobs_N = -F.cross_entropy(logits_NV, ids_BT[:, 1:][wanted], reduction="none")
+    return torch.zeros(wanted_BT.shape, dtype=torch.float32, device=wanted_BT.device).masked_scatter(
+        wanted_BT, logprobs_N
+    )
+
+
+def loss_weights(mask_BT: Tensor, kind: Normaliser, constant_tokens: int = 0, groups_B: Tensor | None = None) -> Tensor:
+    """How much each masked token counts, so that a loss is the plain sum of weight · token loss.
+
+    | kind | weight of a token | source |
+    |---|---|---|
+    | token | 1 / tokens of the batch | DAPO; Search-R1's code, there per micro-batch |
+    | sequence | 1 / (rows · tokens of its row) | GRPO as first published |
+    | group | 1 / (groups · tokens of its group) | paper 001, eq. 3 |
+    | constant | 1 / (rows · `constant_tokens`) | Dr. GRPO |
+
+    It is computed over the whole batch *before* that is cut up, so cutting it changes no gradient. Rows without a
+    masked token weigh nothing and are not counted; with no masked token at all every weight is 0.
+    """
+    per_row_B = mask_BT.sum(dim=1)
+    rows = (per_row_B > 0).sum().clamp(min=1)
+    if kind == "token":
+        weight_B = torch.ones_like(per_row_B) / per_row_B.sum().clamp(min=1)
+    elif kind == "sequence":
+        weight_B = 1.0 / (rows * per_row_B.clamp(min=1))
+    elif kind == "constant":
+        if constant_tokens <= 0:
+            raise SettingError(f"the loss normaliser 'constant' needs constant_tokens above 0, not {constant_tokens}")
+        weight_B = torch.ones_like(per_row_B) / (rows * constant_tokens)
+    else:
+        weight_B = _group_weights(per_row_B, groups_B)
+    return torch.where(mask_BT, weight_B.float()[:, None], 0.0)
+
+
+def _group_weights(per_row_B: Tensor, groups_B: Tensor | None) -> Tensor:
+    if groups_B is None:
+        raise SettingError("the loss normaliser 'group' needs rows that come in groups")
+    _, group_of_B = torch.unique(groups_B, return_inverse=True)
+    per_group = torch.zeros(int(group_of_B.max()) + 1, dtype=per_row_B.dtype, device=per_row_B.device)
+    per_group = per_group.index_add(0, group_of_B, per_row_B)
+    groups = (per_group > 0).sum().clamp(min=1)
+    return 1.0 / (groups * per_group[group_of_B].clamp(min=1))
+
+
+def group_advantages(rewards_G: Tensor, scale: bool = True, min_std: float = 1e-6) -> Tensor:
+    """GRPO: (r - mean) / std inside one group; `scale=False` leaves out the division (Dr. GRPO).
+
+    A group without spread gets exactly zero. A group of one has nothing to be compared with and keeps its raw reward
+    (mean 0, std 1), as the public code does. std is the population's (no Bessel correction).
+    """
+    rewards_G = rewards_G.double()
+    if len(rewards_G) == 1:
+        return rewards_G.float()
+    centred_G = rewards_G - rewards_G.mean()
+    std = rewards_G.std(correction=0)
+    # Not `/ (std + eps)`: the mean of three 0.9s need not be 0.9, and 1/eps makes that residue a gradient.
+    if float(std) <= min_std:
+        return torch.zeros_like(rewards_G).float()
+    return (centred_G / std if scale else centred_G).float()
+
+
+def last_token_rewards(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """Each row's reward on its last masked token, 0 elsewhere; a row without one gets none."""
+    width = mask_BT.shape[1]
+    at_T = torch.arange(width, device=mask_BT.device)
+    last_B = torch.where(mask_BT, at_T, -1).max(dim=1).values
+    return torch.where(at_T[None, :] == last_B[:, None], rewards_B[:, None].float(), 0.0)
+
+
+def gae(
+    rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0, lam: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over the policy's tokens alone, as if the others were not there.
+
+    δ_t = r_t + γ V_next(t) - V_t and A_t = δ_t + γλ A_next(t), where next(t) is the row's next *policy* token and V is
+    0 behind the last one (Schulman et al. 2016, eq. 11, 16). Returns (advantages, returns = advantages + values), 0
+    where masked out. With γ = λ = 1 an advantage is the reward to come minus the value.
+    """
+    rewards_BT = torch.where(mask_BT, rewards_BT, 0.0)
+    values_BT = torch.where(mask_BT, values_BT, 0.0)
+    next_value_B = next_advantage_B = torch.zeros_like(values_BT[:, 0])
+    columns: list[Tensor] = []
+    for t in range(mask_BT.shape[1] - 1, -1, -1):
+        delta_B = rewards_BT[:, t] + gamma * next_value_B - values_BT[:, t]
+        advantage_B = delta_B + gamma * lam * next_advantage_B
+        here_B = mask_BT[:, t]
+        next_value_B = torch.where(here_B, values_BT[:, t], next_value_B)
+        next_advantage_B = torch.where(here_B, advantage_B, next_advantage_B)
+        columns.append(torch.where(here_B, advantage_B, 0.0))
+    advantages_BT = torch.stack(columns[::-1], dim=1)
+    return advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0)
+
+
+def whiten(values_BT: Tensor, mask_BT: Tensor, min_std: float = 1e-6) -> Tensor:
+    """(x - mean) / std over the masked tokens, 0 elsewhere; all zero when there is no spread."""
+    count = mask_BT.sum().clamp(min=1)
+    values_BT = torch.where(mask_BT, values_BT, 0.0)
+    centred_BT = torch.where(mask_BT, values_BT - values_BT.sum() / count, 0.0)
+    std = (centred_BT.square().sum() / count).sqrt()
+    return torch.where(std > min_std, centred_BT / std.clamp(min=min_std), torch.zeros_like(centred_BT))
+
+
+def ratios(new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """π_new / π_old at the masked tokens, 1 elsewhere."""
+    log_ratio_BT = torch.where(mask_BT, new_BT, 0.0) - torch.where(mask_BT, old_BT, 0.0)
+    return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def policy_loss(
+    new_BT: Tensor,
+    old_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Tensor:
+    """-min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A) a token, 0 elsewhere (PPO, Schulman et al. 2017, eq. 7).
+
+    The two clips differ in DAPO ("clip higher", 0.2 and 0.28). Not yet weighted: see `loss_weights`.
+    """
+    advantages_BT = torch.where(mask_BT, advantages_BT, 0.0)
+    ratio_BT = ratios(new_BT, old_BT, mask_BT)
+    clipped_BT = ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return torch.where(mask_BT, -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT), 0.0)
+
+
+def value_loss(
+    values_BT: Tensor, old_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, clip: float | None = 0.2
+) -> Tensor:
+    """½ max((V - R)², (clip(V, V_old ± clip) - R)²) a token, 0 elsewhere; `clip=None` is plain ½ (V - R)².
+
+    Clipping as in the PPO reference code: V may not run from what it was at rollout time within one step.
+    """
+    values_BT = torch.where(mask_BT, values_BT, 0.0)
+    returns_BT = torch.where(mask_BT, returns_BT, 0.0)
+    squared_BT = (values_BT - returns_BT).square()
+    if clip is not None:
+        old_BT = torch.where(mask_BT, old_BT, 0.0)
+        near_BT = old_BT + (values_BT - old_BT).clamp(-clip, clip)
+        squared_BT = torch.maximum(squared_BT, (near_BT - returns_BT).square())
+    return torch.where(mask_BT, 0.5 * squared_BT, 0.0)
+
+
+def kl_estimate(
+    new_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, kind: KlEstimator, clamp: float | None = None
+) -> Tensor:
+    """KL(π ‖ π_ref) a sampled token (Schulman, "Approximating KL divergence", 2020), 0 where masked out.
+
+    With d = log π - log π_ref at a token drawn from π: k1 = d (unbiased, may be negative), k2 = d²/2 (biased, but its
+    gradient is the KL's), k3 = e^(-d) - 1 + d (unbiased, never negative). As a *loss* k1 is no leash: its expected
+    gradient is zero; it belongs in the reward. `clamp` cuts the estimate to ±clamp (Search-R1's code: k3 at 10).
+    """
+    difference_BT = torch.where(mask_BT, new_BT, 0.0) - torch.where(mask_BT, ref_BT, 0.0)
+    if kind == "k1":
+        estimate_BT = difference_BT
+    elif kind == "k2":
+        estimate_BT = 0.5 * difference_BT.square()
+    else:
+        # expm1 keeps k3 at 0 or above where e^(-d) - 1 + d would round below it.
+        estimate_BT = (torch.expm1((-difference_BT).clamp(max=MAX_LOG_RATIO)) + difference_BT).clamp(min=0.0)
+    if clamp is not None:
+        estimate_BT = estimate_BT.clamp(-clamp, clamp)
+    return torch.where(mask_BT, estimate_BT, 0.0)
+
+
+def weighted_nll(logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:
+    """-Σ weight · log p over the tokens whose weight is not 0: the supervised loss, once the weights add up to 1."""
+    return -(torch.where(weights_BT != 0.0, logprobs_BT, 0.0) * weights_BT).sum()

@@ -1,0 +1,32 @@
+"""Progress: what a long piece of work tells whoever watches. Knows no terminal."""
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Hears where the work is."""
+
+    def stage(self, name: str, total: int) -> None:
+        """A new stage of `total` steps begins; the one before it is over."""
+        ...
+
+    def advance(self, done: int, note: str = "") -> None:
+        """`done` steps of the stage are over; `note` is a short reading such as `EM .41`."""
+        ...
+
+    def say(self, line: str) -> None:
+        """A line worth keeping on the screen."""
+        ...
+
+
+class Silent:
+    """Tells nobody."""
+
+    def stage(self, name: str, total: int) -> None:
+        pass
+
+    def advance(self, done: int, note: str = "") -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass

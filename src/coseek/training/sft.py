@@ -1,0 +1,172 @@
+"""Supervised training on demonstrations: the warm start that gives reinforcement learning something to improve.
+
+Demonstrations are trajectories like any other: the ids in their ledgers are trained on, whoever wrote them.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from coseek.data.settings import save_settings
+from coseek.training.batch import Batch, make_batch, micro_batches
+from coseek.training.curriculum import Draw
+from coseek.training.journal import Journal
+from coseek.training.learner import Loss
+from coseek.training.losses import weighted_nll
+from coseek.training.order import derive_seed
+from coseek.training.policy import Policy
+from coseek.training.progress import Progress, Silent
+from coseek.training.repeats import repeat_batch
+from coseek.training.settings import LearnerSettings, SftSettings
+
+Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
+"""(steps that are over) → named numbers of the model as it is now."""
+
+CHUNK_STEPS = 16
+"""Demonstrations are drawn for this many steps at once, so that rows of like length can share a step."""
+FREE = frozenset({"rounds", "gate", "evaluate_every", "checkpoint_every", "log_every"})
+"""Settings that may change when a run goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """How it ended."""
+
+    rounds: int
+    passed: bool
+    """The gate was reached, or there was none."""
+    evaluation: Mapping[str, float]
+    """The last evaluation; empty when none was asked for."""
+
+
+def train_sft(
+    model: PreTrainedModel,
+    draw: Draw,
+    settings: SftSettings,
+    folder: Path,
+    *,
+    resume: bool = False,
+    evaluate: Evaluate | None = None,
+    progress: Progress | None = None,
+) -> WarmStart:
+    """Train the model in place, round after round until the gate is reached, with a folder for each: `round-N`."""
+    progress = progress or Silent()
+    evaluation: Mapping[str, float] = {}
+    for number in range(1, settings.rounds + 1):
+        evaluation = _round(number, model, draw, settings, folder / f"round-{number}", resume, evaluate, progress)
+        reached = evaluation.get(settings.gate_metric)
+        if settings.gate is None or (reached is not None and reached >= settings.gate):
+            return WarmStart(number, True, evaluation)
+        progress.say(f"round {number}: {settings.gate_metric} {reached} is below the gate of {settings.gate}")
+    return WarmStart(settings.rounds, False, evaluation)
+
+
+def _round(
+    number: int,
+    model: PreTrainedModel,
+    draw: Draw,
+    settings: SftSettings,
+    folder: Path,
+    resume: bool,
+    evaluate: Evaluate | None,
+    progress: Progress,
+) -> Mapping[str, float]:
+    """One schedule from its first step to its last; returns the evaluation at its end."""
+    repeats = settings.repeat_steps if number == 1 else 0
+    total = repeats + settings.steps
+    policy = Policy(model, _slower(settings.learner, settings.later_lr ** (number - 1)), total)
+    journal = Journal(folder, save_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE)
+    feed = Feed(draw, settings, number, repeats, model.config.get_text_config().vocab_size, journal)
+    progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
+    began, tokens = time.perf_counter(), 0
+    for step in range(journal.step, total):
+        batch = feed.batch(step)
+        weights_BT = token_weights(batch, settings.environment_weight if step >= repeats else 0.0)
+        loss = policy.forward_backward(batch, weights_BT != 0.0, _loss(weights_BT))
+        row = {"step": step + 1, "loss": loss, "lr": policy.optimiser.rate, "grad_norm": policy.optim_step()}
+        tokens += int(batch.lengths_B.sum())
+        done = step + 1
+        journal.advance(done, 0)
+        if evaluate is not None and (
+            done == total or (settings.evaluate_every and done % settings.evaluate_every == 0)
+        ):
+            evaluation = dict(evaluate(done))
+            journal.notes["evaluation"] = {**evaluation}
+            row |= {f"eval/{name}": value for name, value in evaluation.items()}
+        if done % settings.log_every == 0 or done == total or len(row) > 4:
+            journal.record(row | {"tokens_per_s": tokens / (time.perf_counter() - began)})
+        if done % settings.checkpoint_every == 0 or done == total:
+            journal.save()
+        progress.advance(done, f"loss {loss:.2f}")
+    return cast(Mapping[str, float], journal.notes.get("evaluation", {}))
+
+
+class Feed:
+    """The batch of each step, as a pure function of seed, round and the place noted in the journal."""
+
+    def __init__(
+        self, draw: Draw, settings: SftSettings, number: int, repeats: int, vocabulary: int, journal: Journal
+    ) -> None:
+        self._draw, self._settings, self._round = draw, settings, number
+        self._repeats, self._vocabulary, self._notes = repeats, vocabulary, journal.notes
+        self._chunk: list[Batch] = []
+        self._chunk_number = -1
+        self._notes.setdefault("chunk", 0)
+        self._notes.setdefault("chunk_began", repeats)
+
+    def batch(self, step: int) -> Batch:
+        """What step number `step` trains on; steps are asked for in order."""
+        settings = self._settings
+        if step < self._repeats:
+            seed = derive_seed(settings.seed, "repeats", step)
+            rows = max(1, settings.repeat_tokens // (2 * settings.repeat_length))
+            return repeat_batch(self._vocabulary, rows, settings.repeat_length, torch.Generator().manual_seed(seed))
+        self._open(cast(int, self._notes["chunk"]))
+        if step - cast(int, self._notes["chunk_began"]) >= len(self._chunk):
+            self._notes["chunk"] = cast(int, self._notes["chunk"]) + 1
+            self._notes["chunk_began"] = step
+            self._open(cast(int, self._notes["chunk"]))
+        return self._chunk[step - cast(int, self._notes["chunk_began"])]
+
+    def _open(self, number: int) -> None:
+        """Draw the demonstrations of a chunk and cut them into steps of like lengths, in random order."""
+        if number == self._chunk_number:
+            return
+        settings = self._settings
+        rng = random.Random(f"{settings.seed}/{self._round}/chunk/{number}")
+        done = (cast(int, self._notes["chunk_began"]) - self._repeats) / max(1, settings.steps)
+        runs = []
+        tokens = 0
+        while tokens < CHUNK_STEPS * settings.tokens_per_step:
+            runs.append(self._draw(done, rng))
+            tokens += len(runs[-1].ids)
+        batch = make_batch(runs)
+        self._chunk = [batch.select(rows_B) for rows_B in micro_batches(batch.lengths_B, settings.tokens_per_step)]
+        rng.shuffle(self._chunk)
+        self._chunk_number = number
+
+
+def token_weights(batch: Batch, environment_weight: float) -> Tensor:
+    """Weight of each token's loss: 1 for the agent's, `environment_weight` for the rest; they add up to 1."""
+    agent_BT = batch.agent_BT & batch.predicted_BT
+    weights_BT = torch.where(agent_BT, 1.0, torch.where(batch.predicted_BT, environment_weight, 0.0))
+    return weights_BT / weights_BT.sum().clamp(min=1e-9)
+
+
+def _loss(weights_BT: Tensor) -> Loss:
+    def loss(logprobs_bt: Tensor, rows_b: Tensor) -> Tensor:
+        return weighted_nll(logprobs_bt, weights_BT[rows_b, : logprobs_bt.shape[1]].to(logprobs_bt.device))
+
+    return loss
+
+
+def _slower(learner: LearnerSettings, share: float) -> LearnerSettings:
+    optimiser = learner.optimiser.model_copy(update={"lr": learner.optimiser.lr * share})
+    return learner.model_copy(update={"optimiser": optimiser})

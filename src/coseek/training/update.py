@@ -1,0 +1,158 @@
+"""Update: one step's experience into gradients: minibatches, clipped policy loss, KL, value loss, and what to log."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coseek.training.advantages import Experience
+from coseek.training.batch import Batch
+from coseek.training.critic import Critic
+from coseek.training.learner import Loss
+from coseek.training.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
+from coseek.training.policy import Policy
+from coseek.training.settings import RlSettings
+
+
+@dataclass(slots=True)
+class Tally:
+    """Means and maxima over the tokens of many micro-batches."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+
+    def tokens(self, name: str, values_BT: Tensor, mask_BT: Tensor) -> None:
+        """Count these values where the mask is True."""
+        chosen_N = values_BT[mask_BT]
+        self.sums[name] = self.sums.get(name, 0.0) + float(chosen_N.sum())
+        self.counts[name] = self.counts.get(name, 0) + chosen_N.numel()
+
+    def number(self, name: str, value: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def largest(self, name: str, values_BT: Tensor, mask_BT: Tensor) -> None:
+        chosen_N = values_BT[mask_BT]
+        if chosen_N.numel():
+            self.maxima[name] = max(self.maxima.get(name, -float("inf")), float(chosen_N.max()))
+
+    def result(self) -> dict[str, float]:
+        return {name: total / self.counts[name] for name, total in self.sums.items() if self.counts[name]} | self.maxima
+
+
+def improve(
+    experience: Experience, settings: RlSettings, policy: Policy, critic: Critic | None, rng: random.Random
+) -> dict[str, float]:
+    """All updates of a step; returns its metrics."""
+    tally = Tally()
+    updates = 0
+    for _ in range(settings.epochs):
+        for rows_B in minibatches(experience, settings, rng):
+            weights_BT = _weights(experience, settings, rows_B)
+            wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]
+            if not bool(wanted_BT.any()):
+                continue
+            loss = _policy_loss(experience, settings, weights_BT, tally, first=updates == 0)
+            tally.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss))
+            tally.number("grad_norm", policy.optim_step())
+            if critic is not None:
+                loss = _value_loss(experience, settings, weights_BT)
+                tally.number("value_loss", critic.forward_backward(experience.batch, wanted_BT, loss))
+                tally.number("critic_grad_norm", critic.optim_step())
+            updates += 1
+    return {"updates": updates, **tally.result(), **_value_fit(experience)}
+
+
+def logprob_gap(policy: Policy, batch: Batch, rows: int) -> dict[str, float]:
+    """Mean and largest |trainer's - sampler's log-probability| over the agent's tokens of the first `rows` rows."""
+    few = batch.select(torch.arange(min(rows, len(batch))))
+    gap_BT = (policy.forward(few, few.agent_BT) - few.logprobs_BT).abs()
+    tally = Tally()
+    tally.tokens("logprob_gap", gap_BT, few.agent_BT)
+    tally.largest("logprob_gap_max", gap_BT, few.agent_BT)
+    return tally.result()
+
+
+def minibatches(experience: Experience, settings: RlSettings, rng: random.Random) -> list[Tensor]:
+    """The rows that count, shuffled and cut into `settings.minibatches` of like size."""
+    counted_B = experience.mask_BT.any(dim=1)
+    if settings.zero_spread == "drop":
+        counted_B = counted_B & ~experience.silent_B
+    rows: Sequence[int] = counted_B.nonzero()[:, 0].tolist()
+    shuffled = rng.sample(rows, k=len(rows))
+    count = min(settings.minibatches, len(rows))
+    return [torch.tensor(shuffled[part::count]) for part in range(count)]
+
+
+def _weights(experience: Experience, settings: RlSettings, rows_B: Tensor) -> Tensor:
+    """Loss weights of a minibatch, over all rows of the step: 0 outside the minibatch."""
+    here_B = torch.zeros(len(experience.batch), dtype=torch.bool)
+    here_B[rows_B] = True
+    mask_BT = experience.mask_BT & here_B[:, None]
+    return loss_weights(mask_BT, settings.normaliser, settings.constant_tokens, experience.groups_B)
+
+
+def _policy_loss(experience: Experience, settings: RlSettings, weights_BT: Tensor, tally: Tally, first: bool) -> Loss:
+    """Clipped policy loss plus β KL where that is in the loss; `first` says that nothing was updated yet."""
+
+    def loss(new_bt: Tensor, rows_b: Tensor) -> Tensor:
+        def part(whole_BT: Tensor) -> Tensor:
+            return whole_BT[rows_b, : new_bt.shape[1]].to(new_bt.device)
+
+        weights_bt, old_bt = part(weights_BT), part(experience.old_BT)
+        mask_bt = weights_bt != 0.0
+        token_bt = policy_loss(
+            new_bt, old_bt, part(experience.advantages_BT), mask_bt, settings.clip_low, settings.clip_high
+        )
+        if experience.reference_BT is not None:
+            reference_bt = part(experience.reference_BT)
+            kl_bt = kl_estimate(new_bt, reference_bt, mask_bt, settings.kl_estimator, settings.kl_clamp)
+            if settings.kl_in == "loss":
+                token_bt = token_bt + settings.kl * kl_bt
+            tally.tokens("kl_reference", kl_estimate(new_bt.detach(), reference_bt, mask_bt, "k3"), mask_bt)
+        if first:
+            gap_bt = (new_bt.detach() - part(experience.batch.logprobs_BT)).abs()
+            tally.tokens("logprob_gap", gap_bt, mask_bt)
+            tally.largest("logprob_gap_max", gap_bt, mask_bt)
+        _describe(tally, new_bt.detach(), old_bt, mask_bt, settings)
+        return (token_bt * weights_bt).sum()
+
+    return loss
+
+
+def _describe(tally: Tally, new_bt: Tensor, old_bt: Tensor, mask_bt: Tensor, settings: RlSettings) -> None:
+    ratio_bt = ratios(new_bt, old_bt, mask_bt)
+    outside_bt = (ratio_bt > 1.0 + settings.clip_high) | (ratio_bt < 1.0 - settings.clip_low)
+    tally.tokens("outside_clip", outside_bt.float(), mask_bt)
+    tally.tokens("ratio", ratio_bt, mask_bt)
+    tally.largest("ratio_max", ratio_bt, mask_bt)
+    tally.tokens("kl_old", kl_estimate(old_bt, new_bt, mask_bt, "k3"), mask_bt)
+
+
+def _value_loss(experience: Experience, settings: RlSettings, weights_BT: Tensor) -> Loss:
+    assert experience.values_BT is not None and experience.returns_BT is not None
+    old_BT, returns_BT = experience.values_BT, experience.returns_BT
+
+    def loss(values_bt: Tensor, rows_b: Tensor) -> Tensor:
+        def part(whole_BT: Tensor) -> Tensor:
+            return whole_BT[rows_b, : values_bt.shape[1]].to(values_bt.device)
+
+        weights_bt = part(weights_BT)
+        token_bt = value_loss(values_bt, part(old_BT), part(returns_BT), weights_bt != 0.0, settings.value_clip)
+        return (token_bt * weights_bt).sum()
+
+    return loss
+
+
+def _value_fit(experience: Experience) -> dict[str, float]:
+    """1 - Var(R - V) / Var(R) over policy tokens before the update: 1 is a perfect critic, 0 a constant one."""
+    if experience.values_BT is None or experience.returns_BT is None:
+        return {}
+    returns_N = experience.returns_BT[experience.mask_BT]
+    error_N = returns_N - experience.values_BT[experience.mask_BT]
+    spread = float(returns_N.var(correction=0))
+    fit = {"value": float(experience.values_BT[experience.mask_BT].mean())}
+    return fit | ({"explained_variance": 1.0 - float(error_N.var(correction=0)) / spread} if spread > 0.0 else {})

@@ -1,0 +1,127 @@
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.agents.protocol import load_protocol
+from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.rules import Rules, RulesSettings, guess
+from coseek.agents.writer import Move
+from coseek.agents.writing import WriterModel
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, StopReason
+from coseek.measure.fusion import fused
+from coseek.measure.retrieval import all_gold_at
+from coseek.models.model import SoFar
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.retrievers.bm25 import Bm25
+
+CORPUS = Corpus(
+    [
+        Passage("film", "Devotion (1929 film)", "Devotion is a 1929 German film directed by Guido Brignone."),
+        Passage("man", "Guido Brignone", "He was an Italian director, father of Lilla Brignone, born in Milan."),
+        Passage("noise", "Directors Guild", "The guild of every film director and of child actors."),
+        Passage("other", "Child of Our Time", "A film about a child whose father is a director."),
+    ]
+)
+QUESTION = Question("q", "Who is the child of the director of film Devotion?", ("Lilla Brignone",), ("film", "man"), 2)
+BM25 = Bm25.over(CORPUS)
+
+
+def play(question: Question, rules: Rules, k: int = 3) -> tuple[tuple[Search, ...], list[Move]]:
+    """The loop without a driver."""
+    searches: tuple[Search, ...] = ()
+    moves: list[Move] = []
+    while not moves or moves[-1].answer is None:
+        moves.append(rules.write(SoFar(question, searches), random.Random(len(moves))))
+        for query in moves[-1].queries:
+            searches = (*searches, Search(query.strip(), tuple(BM25.search([query], k)[0])))
+    return searches, moves
+
+
+def test_it_follows_the_name_that_a_passage_brings_in() -> None:
+    searches, moves = play(QUESTION, Rules())
+    assert searches[0].query == QUESTION.question
+    assert "Guido Brignone" in searches[1].query
+    assert "Devotion" not in searches[1].query  # met in the title that was taken
+    assert moves[1].thought == f" I take Devotion (1929 film) . I search {searches[1].query} ."
+
+
+def test_both_gold_passages_come_first_where_one_search_finds_one() -> None:
+    searches, _ = play(QUESTION, Rules())
+    assert Rules().evidence(QUESTION.question, searches)[:2] == ["film", "man"]
+    assert [hit.passage.id for hit in searches[0].hits] != ["film", "man"]
+
+
+def test_gold_answers_and_passages_change_nothing() -> None:
+    assert play(QUESTION, Rules()) == play(Question("other id", QUESTION.question), Rules())
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_it_answers_after_its_searches_are_used_up(most: int) -> None:
+    searches, moves = play(QUESTION, Rules(RulesSettings(max_searches=most)), k=1)
+    assert len(searches) <= most
+    assert moves[-1].answer is not None
+
+
+def test_it_stops_where_a_passage_leads_nowhere() -> None:
+    searches, moves = play(QUESTION, Rules(), k=4)
+    assert len(searches) < 4
+    assert moves[-1].answer == " Guido Brignone"
+
+
+def test_finding_nothing_ends_in_an_answer() -> None:
+    searches, moves = play(Question("q", "zzz yyy?"), Rules())
+    assert len(searches) == 1
+    assert moves[-1] == Move(thought=" I found nothing . I answer unknown .", answer=" unknown")
+
+
+def test_its_runs_are_ordinary_valid_trajectories() -> None:
+    protocol = load_protocol("search-r1", "laptop")
+    model = WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    (run,) = rollout(Agent(protocol, model), BM25, [QUESTION], [0], Limits(passages_per_search=3))
+    assert (run.stop, run.valid) == (StopReason.ANSWERED, True)
+    assert set(fused(run)) == {hit.passage.id for search in run.searches for hit in search.hits}
+    selected = Rules().with_evidence(run, count=2)
+    assert all_gold_at(selected, 2)
+    assert replace(selected, selected_ids=()) == run
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Is Devotion a film?", "yes"),
+        ("When was Devotion made?", "1929"),
+        ("Which came first, Devotion or Guido Brignone?", "Devotion"),
+        ("Who directed Devotion?", "Guido Brignone"),
+    ],
+)
+def test_answers_are_guessed_from_the_form_of_the_question(question: str, answer: str) -> None:
+    taken = [CORPUS.by_id("film")] if "1929" in answer else [CORPUS.by_id("film"), CORPUS.by_id("man")]
+    assert guess(question, taken) == answer
+
+
+TITLE = st.sampled_from(["Ada", "Bob (singer)", "The Of", "…", "", "黑豹"])
+TEXT = st.text(alphabet="AdaBob 黑豹.'", max_size=30)
+
+
+@st.composite
+def found(draw: st.DrawFn) -> tuple[Search, ...]:
+    passages = [Passage(str(row), draw(TITLE), draw(TEXT)) for row in range(draw(st.integers(1, 5)))]
+    lists = draw(st.lists(st.lists(st.sampled_from(passages), max_size=4, unique=True), min_size=1, max_size=4))
+    return tuple(Search(f"query {row}", tuple(Hit(passage, 1.0) for passage in hits)) for row, hits in enumerate(lists))
+
+
+@settings(max_examples=150)
+@given(TEXT, found())
+def test_whatever_is_found_it_makes_a_move_and_ranks_everything_once(
+    question: str, searches: tuple[Search, ...]
+) -> None:
+    move = Rules().write(SoFar(Question("q", question), searches), random.Random(0))
+    assert move.thought.startswith(" I ")
+    assert all(query.strip() for query in move.queries)
+    evidence = Rules().evidence(question, searches)
+    assert sorted(evidence) == sorted({hit.passage.id for search in searches for hit in search.hits})

@@ -1,0 +1,59 @@
+"""What the tests of the command line share: a tiny world, its index, and a way to type commands."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coseek.cli.main import main
+from coseek.retrieval.index import build_index
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind in the terminal."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one sentence of a refusal."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("coseek: "), self.err
+        assert not self.out
+        return lines[0].removeprefix("coseek: ")
+
+
+Type = Callable[..., Outcome]
+"""Type a command: `coseek("search", folder, "words")`."""
+
+
+@pytest.fixture
+def coseek(capsys: pytest.CaptureFixture[str]) -> Type:
+    def type_in(*words: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return Outcome(code, *capsys.readouterr())
+
+    return type_in
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of 30 questions a split."""
+    folder = tmp_path_factory.mktemp("cli") / "world"
+    make_world(WorldSettings(size="tiny", train=30, dev=30, test=30)).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def index(world: Path) -> Path:
+    folder = world.with_name("world-bm25")
+    build_index(world, "bm25", folder)
+    return folder

@@ -1,0 +1,244 @@
+"""Bad input: each mistake is answered with one sentence and exit code 2, and nothing that was there is lost."""
+
+import gzip
+import hashlib
+import json
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from coseek.retrieval.index import build_index
+
+CORPUS = [
+    {"id": "ada", "title": "Ada", "text": "Ada was born in 1815."},
+    {"id": "bob", "title": "Bob", "text": "Bob knew Ada."},
+    {"id": "cat", "title": "Cat", "text": "Cats sleep."},
+]
+QUESTIONS = [
+    {"id": "q1", "question": "When was Ada born?", "answers": ["1815"], "gold_ids": ["ada"]},
+    {"id": "q2", "question": "Who knew Ada?", "answers": ["Bob"], "gold_ids": ["bob"]},
+]
+
+
+def write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a small data set `set`, its index `bm25`, and a finished run `old`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    write(tmp_path / "set" / "corpus.jsonl", CORPUS)
+    write(tmp_path / "set" / "questions.test.jsonl", QUESTIONS)
+    build_index(Path("set"), "bm25", Path("bm25"))
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder with its digest."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+Refused = Callable[..., str]
+"""Type a command that must be refused; gives its sentence."""
+
+
+@pytest.fixture
+def refused(home: Path, coseek: Type) -> Refused:
+    def type_in(*words: object) -> str:
+        before = contents(home)
+        outcome = coseek(*words)
+        assert outcome.code == 2, outcome
+        assert contents(home) == before
+        return outcome.sentence
+
+    return type_in
+
+
+RUN = ("run", "set", "--agent", "rules", "--retriever", "bm25", "--out", "new")
+ASK = ("ask", "who", "--agent", "rules", "--retriever", "bm25")
+
+TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "command": (("serch", "bm25", "Ada"), ("'serch'", "'search'")),
+    "command in a group": (("world", "mke", "w"), ("'mke'", "'make'")),
+    "option": (("search", "bm25", "Ada", "--jsn"), ("--jsn", "--json")),
+    "missing argument": (("search",), ("INDEX", "coseek search --help")),
+    "missing option": (("index", "set"), ("--out", "coseek index --help")),
+    "number": (("search", "bm25", "Ada", "-k", "many"), ("'many'", "coseek search --help")),
+    "zero passages": (("search", "bm25", "Ada", "-k", "0"), ("got '0'", "coseek search --help")),
+    "missing index": (("search", "bm26", "Ada"), ("bm26", "coseek index")),
+    "not an index": (("search", "set", "Ada"), ("set is not an index", "coseek index")),
+    "missing data set": (("index", "sett", "--out", "new"), ("sett",)),
+    "folder without corpus": (("index", "bm25", "--out", "new"), ("bm25 holds no corpus.jsonl",)),
+    "not over a data set": (("index", "set", "--out", "set"), ("set exists and is not an index",)),
+    "retriever": (("index", "set", "--retriever", "bm52", "--out", "new"), ("'bm52'", "'bm25'")),
+    "retriever setting": (("index", "set", "kk1=2", "--out", "new"), ("'kk1'", "'k1'")),
+    "retriever setting's value": (("index", "set", "k1=-1", "--out", "new"), ("'k1'", "-1")),
+    "retriever setting's form": (("index", "set", "k1", "--out", "new"), ("'k1'", "name=value")),
+    "missing questions": (("run", "sets", *RUN[2:]), ("sets", "check the path")),
+    "split": ((*RUN, "--split", "tset"), ("'tset'", "'test'")),
+    "agent": (("run", "set", "--agent", "rulse", *RUN[4:]), ("'rulse'", "'rules'")),
+    "agent without a model": (("run", "set", "--agent", "set", *RUN[4:]), ("set is not a model folder", "config.json")),
+    "protocol": ((*RUN, "--protocol", "serach-r1"), ("'serach-r1'", "'search-r1'")),
+    "protocol file": ((*RUN, "--protocol", "mine.yaml"), ("mine.yaml", "check the path")),
+    "wording": ((*RUN, "--wording", "laptp"), ("'laptp'", "'laptop'")),
+    "run setting": ((*RUN, "limits.max_turn=2"), ("'limits.max_turn'", "'max_turns'")),
+    "run setting's value": ((*RUN, "limits.max_turns=often"), ("'limits.max_turns'", "'often'")),
+    "missing retriever": ((*RUN[:4], "--retriever", "bm26", "--out", "new"), ("bm26", "coseek index")),
+    "ask setting": ((*ASK, "max_turnz=2"), ("'max_turnz'", "'max_turns'")),
+    "score without a run": (("score", "set"), ("set is not a run", "coseek run")),
+    "audit without a run": (("audit", "runs/none"), ("none is not a run", "coseek run")),
+    "data format": (("data", "import", "hotpot", "set", "--out", "new"), ("'hotpot'", "'hotpotqa'")),
+    "missing source": (("data", "import", "qed", "qed.jsonl", "--out", "new"), ("qed.jsonl", "check the path")),
+    "shares": (
+        ("data", "import", "flashrag", "set", "--out", "new", "--shares", "train=.5"),
+        ("train=0.5", "do not sum to 1"),
+    ),
+    "recipe": (("train", "agent", "quickstrat"), ("'quickstrat'", "'quickstart'")),
+    "recipe file": (("train", "agent", "mine.yaml"), ("mine.yaml", "check the path")),
+    "recipe setting": (("quickstart", "rl.stepz=3", "--out", "new"), ("'rl.stepz'", "'steps'")),
+    "recipe setting's value": (("quickstart", "rl.steps=few", "--out", "new"), ("'rl.steps'", "'few'")),
+    "no group of settings": (("quickstart", "seed.steps=3", "--out", "new"), ("'seed'",)),
+    "kind of training": (("train", "agnet", "quickstart"), ("'agnet'", "'agent'")),
+    "world size": (("world", "make", "new", "--size", "smal"), ("'size'", "'small'", "'smal'")),
+    "world setting": (("world", "make", "new", "namesake=.5"), ("'namesake'", "'namesakes'")),
+}
+"""What is mistyped → the words, and what the sentence must hold."""
+
+
+@pytest.mark.parametrize("what", TYPED_WRONG)
+def test_what_is_mistyped_is_named_with_the_way_out(what: str, refused: Refused) -> None:
+    words, named = TYPED_WRONG[what]
+    sentence = refused(*words)
+    assert all(part in sentence for part in named), sentence
+
+
+def test_an_unknown_metric_is_refused_with_the_nearest(refused: Refused, coseek: Type) -> None:
+    assert coseek(*RUN).code == 0
+    sentence = refused("score", "new", "--metrics", "recal")
+    assert "'recal'" in sentence
+    assert "'recall'" in sentence
+
+
+BROKEN: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "empty corpus": ("corpus.jsonl", "", ("corpus.jsonl is empty", "at least one passage")),
+    "blank corpus": ("corpus.jsonl", "\n\n", ("corpus.jsonl is empty",)),
+    "duplicate passages": ("corpus.jsonl", "{0}\n{1}\n{0}\n", ("the id 'ada' twice",)),
+    "broken corpus": ("corpus.jsonl", '{0}\n{1}\n{{"id": "cat", \n', ("corpus.jsonl, line 3", "not valid JSON")),
+    "list for a passage": ("corpus.jsonl", '{0}\n["cat"]\n', ("corpus.jsonl, line 2", "list")),
+    "passage without id": ("corpus.jsonl", '{0}\n{{"text": "x"}}\n', ("corpus.jsonl, line 2", '"id"')),
+    "passage without text": ("corpus.jsonl", '{{"id": "x"}}\n', ("corpus.jsonl, line 1", "'x'")),
+    "no questions": ("questions.test.jsonl", "", ("questions.test.jsonl holds no questions",)),
+    "broken question": ("questions.test.jsonl", "{2}\nnot json\n", ("questions.test.jsonl, line 2", "not valid JSON")),
+    "duplicate questions": ("questions.test.jsonl", "{2}\n{2}\n", ("the question id 'q1' twice",)),
+    "question without text": ("questions.test.jsonl", '{{"id": "q"}}\n', ("line 1", "'question'")),
+    "answers that are no list": (
+        "questions.test.jsonl",
+        '{{"id": "q", "question": "?", "answers": "yes"}}\n',
+        ("line 1", "'q'", "lists"),
+    ),
+    "gold that is not there": (
+        "questions.test.jsonl",
+        '{2}\n{{"id": "q9", "question": "?", "gold_ids": ["dog"]}}\n',
+        ("'q9'", "'dog'", "not in"),
+    ),
+}
+"""What is broken → the file, what it holds (0 and 1: passages, 2: a question), and what the sentence must hold."""
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_file_is_named_with_its_line(what: str, home: Path, refused: Refused) -> None:
+    name, text, named = BROKEN[what]
+    rows = [json.dumps(row) for row in (CORPUS[0], CORPUS[1], QUESTIONS[0])]
+    (home / "set" / name).write_text(text.format(*rows), encoding="utf-8")
+    words = ("index", "set", "--out", "new") if name == "corpus.jsonl" else RUN
+    sentence = refused(*words)
+    assert all(part in sentence for part in named), sentence
+
+
+def test_a_gold_passage_that_the_index_lacks_is_named(home: Path, refused: Refused) -> None:
+    write(home / "other.jsonl", [{"id": "q", "question": "?", "answers": ["x"], "gold_ids": ["dog"]}])
+    sentence = refused("run", "other.jsonl", *RUN[2:])
+    assert "'dog'" in sentence
+    assert "bm25" in sentence
+
+
+def test_text_that_is_not_utf8_is_refused(home: Path, refused: Refused) -> None:
+    (home / "set" / "corpus.jsonl").write_bytes('{"id": "a", "text": "caf\xe9"}\n'.encode("latin-1"))
+    assert "not UTF-8" in refused("index", "set", "--out", "new")
+
+
+def test_half_a_gzip_file_is_refused(home: Path, refused: Refused) -> None:
+    whole = gzip.compress(b'{"id": "a", "text": "word"}\n' * 999)
+    (home / "half.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    assert "broken .gz" in refused("index", "half.jsonl.gz", "--out", "new")
+
+
+@pytest.mark.parametrize(("text", "named"), [("a: [1", "not valid YAML"), ("- a", "name: value")])
+def test_a_recipe_that_is_no_recipe_is_refused(text: str, named: str, home: Path, refused: Refused) -> None:
+    (home / "mine.yaml").write_text(text, encoding="utf-8")
+    sentence = refused("train", "agent", "mine.yaml", "--out", "new")
+    assert "mine.yaml" in sentence
+    assert named in sentence
+
+
+def test_an_index_of_another_corpus_is_refused(home: Path, refused: Refused) -> None:
+    write(home / "set" / "corpus.jsonl", [*CORPUS, {"id": "dog", "title": "Dog", "text": "Barks."}])
+    for words in (("search", "bm25", "Ada"), RUN, ASK):
+        sentence = refused(*words)
+        assert "another corpus" in sentence
+        assert "coseek index" in sentence
+
+
+def test_an_index_without_its_corpus_is_refused(home: Path, refused: Refused) -> None:
+    (home / "set" / "corpus.jsonl").rename(home / "set" / "elsewhere.jsonl")
+    assert "corpus.jsonl" in refused("search", "bm25", "Ada")
+
+
+def test_a_run_is_never_written_over(refused: Refused, coseek: Type) -> None:
+    assert coseek(*RUN).code == 0
+    assert "--resume" in refused(*RUN)
+
+
+def test_a_run_goes_on_only_with_its_own_settings(refused: Refused, coseek: Type) -> None:
+    assert coseek(*RUN).code == 0
+    sentence = refused(*RUN, "--resume", "--seed", 1)
+    assert "seed = 0, and now 1" in sentence
+
+
+def test_broken_rows_of_a_run_are_named(home: Path, refused: Refused, coseek: Type) -> None:
+    assert coseek(*RUN).code == 0
+    path = home / "new" / "trajectories.jsonl"
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    path.write_text(first + "\n" + first.replace('"schema": 1', '"schema": 7') + "\n", encoding="utf-8")
+    sentence = refused("score", "new")
+    assert "trajectories.jsonl, line 2" in sentence
+    assert "schema 7" in sentence
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: what a full disk does to a writer, for real."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("words", [("index", "set", "k1=2", "--out", "bm25"), ("world", "make", "new")])
+def test_a_full_disk_leaves_everything_as_it_was(words: tuple[str, ...], home: Path, coseek: Type) -> None:
+    before = contents(home)
+    with largest_file(100):
+        outcome = coseek(*words)
+    assert outcome.code == 1
+    assert "free some space" in outcome.sentence
+    assert contents(home) == before
+    assert coseek("search", "bm25", "Ada").code == 0

@@ -1,0 +1,154 @@
+"""One after another, as a newcomer types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from coseek.data.dataset import Dataset
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
+
+
+def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = coseek("world", "make", "w", "--size", "tiny", "train=10", "dev=20", "test=10")
+    assert "questions: 10 train, 20 dev, 10 test" in made.out
+    assert "bm25 over" in coseek("index", "w", "--out", "w-bm25").out
+    ran = coseek("run", "w", "--split", "dev", "--agent", "expert", "--retriever", "w-bm25", "--out", "r")
+    assert (ran.code, "em" in ran.out) == (0, True)
+    scored = json.loads(coseek("score", "r", "--json").out)
+    assert scored["summaries"][0]["metrics"]["em"]["mean"] >= 0.9
+    assert coseek("audit", "r").out == "r: sound; 20 trajectories checked\n"
+
+
+def test_the_next_step_that_a_command_names_works(
+    tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = coseek("world", "make", "w", "--size", "tiny").out
+    assert coseek(*said.partition("Next: coseek ")[2].split()).code == 0
+
+
+def test_search_gives_k_passages_a_query(index: Path, coseek: Type) -> None:
+    found = json.loads(coseek("search", index, "is", "in", "-k", 2, "--json").out)
+    assert [entry["query"] for entry in found] == ["is", "in"]
+    assert all(len(entry["hits"]) == 2 for entry in found)
+
+
+def test_search_shows_brackets_as_they_are(tmp_path: Path, coseek: Type) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "title": "[red]", "text": "[/] word"}\n', encoding="utf-8")
+    assert coseek("index", tmp_path, "--out", tmp_path / "i").code == 0
+    assert "[red]  [/] word" in coseek("search", tmp_path / "i", "word").out
+
+
+def test_a_search_without_hits_says_so(index: Path, coseek: Type) -> None:
+    outcome = coseek("search", index, "xyzzy")
+    assert (outcome.code, "nothing found" in outcome.out) == (0, True)
+
+
+def test_settings_reach_the_index(world: Path, tmp_path: Path, coseek: Type) -> None:
+    card = json.loads(coseek("index", world, "k1=0.5", "--out", tmp_path / "i", "--json").out)
+    assert card["settings"]["k1"] == 0.5
+
+
+def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    run = tmp_path / "r"
+    words = ("run", world, "--split", "test", "--count", 3, "--agent", "expert", "--retriever", index, "--out", run)
+    assert coseek(*words, "--samples", 2, "--seed", 5, "limits.max_turns=6").code == 0
+    settings = Run(run).settings
+    assert settings["limits"] == {**settings["limits"], "max_turns": 6}  # type: ignore[dict-item]
+    assert (settings["count"], settings["samples"], settings["seed"]) == (3, 2, 5)
+    trajectories = list(Run(run).trajectories())
+    assert len({(one.question.id, one.seed) for one in trajectories}) == 6
+    assert {one.question.id for one in trajectories} == {one.id for one in Dataset(world).questions("test")[:3]}
+
+
+def test_runs_are_paired(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    runs = [tmp_path / agent for agent in ("expert", "faulty-expert")]
+    for run in runs:
+        words = ("run", world, "--split", "test", "--agent", run.name, "--retriever", index, "--out", run)
+        assert coseek(*words).code == 0
+    found = json.loads(coseek("score", *runs, "--metrics", "em", "--json").out)
+    assert found["comparisons"][0]["metrics"]["em"]["mean"] < 0
+
+
+def test_an_unsound_run_ends_with_one_and_is_named(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    run = tmp_path / "r"
+    coseek("run", world, "--split", "test", "--count", 2, "--agent", "expert", "--retriever", index, "--out", run)
+    path = run / "trajectories.jsonl"
+    path.write_text(
+        path.read_text(encoding="utf-8").replace('"author": "agent"', '"author": "environment"', 1), "utf-8"
+    )
+    outcome = coseek("audit", run)
+    assert outcome.code == 1
+    assert "trajectories.jsonl, line 1" in outcome.out
+
+
+def test_import_writes_an_ordinary_data_set(tmp_path: Path, coseek: Type) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "7", "contents": "\\"Ada\\"\\nBorn 1815."}\n', encoding="utf-8")
+    row = {"id": "q", "question": "When was Ada born?", "golden_answers": ["1815"]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    words = ("data", "import", "flashrag", tmp_path / "corpus.jsonl", tmp_path / "train.jsonl")
+    made = json.loads(coseek(*words, "--split", "train", "--out", tmp_path / "set", "--json").out)
+    assert (made["passages"], made["questions"]) == (1, {"train": 1})
+    assert Dataset(tmp_path / "set").questions("train")[0].answers == ("1815",)
+
+
+def test_json_goes_to_stdout_alone(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    words = (
+        "run",
+        world,
+        "--split",
+        "dev",
+        "--agent",
+        "expert",
+        "--retriever",
+        index,
+        "--out",
+        tmp_path / "r",
+        "--json",
+    )
+    outcome = coseek(*words)
+    assert json.loads(outcome.out)["run"] == str(tmp_path / "r")
+    assert not outcome.err
+
+
+def test_a_world_is_not_written_over_something_else(tmp_path: Path, coseek: Type) -> None:
+    (tmp_path / "letters.txt").write_text("dear", encoding="utf-8")
+    assert coseek("world", "make", tmp_path).code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["letters.txt"]
+
+
+@pytest.mark.slow
+def test_a_model_folder_is_an_agent(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    from coseek.models.laptop import LaptopSettings, make_policy
+
+    texts = [passage.text for passage in Dataset(world).corpus]
+    tags = ("<think>", "</think>", "<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
+    make_policy(LaptopSettings(hidden=16, feed_forward=16, heads=2), texts, tags, tmp_path / "policy", seed=0)
+    (tmp_path / "policy" / "coseek.yaml").write_text("wording: laptop\n", encoding="utf-8")
+    words = ("run", world, "--split", "dev", "--count", 8, "--agent", tmp_path / "policy", "--retriever", index)
+    budgets = ("limits.max_tokens=60", "--temperature", 1.0, "--samples", 2)
+    assert coseek(*words, "--out", tmp_path / "r", *budgets).code == 0
+    agent = Run(tmp_path / "r").settings["agent"]
+    assert isinstance(agent, dict)
+    assert (agent["protocol"], agent["wording"], agent["temperature"]) == ("search-r1", "laptop", 1.0)
+    assert coseek("audit", tmp_path / "r").out.endswith("sound; 16 trajectories checked\n")
+    asked = coseek("ask", "Who ?", "max_tokens=40", "--agent", tmp_path / "policy", "--retriever", index)
+    assert (asked.code, "no answer: the run ended by" in asked.err or bool(asked.out)) == (0, True)
+
+
+def test_ask_prints_the_answer_alone_and_the_way_to_it_beside(index: Path, coseek: Type) -> None:
+    outcome = coseek("ask", "Where was Ada born ?", "--agent", "rules", "--retriever", index)
+    assert outcome.code == 0
+    assert len(outcome.out.splitlines()) == 1
+    assert "<search>" in outcome.err
+    assert "[1]" in outcome.err
+
+
+def test_ask_as_json_is_a_trajectory(index: Path, coseek: Type) -> None:
+    outcome = coseek("ask", "Where was Ada born ?", "--agent", "rules", "--retriever", index, "--json")
+    assert not outcome.err
+    assert Trajectory.from_json(json.loads(outcome.out)).protocol == "search-r1"

@@ -1,0 +1,96 @@
+"""A run that was stopped goes on, and ends as if it had not been."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from coseek.data.files import JsonObject
+from coseek.data.run import Run
+
+
+def rows(run: Path) -> list[JsonObject]:
+    """The trajectories without their clocks, in an order of their own."""
+    plain = ({**trajectory.to_json(), "timings": None} for trajectory in Run(run).trajectories())
+    return sorted(plain, key=lambda row: (str(row["question"]), str(row["seed"])))
+
+
+def stop_midway(words: list[str], how: signal.Signals, run: Path) -> subprocess.CompletedProcess[str]:
+    """Start a command, and send it a signal as soon as its first trajectory is on disk."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "coseek.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        path = run / "trajectories.jsonl"
+        while process.poll() is None and not (path.exists() and path.stat().st_size):
+            time.sleep(0.001)
+        process.send_signal(how)
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_run_ends_as_if_it_had_not_been(
+    how: signal.Signals, world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    words = [
+        "run",
+        str(world),
+        "--split",
+        "dev",
+        "--agent",
+        "faulty-expert",
+        "--retriever",
+        str(index),
+        "--samples",
+        "8",
+    ]
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    done = stop_midway([*words, "--out", str(stopped)], how, stopped)
+    kept = len(Run(stopped).trajectories_path.read_bytes().splitlines())
+    assert kept < 240, "the run was over before it could be stopped"
+    if how is signal.SIGINT:
+        assert done.returncode == 130
+        assert "Go on with: the same command with --resume" in done.stderr
+    assert coseek(*words, "--out", stopped, "--resume").code == 0
+    assert coseek(*words, "--out", whole).code == 0
+    assert len(rows(whole)) == 240
+    assert rows(stopped) == rows(whole)
+
+
+def test_resume_begins_a_run_that_is_not_there(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    words = ("run", world, "--split", "dev", "--count", 2, "--agent", "expert", "--retriever", index)
+    assert coseek(*words, "--out", tmp_path / "r", "--resume").code == 0
+    assert len(rows(tmp_path / "r")) == 2
+
+
+def test_resuming_a_finished_run_changes_nothing(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    words = (
+        "run",
+        world,
+        "--split",
+        "dev",
+        "--count",
+        4,
+        "--agent",
+        "expert",
+        "--retriever",
+        index,
+        "--out",
+        tmp_path / "r",
+    )
+    assert coseek(*words).code == 0
+    before = (tmp_path / "r" / "trajectories.jsonl").read_bytes()
+    assert coseek(*words, "--resume").code == 0
+    assert (tmp_path / "r" / "trajectories.jsonl").read_bytes() == before
+
+
+def test_more_samples_change_none_of_the_first(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    words = ("run", world, "--split", "dev", "--count", 5, "--agent", "faulty-expert", "--retriever", index)
+    assert coseek(*words, "--out", tmp_path / "one").code == 0
+    assert coseek(*words, "--out", tmp_path / "three", "--samples", 3).code == 0
+    three = rows(tmp_path / "three")
+    assert all(row in three for row in rows(tmp_path / "one"))

@@ -1,0 +1,129 @@
+"""Fears about caches: a row read in pieces, among others, in any slot, must lead to the logits of one plain pass."""
+
+import random
+
+import pytest
+import torch
+from tests.models.networks import NETWORKS, SHAPE, logits_of, network, random_ids
+from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
+
+from coseek.models.engine import Block, Engine
+from coseek.models.engines.general import GeneralEngine
+from coseek.models.engines.lfm2 import Lfm2Engine
+from coseek.models.sampler import make_engine
+
+ENGINES = [("general", name) for name in NETWORKS] + [("own", "lfm2")]
+
+
+def engine_of(kind: str, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Engine:
+    return GeneralEngine(model, dtype) if kind == "general" else Lfm2Engine(model, dtype)
+
+
+def block(slots: list[int], pieces: list[list[int]], starts: list[int], width: int) -> Block:
+    ids_BW = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces])
+    lengths_B = torch.tensor([len(piece) for piece in pieces])
+    return Block(ids_BW, torch.tensor(slots), torch.tensor(starts), lengths_B)
+
+
+def read_in_pieces(engine: Engine, rows: list[list[int]], rng: random.Random) -> None:
+    """All but the last token of each row, some rows at a time, in pieces of any length, padded by any amount."""
+    done = [0] * len(rows)
+    engine.reserve(len(rows), 64)
+    while open_rows := [row for row in range(len(rows)) if done[row] < len(rows[row]) - 1]:
+        chosen = rng.sample(open_rows, k=rng.randint(1, len(open_rows)))
+        ends = [rng.randint(done[row] + 1, len(rows[row]) - 1) for row in chosen]
+        pieces = [rows[row][done[row] : end] for row, end in zip(chosen, ends, strict=True)]
+        width = max(map(len, pieces)) + rng.randint(0, 3)
+        engine.read(block(chosen, pieces, [done[row] for row in chosen], width))
+        for row, end in zip(chosen, ends, strict=True):
+            done[row] = end
+
+
+@pytest.mark.parametrize(("kind", "name"), ENGINES)
+def test_rows_read_in_pieces_lead_to_the_logits_of_one_plain_pass(kind: str, name: str) -> None:
+    model = network(name)
+    rng = random.Random(name)
+    for _ in range(3):
+        engine = engine_of(kind, model)
+        rows = [random_ids(rng, 1, 40) for _ in range(6)]
+        read_in_pieces(engine, rows, rng)
+        starts = [len(row) - 1 for row in rows]
+        for _ in range(3):
+            with torch.inference_mode():
+                logits_BV = engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor(starts))
+            for row, logits_V in zip(rows, logits_BV, strict=True):
+                assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
+            rows = [[*row, *random_ids(rng, 1, 1)] for row in rows]
+            starts = [start + 1 for start in starts]
+
+
+@pytest.mark.parametrize("kind", ["general", "own"])
+def test_rows_that_change_places_take_all_they_read_with_them(kind: str) -> None:
+    model = network("lfm2")
+    engine = engine_of(kind, model)
+    rows = [random_ids(random.Random(number), 3, 20) for number in range(4)]
+    read_in_pieces(engine, rows, random.Random(0))
+    with torch.inference_mode():
+        engine.swap(torch.tensor([0, 1]), torch.tensor([3, 2]), 20)
+        engine.reserve(9, 200)  # growing moves everything once more
+        rows = rows[::-1]
+        logits_BV = engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor([len(row) - 1 for row in rows]))
+    for row, logits_V in zip(rows, logits_BV, strict=True):
+        assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["general", "own"])
+def test_a_cleared_slot_remembers_nothing(kind: str) -> None:
+    model = network("lfm2")
+    engine = engine_of(kind, model)
+    engine.reserve(1, 40)
+    first, second = random_ids(random.Random(1), 9, 9), random_ids(random.Random(2), 5, 5)
+    for row in (first, second):
+        with torch.inference_mode():
+            engine.clear(torch.tensor([0]))
+        engine.read(block([0], [row[:-1]], [0], len(row)))
+        logits_V = engine.step(torch.tensor(row[-1:]), torch.tensor([len(row) - 1]))[0]
+        assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 4])
+def test_convolutions_of_any_width_are_the_networks_own(kernel: int) -> None:
+    shape = {**SHAPE, **NETWORKS["lfm2"], "conv_L_cache": kernel}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("lfm2", **shape)).eval()
+    engine = make_engine(model, torch.float32)
+    assert isinstance(engine, Lfm2Engine)
+    rows = [random_ids(random.Random(number), 2, 12) for number in range(3)]
+    read_in_pieces(engine, rows, random.Random(0))
+    with torch.inference_mode():
+        logits_BV = engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor([len(row) - 1 for row in rows]))
+    for row, logits_V in zip(rows, logits_BV, strict=True):
+        assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)
+
+
+def test_a_changed_lfm2_is_left_to_the_general_engine() -> None:
+    assert isinstance(make_engine(network("lfm2"), torch.float32), Lfm2Engine)
+    assert isinstance(make_engine(network("llama"), torch.float32), GeneralEngine)
+
+    class Changed(Lfm2ForCausalLM):
+        """Someone's own network, which may do anything."""
+
+    config = network("lfm2").config
+    assert isinstance(config, Lfm2Config)
+    changed = Changed(config)
+    assert isinstance(make_engine(changed, torch.float32), GeneralEngine)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("general", "llama"), ("general", "lfm2"), ("own", "lfm2")])
+def test_a_copy_in_another_precision_follows_the_weights_when_it_is_told(kind: str, name: str) -> None:
+    model = network(name)
+    engine = engine_of(kind, model, torch.bfloat16)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.2)
+    engine.refresh()
+    fresh = engine_of(kind, model, torch.bfloat16)
+    said = []
+    for one in (engine, fresh):
+        one.reserve(1, 8)
+        said.append(one.step(torch.tensor([65]), torch.tensor([0])))
+    assert torch.equal(said[0], said[1])

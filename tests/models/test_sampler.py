@@ -1,0 +1,291 @@
+"""Fears about sampling: what a row says must be its own, what is trained on must be what was said."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.models.networks import NETWORKS, VOCABULARY, converse, logits_of, network, request, transcript
+from transformers import PreTrainedModel
+
+from coseek.data.errors import SettingError
+from coseek.models.model import Turn, TurnEnd
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+
+
+def sampler(model: PreTrainedModel, stops: Sequence[str] = (), **settings: object) -> Sampler:
+    return Sampler(model, TOKENIZER, stops, SamplerSettings.model_validate(settings))
+
+
+def ids(turns: dict[int, list[Turn]]) -> dict[int, list[tuple[int, ...]]]:
+    return {key: [turn.ids for turn in said] for key, said in turns.items()}
+
+
+def true_logprobs(
+    model: PreTrainedModel, row: Sequence[int], places: Sequence[int], temperature: float = 1.0
+) -> list[float]:
+    """What one plain forward pass over the whole row says of the tokens at these places."""
+    said = (logits_of(model, row) / temperature).log_softmax(dim=-1)
+    return [float(said[place - 1, row[place]]) for place in places]
+
+
+def largest_gap(model: PreTrainedModel, turns: dict[int, list[Turn]], temperature: float = 1.0) -> float:
+    gaps = []
+    for key, said in turns.items():
+        row, places = transcript(key, said)
+        told = [value for turn in said for value in turn.logprobs]
+        truth = true_logprobs(model, row, places, temperature)
+        gaps += [abs(one - other) for one, other in zip(told, truth, strict=True)]
+    return max(gaps)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_log_probabilities_are_those_of_a_plain_forward_pass(name: str) -> None:
+    model = network(name)
+    assert largest_gap(model, converse(sampler(model, max_rows=5), range(12))) < 1e-4
+
+
+def test_log_probabilities_are_those_at_the_sampling_temperature() -> None:
+    model = network("lfm2")
+    turns = converse(sampler(model, temperature=0.6), range(6))
+    assert largest_gap(model, turns, temperature=0.6) < 1e-4
+
+
+def test_greedy_rows_take_the_most_likely_token_and_say_its_log_probability_at_temperature_1() -> None:
+    model = network("llama")
+    turns = converse(sampler(model, temperature=0), range(6))
+    assert largest_gap(model, turns) < 1e-4
+    row, places = transcript(3, turns[3])
+    best = logits_of(model, row).argmax(dim=-1)
+    assert [row[place] for place in places] == [int(best[place - 1]) for place in places]
+
+
+@pytest.mark.parametrize("name", ["lfm2", "llama"])
+def test_a_row_is_the_same_alone_and_in_any_batch_and_order(name: str) -> None:
+    model = network(name)
+    rows = list(range(16))
+    together = ids(converse(sampler(model), rows))
+    for settings in ({"max_rows": 3}, {"max_rows": 7, "patience": 0.0}, {"patience": 0.9}):
+        shuffled = random.Random(str(settings)).sample(rows, k=len(rows))
+        assert ids(converse(sampler(model, **settings), shuffled)) == together
+    for row in (0, 9):
+        assert ids(converse(sampler(model), [row])) == {row: together[row]}
+
+
+def test_rows_with_the_same_prompt_and_other_seeds_differ() -> None:
+    model = sampler(network("lfm2"))
+    for key in range(8):
+        model.start(request(key, [65, 66], max_tokens=12))
+    said = {turn.ids for _ in range(8) for turn in model.step()}
+    assert len(said) == 8
+
+
+def test_every_token_is_drawn_as_often_as_the_softmax_says() -> None:
+    torch_model = network("lfm2")
+    model = sampler(torch_model, max_rows=2000)
+    for key in range(2000):
+        model.start(request(key, [65, 66, 67], max_tokens=1))
+    drawn = [turn.ids[0] for turn in model.step()]
+    truth = logits_of(torch_model, [65, 66, 67])[-1].softmax(dim=-1)
+    seen = torch.bincount(torch.tensor(drawn), minlength=VOCABULARY) / len(drawn)
+    assert float((seen - truth).abs().max()) < 0.04
+
+
+def test_sampling_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    converse(sampler(network("lfm2")), range(4))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_sampler_writes_with_the_weights_that_training_left() -> None:
+    model = network("lfm2")
+    for dtype in ("float32", "bfloat16"):
+        used = sampler(model, dtype=dtype)
+        before = ids(converse(used, range(4)))
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.3)
+        after = ids(converse(used, range(4)))
+        assert after != before
+        assert after == ids(converse(sampler(model, dtype=dtype), range(4)))
+
+
+def test_a_model_in_training_mode_is_sampled_without_dropout_and_given_back_as_it_was() -> None:
+    model = network("gpt2")
+    model.train()
+    turns = converse(sampler(model), range(4))
+    assert model.training
+    model.eval()
+    assert largest_gap(model, turns) < 1e-4
+
+
+def test_trained_weights_can_still_be_trained_after_sampling() -> None:
+    model = network("lfm2")
+    converse(sampler(model), range(2))
+    converse(sampler(model, dtype="bfloat16"), range(2))
+    ids_BT = torch.tensor([[1, 2, 3]])
+    model.forward(input_ids=ids_BT, labels=ids_BT).loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_bfloat16_is_close_to_float32() -> None:
+    model = network("lfm2")
+    assert largest_gap(model, converse(sampler(model, dtype="bfloat16"), range(6))) < 0.5
+
+
+def turns_until_closed(model: Sampler, key: int, prompt: Sequence[int], max_tokens: int, seed: int) -> Turn:
+    model.start(request(key, prompt, max_tokens, seed))
+    (turn,) = model.step()
+    model.close(key)
+    return turn
+
+
+def test_a_turn_ends_with_the_token_that_completes_a_stop_string() -> None:
+    model = network("lfm2")
+    free = turns_until_closed(sampler(model), 0, [65, 66], 200, seed=5)
+    # The same row again, with two letters that it wrote as the stop string.
+    first = next(end for end in range(8, 200) if all(32 <= ident < 127 for ident in free.ids[end - 2 : end]))
+    text = bytes(free.ids[first - 2 : first]).decode()
+    stopped = turns_until_closed(sampler(model, [text, "never written"]), 0, [65, 66], 200, seed=5)
+    assert stopped.end is TurnEnd.STOP
+    assert stopped.ids == free.ids[:first]
+    assert stopped.logprobs == pytest.approx(free.logprobs[:first], abs=1e-5)
+
+
+def test_a_turn_that_spends_its_budget_says_so() -> None:
+    turn = turns_until_closed(sampler(network("lfm2")), 0, [65], 4, seed=1)
+    assert (turn.end, len(turn.ids)) == (TurnEnd.LENGTH, 4)
+
+
+def biased(token: int) -> PreTrainedModel:
+    """A network that writes nothing but one token."""
+    model = network("lfm2")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        weights = dict(model.named_parameters())
+        weights["model.embed_tokens.weight"][:, 0] = 1.0
+        weights["model.embed_tokens.weight"][token, 0] = 40.0
+        weights["model.embedding_norm.weight"].fill_(1.0)
+    return model
+
+
+def test_the_end_of_text_ends_a_turn_and_belongs_to_it() -> None:
+    turn = turns_until_closed(sampler(biased(TOKENIZER.eos_id)), 0, [65], 9, seed=1)
+    assert (turn.end, turn.ids) == (TurnEnd.EOS, (TOKENIZER.eos_id,))
+
+
+def test_a_stop_string_wins_over_a_spent_budget() -> None:
+    turn = turns_until_closed(sampler(biased(ord("!")), ["!!!"]), 0, [65], 3, seed=1)
+    assert (turn.end, turn.ids) == (TurnEnd.STOP, (33, 33, 33))
+
+
+def test_a_prompt_that_ends_with_a_stop_string_does_not_end_the_turn() -> None:
+    turn = turns_until_closed(sampler(biased(ord("!")), ["!!!"]), 0, [33, 33, 33], 9, seed=1)
+    assert turn.ids == (33, 33, 33)
+
+
+def test_a_row_that_cannot_be_held_is_a_fault_and_its_neighbour_lives() -> None:
+    model = sampler(network("lfm2"), max_tokens=20)
+    model.start(request(0, [65] * 20))
+    model.start(request(1, [65] * 18, max_tokens=9))
+    turns = {turn.key: turn for _ in range(2) for turn in model.step()}
+    assert turns[0].end is TurnEnd.FAULT
+    assert "20" in turns[0].fault
+    assert (turns[1].end, len(turns[1].ids)) == (TurnEnd.LENGTH, 2)
+
+
+def test_an_output_that_is_no_number_is_a_fault_of_the_row() -> None:
+    model = network("llama")  # its output layer is not its embedding
+    with torch.no_grad():
+        dict(model.named_parameters())["model.embed_tokens.weight"][200] = torch.nan
+    broken = sampler(model)
+    broken.start(request(0, [65, 200]))
+    broken.start(request(1, [65, 66], max_tokens=3))
+    turns = {turn.key: turn for _ in range(2) for turn in broken.step()}
+    assert (turns[0].end, turns[0].ids) == (TurnEnd.FAULT, ())
+    assert turns[1].end is TurnEnd.LENGTH
+
+
+def test_a_closed_row_never_comes_back() -> None:
+    model = sampler(network("lfm2"), max_rows=2)
+    for key in range(4):
+        model.start(request(key, [65], max_tokens=3))
+    model.close(1)
+    model.close(3)
+    assert {turn.key for _ in range(4) for turn in model.step()} == {0, 2}
+    model.close(0)
+    model.close(2)
+    assert model.step() == []
+
+
+def test_rows_that_find_no_room_are_taken_up_as_others_are_closed() -> None:
+    model = sampler(network("lfm2"), max_rows=2)
+    for key in range(3):
+        model.start(request(key, [65], max_tokens=3))
+    assert {turn.key for _ in range(2) for turn in model.step()} == {0, 1}
+    assert model.step() == []
+    model.close(0)
+    assert [turn.key for turn in model.step()] == [2]
+
+
+def test_a_row_that_is_closed_while_it_is_written_changes_no_other() -> None:
+    model = network("lfm2")
+    alone = ids(converse(sampler(model), [0, 1, 2, 3, 4]))
+    disturbed = sampler(model, patience=0.0)
+    disturbed.start(request(99, [70, 71, 72], max_tokens=200))
+    disturbed.start(request(98, [70], max_tokens=1))
+    assert [turn.key for turn in disturbed.step()] == [98]
+    disturbed.close(99)
+    disturbed.close(98)
+    assert ids(converse(disturbed, [0, 1, 2, 3, 4])) == alone
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 20, "top_p": 0.7}])
+def test_cut_distributions_draw_likely_tokens_only_and_are_not_for_training(settings: dict[str, float]) -> None:
+    model = network("lfm2")
+    chosen = SamplerSettings.model_validate(settings)
+    assert not chosen.on_policy
+    turns = converse(Sampler(model, TOKENIZER, (), chosen), range(8))
+    for key, said in turns.items():
+        row, places = transcript(key, said)
+        chances = logits_of(model, row).softmax(dim=-1)
+        told = [value for turn in said for value in turn.logprobs]
+        for place, logprob in zip(places, told, strict=True):
+            truth, order = chances[place - 1].sort(descending=True)
+            rank = int((order == row[place]).nonzero())
+            count = min(settings.get("top_k", VOCABULARY), VOCABULARY)
+            before = truth.cumsum(dim=0) - truth
+            kept = (before < settings.get("top_p", 1.0)) & (torch.arange(VOCABULARY) < count)
+            assert kept[rank]
+            assert logprob == pytest.approx(float((truth[rank] / truth[kept].sum()).log()), abs=1e-4)
+
+
+def test_only_the_whole_softmax_is_on_policy() -> None:
+    assert SamplerSettings(temperature=0.6).on_policy
+    assert not SamplerSettings(temperature=0.0).on_policy
+
+
+def test_a_layer_that_has_no_slots_is_refused_by_name() -> None:
+    model = network("llama")
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(SettingError, match="linear_attention"):
+        sampler(model)
+
+
+def test_a_key_that_is_open_cannot_be_opened_again() -> None:
+    model = sampler(network("lfm2"))
+    model.start(request(0, [65]))
+    with pytest.raises(ValueError, match="open already"):
+        model.start(request(0, [65]))
+    with pytest.raises(ValueError, match="not open"):
+        model.extend(request(1, [65]))
+    with pytest.raises(ValueError, match="at least one"):
+        model.start(request(2, []))
+
+
+def test_nothing_to_write_gives_no_turns() -> None:
+    assert sampler(network("lfm2")).step() == []

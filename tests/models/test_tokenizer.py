@@ -1,0 +1,117 @@
+"""Fears about tokenizers: text from outside must never become a special token, and nothing may be lost."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from coseek.data.errors import DataError, SettingError
+from coseek.models.tokenizer import END, PAD, ByteTokenizer, HfTokenizer, train_tokenizer
+
+TAGS = ("<search>", "</search>", "<answer>", "</answer>")
+TEXTS = [" The river Ona flows through Marden .", " Marden is a city in Ostia .", " Who founded Marden ?"] * 5
+
+
+def learnt() -> HfTokenizer:
+    return HfTokenizer(train_tokenizer(TEXTS, TAGS, 400))
+
+
+LEARNT = learnt()
+BOTH = pytest.mark.parametrize("tokenizer", [LEARNT, ByteTokenizer(TAGS)], ids=["learnt", "bytes"])
+
+
+@BOTH
+@given(text=st.text(max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_any_text_comes_back_whole(tokenizer: HfTokenizer | ByteTokenizer, text: str) -> None:
+    for ids in (tokenizer.encode(text), tokenizer.encode_data(text)):
+        assert tokenizer.decode(ids) == text
+
+
+@BOTH
+def test_a_tag_is_one_token_where_we_write_it_and_plain_characters_where_others_do(
+    tokenizer: HfTokenizer | ByteTokenizer,
+) -> None:
+    text = f"a<search> b</search>{END}"
+    ours, theirs = tokenizer.encode(text), tokenizer.encode_data(text)
+    (tag,) = tokenizer.encode("<search>")
+    assert tag in ours
+    assert tokenizer.eos_id in ours
+    specials = {ident for name in (*TAGS, END) for ident in tokenizer.encode(name)}
+    assert not specials & set(theirs)
+    assert tokenizer.decode(theirs) == text
+
+
+@BOTH
+def test_nothing_is_added_around_a_text(tokenizer: HfTokenizer | ByteTokenizer) -> None:
+    assert tokenizer.encode("") == tokenizer.encode_data("") == []
+    assert tokenizer.decode([]) == ""
+
+
+def test_every_word_seen_often_is_one_token_with_its_space() -> None:
+    assert [len(LEARNT.encode(word)) for word in (" Marden", " river", " founded", " .")] == [1, 1, 1, 1]
+
+
+def test_ids_are_padding_then_end_then_tags_then_the_rest() -> None:
+    assert [LEARNT.decode([ident]) for ident in range(6)] == [PAD, END, *TAGS]
+    assert LEARNT.eos_id == 1
+    assert LEARNT.fast.pad_token_id == 0
+    assert LEARNT.size <= 400
+
+
+def test_the_same_texts_give_the_same_tokenizer() -> None:
+    assert learnt().fast.backend_tokenizer.to_str() == LEARNT.fast.backend_tokenizer.to_str()
+
+
+def test_a_saved_tokenizer_opens_as_itself(tmp_path: Path) -> None:
+    LEARNT.save(tmp_path)
+    opened = HfTokenizer.load(tmp_path)
+    text = "<search> Who founded Ostia ? ü</search>"
+    assert opened.encode(text) == LEARNT.encode(text)
+    assert opened.encode_data(text) == LEARNT.encode_data(text)
+    assert (opened.eos_id, opened.size) == (LEARNT.eos_id, LEARNT.size)
+
+
+def test_padding_and_truncation_that_a_folder_asks_for_touch_no_ids() -> None:
+    fast = train_tokenizer(TEXTS, TAGS, 400)
+    plain = HfTokenizer(fast).encode(TEXTS[0])
+    fast.backend_tokenizer.enable_truncation(2)
+    fast.backend_tokenizer.enable_padding(length=50)
+    assert HfTokenizer(fast).encode(TEXTS[0]) == HfTokenizer(fast).encode_data(TEXTS[0]) == plain
+
+
+def test_added_tokens_that_are_not_marked_special_are_plain_in_data_too() -> None:
+    # Qwen's tokenizers hold <think> and <tool_call> in this way.
+    fast = train_tokenizer(TEXTS, TAGS, 400)
+    fast.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    tokenizer = HfTokenizer(fast)
+    (tag,) = tokenizer.encode("<think>")
+    theirs = tokenizer.encode_data("a<think><think>b<<think>")
+    assert tag not in theirs
+    assert tokenizer.decode(theirs) == "a<think><think>b<<think>"
+
+
+def test_a_vocabulary_too_small_for_every_byte_is_refused() -> None:
+    with pytest.raises(SettingError, match="need 262"):
+        train_tokenizer(TEXTS, TAGS, 261)
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no model folder"):
+        HfTokenizer.load(tmp_path / "none")
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        HfTokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:
+    fast = train_tokenizer(TEXTS, TAGS, 400)
+    fast.eos_token = None
+    with pytest.raises(DataError, match="eos_token"):
+        HfTokenizer(fast)
+
+
+def test_bytes_that_are_no_text_decode_to_the_replacement_character() -> None:
+    assert ByteTokenizer().decode([0xC3, 65]) == "\ufffdA"
+    assert ByteTokenizer().decode([9999]) == ""

@@ -1,0 +1,159 @@
+import json
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coseek.data.errors import DataError, IndexMismatch, SettingError, UnknownName, UserError
+from coseek.data.passage import Corpus, Passage
+from coseek.retrieval.index import build_index, open_index, retriever_names
+from coseek.retrieval.retrievers.bm25 import Bm25
+
+CORPUS = Corpus([Passage("1", "Ada", "wrote programs"), Passage("2", "Bob", "wrote songs"), Passage("3", "Cy", "")])
+OTHER = Corpus([Passage("1", "Ada", "wrote poems")])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    CORPUS.save(tmp_path / "world" / "corpus.jsonl")
+    return tmp_path / "world"
+
+
+def test_the_retrievers_are_found_by_their_files_names() -> None:
+    assert {"bm25", "dense", "random"} <= set(retriever_names())
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "random"])
+def test_an_opened_index_finds_what_the_built_one_found(folder: Path, tmp_path: Path, retriever: str) -> None:
+    built = build_index(folder, retriever, tmp_path / "index")
+    opened = open_index(tmp_path / "index")
+    queries = ["wrote", "ada programs", "nobody"]
+    assert opened.search(queries, 2) == built.search(queries, 2)
+    assert opened.name == retriever
+
+
+def test_the_arrays_of_an_index_stay_on_disk(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "bm25", tmp_path / "index")
+    opened = open_index(tmp_path / "index")
+    assert isinstance(opened, Bm25)
+    source: object = opened._postings.weights_P
+    while isinstance(source, np.ndarray) and not isinstance(source, np.memmap):
+        source = source.base
+    assert isinstance(source, np.memmap | mmap.mmap)
+
+
+def test_settings_are_kept_with_the_index(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "bm25", tmp_path / "index", {"k1": 0.5, "stem": "plural"})
+    opened = open_index(tmp_path / "index")
+    assert isinstance(opened, Bm25)
+    assert opened.settings.k1 == 0.5
+    assert [hit.passage.id for hit in opened.search(["song"], 3)[0]] == ["2"]
+
+
+def test_the_card_names_no_place_of_this_machine(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "bm25", tmp_path / "index")
+    card = (tmp_path / "index" / "index.json").read_text()
+    assert str(tmp_path) not in card
+    assert json.loads(card)["corpus"]["path"] == "../world/corpus.jsonl"
+
+
+def test_corpus_and_index_may_move_together(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "bm25", folder / "bm25")
+    folder.rename(tmp_path / "elsewhere")
+    assert open_index(tmp_path / "elsewhere" / "bm25").search(["songs"], 1)[0][0].passage.id == "2"
+
+
+def test_an_index_of_another_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "bm25", tmp_path / "index")
+    with pytest.raises(IndexMismatch, match=r"indexes another corpus .* make it anew"):
+        open_index(tmp_path / "index", OTHER)
+    OTHER.save(folder / "corpus.jsonl")
+    with pytest.raises(IndexMismatch):
+        open_index(tmp_path / "index")
+
+
+def test_an_index_over_a_corpus_in_memory_wants_that_corpus_back(tmp_path: Path) -> None:
+    build_index(CORPUS, "bm25", tmp_path / "index")
+    assert len(open_index(tmp_path / "index", CORPUS).search(["wrote"], 5)[0]) == 2
+    with pytest.raises(DataError, match="corpus in memory"):
+        open_index(tmp_path / "index")
+
+
+def test_a_corpus_that_is_gone_is_named(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "bm25", tmp_path / "index")
+    (folder / "corpus.jsonl").unlink()
+    with pytest.raises(DataError, match=r"no longer at .*corpus\.jsonl"):
+        open_index(tmp_path / "index")
+
+
+def broken(path: Path) -> None:
+    (path / "index.json").write_text("{")
+
+
+def of_tomorrow(path: Path) -> None:
+    (path / "index.json").write_text('{"schema": 99}')
+
+
+def not_a_card(path: Path) -> None:
+    (path / "index.json").write_text('["schema"]')
+
+
+def of_no_retriever(path: Path) -> None:
+    card = json.loads((path / "index.json").read_text())
+    (path / "index.json").write_text(json.dumps({**card, "retriever": "bm52"}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (broken, "not valid JSON"),
+        (of_tomorrow, "schema 99"),
+        (not_a_card, "not the card of an index"),
+        (of_no_retriever, "did you mean 'bm25'"),
+    ],
+)
+def test_a_spoilt_card_ends_in_a_sentence(
+    folder: Path, tmp_path: Path, spoil: Callable[[Path], None], sentence: str
+) -> None:
+    build_index(folder, "bm25", tmp_path / "index")
+    spoil(tmp_path / "index")
+    with pytest.raises(UserError, match=sentence):
+        open_index(tmp_path / "index")
+
+
+def test_a_folder_that_is_no_index_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no index"):
+        open_index(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="not an index"):
+        open_index(folder)
+
+
+def test_an_unknown_retriever_or_setting_offers_the_nearest_name(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="did you mean 'bm25'"):
+        build_index(folder, "bm-25", tmp_path / "index")
+    with pytest.raises(SettingError, match="did you mean 'stem'"):
+        build_index(folder, "bm25", tmp_path / "index", {"stemm": "plural"})
+    with pytest.raises(SettingError, match="greater than or equal to 0"):
+        build_index(folder, "bm25", tmp_path / "index", {"k1": -1})
+    assert not (tmp_path / "index").exists()
+
+
+def test_an_index_never_replaces_a_folder_of_something_else(folder: Path) -> None:
+    with pytest.raises(DataError, match="exists and is not an index"):
+        build_index(folder, "bm25", folder)
+    assert len(Corpus.load(folder / "corpus.jsonl")) == 3
+
+
+def test_a_failed_build_leaves_the_old_index(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "bm25", tmp_path / "index")
+    with pytest.raises(UserError, match="no encoder"):
+        build_index(folder, "dense", tmp_path / "index", {"encoder": "nowhere/to/be/found"})
+    assert open_index(tmp_path / "index").name == "bm25"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "world"]
+
+
+def test_a_data_folder_without_a_corpus_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no corpus\.jsonl"):
+        build_index(tmp_path, "bm25", tmp_path / "index")

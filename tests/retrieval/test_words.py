@@ -1,0 +1,37 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.retrieval.words import singular, words
+
+
+def test_words_are_lower_cased_and_parted_by_everything_but_letters_and_digits() -> None:
+    expected = ["kiss", "tell", "1945", "film", "a", "j", "s", "under", "score"]
+    assert words("Kiss & Tell (1945 film), A.J.'s under_score") == expected
+
+
+def test_chinese_is_cut_into_overlapping_pairs_and_a_lone_character_stays() -> None:
+    assert words("黑豹队 在 NFL赛") == ["黑豹", "豹队", "在", "nfl", "赛"]
+
+
+def test_accents_are_kept_and_composed_and_decomposed_forms_are_one_word() -> None:
+    assert words("Alu\u0302") == words("Al\u00fb") == ["al\u00fb"]
+
+
+def test_the_plural_ending_goes_and_nothing_else() -> None:
+    plurals = ["cities", "films", "universities", "eyries", "gas", "virus", "class", "shoes", "is", "running"]
+    singulars = ["city", "film", "university", "eyry", "gas", "virus", "class", "shoe", "is", "running"]
+    assert [singular(word) for word in plurals] == singulars
+    assert words("Two films", stem="plural") == ["two", "film"]
+
+
+@settings(max_examples=200)
+@given(st.text(), st.text())
+def test_cutting_two_texts_is_cutting_each(one: str, other: str) -> None:
+    assert words(f"{one}\n{other}") == words(one) + words(other)
+
+
+@settings(max_examples=200)
+@given(st.text())
+def test_cutting_words_again_changes_nothing_outside_cjk(text: str) -> None:
+    once = [word for word in words(text) if word.isascii()]
+    assert words(" ".join(once)) == once

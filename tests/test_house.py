@@ -1,0 +1,253 @@
+"""The house: floors, sizes and names, read from the files themselves."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import coseek
+from coseek.cli.extras import EXTRA_OF
+from coseek.cli.main import COMMANDS, main
+from coseek.data.registry import names
+from coseek.data.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "coseek"
+
+FLOORS = {
+    "data": 0,
+    "world": 1,
+    "models": 2,
+    "retrieval": 2,
+    "agents": 3,
+    "rewards": 4,
+    "measure": 4,
+    "training": 5,
+    "studies": 6,
+    "serve": 6,
+    "view": 6,
+    "cli": 6,
+}
+"""Room → floor. A room imports itself and rooms on lower floors, nothing else."""
+
+NEIGHBOURS = {
+    ("rewards", "measure"): "what counts as a right answer is said once, for paying and for measuring",
+}
+"""The only ways between two rooms of one floor, each with its reason."""
+
+TORCH_FREE = ("data", "world", "retrieval", "agents", "rewards", "measure", "cli")
+
+LONG: dict[str, str] = {}
+"""Files over 500 lines and functions (`file:function`) over 60, each with its reason."""
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms a file imports, wherever in the file it does so."""
+    modules: set[str] = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}, line {node.lineno}: write the whole name of what is imported"
+            module = node.module or ""
+            modules.update(f"{module}.{alias.name}" for alias in node.names)
+    return {module.split(".")[1] for module in modules if module.startswith("coseek.")}
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert rooms <= FLOORS.keys()
+
+
+def test_rooms_import_only_floors_below() -> None:
+    wrong = []
+    for path in sources("src/coseek"):
+        room = path.relative_to(PACKAGE).parts[0]
+        for other in imported_rooms(path) if room in FLOORS else ():
+            below = other not in FLOORS or FLOORS[other] < FLOORS[room]
+            if not (other == room or below or (room, other) in NEIGHBOURS):
+                wrong.append(f"{path.relative_to(ROOT)} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_and_functions_are_short() -> None:
+    long = []
+    for path in sources("src", "tests", "bench"):
+        name = str(path.relative_to(ROOT))
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > 500 and name not in LONG:
+            long.append(f"{name}: {lines} lines")
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > 60 and f"{name}:{node.name}" not in LONG:
+                    long.append(f"{name}:{node.name}: {length} lines")
+    assert not long, "\n".join(long)
+
+
+def test_nothing_is_typed_any() -> None:
+    loose = [
+        f"{path.relative_to(ROOT)}, line {node.lineno}"
+        for path in sources("src", "tests", "bench")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and node.module == "typing" and any(one.name == "Any" for one in node.names)
+    ]
+    assert not loose, "\n".join(loose)
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [str(path.relative_to(ROOT)) for path in sources("src", "bench") if not ast.get_docstring(parsed(path))]
+    assert not silent, "\n".join(silent)
+
+
+def test_every_setting_is_described_where_it_is_declared() -> None:
+    bare = []
+    for found in pkgutil.walk_packages(coseek.__path__, "coseek."):
+        for kind in vars(importlib.import_module(found.name)).values():
+            if inspect.isclass(kind) and issubclass(kind, Settings) and kind.__module__ == found.name:
+                bare += [
+                    f"{found.name}.{kind.__name__}.{key}"
+                    for key, field in kind.model_fields.items()
+                    if not field.description
+                ]
+    assert not bare, "\n".join(bare)
+
+
+def run_python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_coseek_imports_nothing_heavy() -> None:
+    heavy = ("torch", "transformers", "numpy", "pydantic", "bm25s")
+    assert run_python(f"import coseek, sys; print([name for name in {heavy!r} if name in sys.modules])") == "[]\n"
+
+
+def test_rooms_that_need_no_torch_import_none() -> None:
+    rooms = tuple(f"coseek.{room}." for room in TORCH_FREE)
+    code = f"""
+import coseek, importlib, pkgutil, sys
+for found in pkgutil.walk_packages(coseek.__path__, 'coseek.', onerror=lambda name: None):
+    if found.name.startswith({rooms!r}):
+        importlib.import_module(found.name)
+        assert 'torch' not in sys.modules, found.name
+"""
+    # walk_packages imports the packages it walks through, the torch rooms' `__init__` among them: those are free too.
+    run_python(code)
+
+
+@pytest.mark.parametrize("name", coseek.__all__)
+def test_coseek_offers_what_it_promises(name: str) -> None:
+    assert getattr(coseek, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="it offers Author"):
+        coseek.Passsage  # noqa: B018
+
+
+def test_type_checkers_and_python_see_the_same_names() -> None:
+    tree = parsed(PACKAGE / "__init__.py")
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        alias.asname: (node.module or "").removeprefix("coseek.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == coseek._HOMES
+
+
+def test_the_version_and_the_extras_are_those_of_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == coseek.__version__
+    for library, extra in EXTRA_OF.items():
+        wanted = " ".join(project["optional-dependencies"][extra])
+        assert library.replace("_", "-") in wanted, f"{library} is not in the extra {extra}"
+
+
+def written_commands() -> set[tuple[str, ...]]:
+    """Every `coseek COMMAND [SUBCOMMAND]` that README and the docs tell people to type."""
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *PACKAGE.rglob("recipes/*.yaml"),
+    ]
+    found: set[tuple[str, ...]] = set()
+    for page in pages:
+        for words in re.findall(r"\bcoseek ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", code_in(page)):
+            found.add(tuple(word for word in words if word))
+    return found
+
+
+def code_in(page: Path) -> str:
+    """The commands of a page: its code blocks and `code`, or all of a file that is no Markdown."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix != ".md":
+        return text
+    blocks = re.findall(r"```(?:sh|bash|console)?\n(.*?)```", text, flags=re.DOTALL)
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return "\n".join(blocks + re.findall(r"`([^`\n]+)`", prose))
+
+
+def test_every_command_in_the_docs_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in sorted(written_commands()):
+        assert command[0] in names(COMMANDS), f"`coseek {command[0]}` is in the docs and is no command"
+        assert main([command[0], "--help"]) == 0
+        if "COMMAND" in capsys.readouterr().out and len(command) > 1:
+            assert main([*command, "--help"]) == 0, f"`coseek {' '.join(command)}` is in the docs and is no command"
+
+
+def test_every_make_target_in_the_docs_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    written = {word for page in pages for word in re.findall(r"`?\bmake ([a-z]+)`", page.read_text(encoding="utf-8"))}
+    assert written <= targets
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.relative_to(ROOT)} links to {link}, which is not there"
+
+
+def test_every_file_that_the_docs_name_exists() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for name in re.findall(r"\b((?:bench|recipes|tests|docs)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists(), f"{page.relative_to(ROOT)} names {name}, which is not there"
+
+
+def test_no_file_holds_a_path_of_one_machine() -> None:
+    # Put together here, so that this file does not hold what it looks for.
+    wrong = re.compile(
+        "|".join(("/" + "work/", "/" + "home/", "/" + "root/", "/" + "Users/", "index" + "-url", "find" + "-links"))
+    )
+    kept = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
+    for folder in ("src", "tests", "bench", "docs", ".ci"):
+        kept += [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    found = [
+        f"{path.relative_to(ROOT)}, line {number}"
+        for path in kept
+        for number, line in enumerate(path.read_bytes().decode("utf-8", errors="replace").splitlines(), start=1)
+        if wrong.search(line)
+    ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,80 @@
+"""The whole road in small: from a recipe to a table, stopped and gone on with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coseek.data.errors import DataError, SettingError
+from coseek.data.run import Run
+from coseek.data.settings import load_settings
+from coseek.training.recipe import AgentRecipe, recipe_path
+
+TINY = [
+    "data.world={seed: 3, size: tiny, train: 60, dev: 20, test: 20}",
+    "data.unseen={seed: 4, size: tiny, train: 0, dev: 0, test: 20}",
+    "policy.laptop={hidden: 32, heads: 2, kv_heads: 1, feed_forward: 32, vocabulary: 1500}",
+    "warm_start.world={size: tiny, train: 20, dev: 0, test: 0}",
+    "warm_start.worlds=2",
+    "warm_start.sft={steps: 6, repeat_steps: 2, rounds: 1, tokens_per_step: 1500}",
+    "rl={steps: 2, questions_per_step: 3, group_size: 2, evaluate_every: 1}",
+    "table={questions: 8, dev_questions: 6}",
+    "threads=1",
+]
+
+
+def tiny() -> AgentRecipe:
+    return load_settings(AgentRecipe, recipe_path("quickstart"), TINY)
+
+
+@pytest.mark.slow
+def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) -> None:
+    from coseek.training.agent import AgentTraining
+    from coseek.training.results import files_of, measure, write_results
+
+    training = AgentTraining(tiny(), tmp_path / "run")
+    training.begin(resume=False)
+    training.train()
+    table = write_results(training, measure(training))
+    assert table.columns == ("em", "dev", "test", "unseen")
+    assert [row[0] for row in table.rows] == ["before", "after", "before, T=1", "after, T=1", "direct", "naive RAG"]
+    assert all(Path(path).exists() for path in files_of(training))
+    cells = sorted(path.name for path in (tmp_path / "run" / "table").iterdir())
+    assert len(cells) == 18 and all(len(Run(tmp_path / "run" / "table" / cell).done()) == 8 for cell in cells)
+    steps = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2] and "eval/reward" in steps[0]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<script" not in page and "What was learnt" in page
+
+    again = AgentTraining(tiny(), tmp_path / "run")  # everything is there: nothing is done twice
+    before = (tmp_path / "run" / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns
+    again.begin(resume=True)
+    again.train()
+    assert write_results(again, measure(again)) == table
+    assert (tmp_path / "run" / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    from coseek.training.agent import AgentTraining
+
+    AgentTraining(tiny(), tmp_path).begin(resume=False)
+    with pytest.raises(DataError, match="--resume"):
+        AgentTraining(tiny(), tmp_path).begin(resume=False)
+    AgentTraining(tiny(), tmp_path).begin(resume=True)
+    with pytest.raises(SettingError, match="begun with another seed"):
+        AgentTraining(tiny().model_copy(update={"seed": 9}), tmp_path).begin(resume=True)
+
+
+def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(SettingError, match="did you mean 'steps'"):
+        load_settings(AgentRecipe, recipe_path("quickstart"), ["rl.step=3"])
+
+
+def test_a_recipe_has_exactly_one_source_of_data() -> None:
+    with pytest.raises(SettingError, match="exactly one"):
+        load_settings(AgentRecipe, recipe_path("quickstart"), ["data.folder=somewhere"])
+
+
+@pytest.mark.parametrize("path", sorted(recipe_path("quickstart").parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_of_ours_can_be_read(path: Path) -> None:
+    assert load_settings(AgentRecipe, path, ["data.imported.sources=[x]"] if path.stem == "2wiki" else []).about

@@ -1,0 +1,104 @@
+"""A checkpoint is whole or not there, and the one before it survives whatever happens."""
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from coseek.data.errors import RunError, SettingError
+from coseek.training.checkpoint import TrainingState, check_settings, load_checkpoint, save_checkpoint
+
+
+def state(step: int, size: int = 8) -> TrainingState:
+    return {
+        "step": step,
+        "position": step * 4,
+        "metrics_bytes": 0,
+        "torch_rng": torch.get_rng_state(),
+        "settings": {"lr": 0.1, "betas": [0.9, 0.98]},
+        "learners": {
+            "policy": {"module": {"w": torch.full((size,), float(step))}, "optimiser": {"adam": {}, "update": step}}
+        },
+        "frozen": {},
+        "notes": {"chunk": 3},
+    }
+
+
+def loaded_step(folder: Path) -> int | None:
+    found = load_checkpoint(folder)
+    return None if found is None else found["step"]
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(3))
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found["step"] == 3 and found["notes"] == {"chunk": 3}
+    assert torch.equal(found["learners"]["policy"]["module"]["w"], torch.full((8,), 3.0))
+    assert load_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        save_checkpoint(tmp_path, state(step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000010"]
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "no manifest"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: str) -> None:
+    save_checkpoint(tmp_path, state(1))
+    newest = save_checkpoint(tmp_path, state(2))
+    data = bytearray((newest / "state.pt").read_bytes())
+    if harm == "cut":
+        (newest / "state.pt").write_bytes(data[:-9])
+    elif harm == "flip":
+        data[len(data) // 2] ^= 1
+        (newest / "state.pt").write_bytes(data)
+    else:
+        (newest / "manifest.json").unlink()
+    assert loaded_step(tmp_path) == 1
+
+
+def test_when_no_checkpoint_is_whole_that_is_said(tmp_path: Path) -> None:
+    (save_checkpoint(tmp_path, state(7)) / "state.pt").write_bytes(b"")
+    with pytest.raises(RunError, match=r"none of the checkpoints .* is whole \(steps \[7\]\)"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path: Path) -> None:
+    """Files may not grow beyond 200 kB here: the system refuses the write half-way, as a full disk does."""
+    save_checkpoint(tmp_path, state(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        with pytest.raises(RunError, match=r"checkpoint of step 2 .*; the one of step 1 is kept; make room"):
+            save_checkpoint(tmp_path, state(2, size=1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, old_handler)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert loaded_step(tmp_path) == 1
+
+
+def test_what_a_killed_write_left_behind_is_swept_away(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1))
+    (tmp_path / ".step-000002.abc.part").mkdir()
+    (tmp_path / ".step-000002.abc.part" / "state.pt").write_bytes(b"half")
+    assert loaded_step(tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_a_replacement_that_was_cut_in_two_is_undone(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, state(1))
+    os.replace(path, tmp_path / ".step-000001.old")
+    assert loaded_step(tmp_path) == 1
+
+
+def test_a_run_goes_on_only_under_the_settings_that_it_began_with() -> None:
+    check_settings({"lr": 0.1, "steps": 3}, {"lr": 0.1, "steps": 5}, frozenset({"steps"}))
+    with pytest.raises(SettingError, match=r"began with lr=0\.1 and cannot go on with 0\.2"):
+        check_settings({"lr": 0.1}, {"lr": 0.2}, frozenset())

@@ -1,0 +1,254 @@
+"""The arithmetic of the losses, against hand-made rows and enumerable distributions."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from coseek.data.errors import DataError, SettingError
+from coseek.training.losses import (
+    gae,
+    group_advantages,
+    kl_estimate,
+    last_token_rewards,
+    loss_weights,
+    policy_loss,
+    target_logprobs,
+    value_loss,
+    weighted_nll,
+    whiten,
+)
+
+rewards = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=12)
+masks = st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4)
+
+
+def test_the_logprob_of_a_token_comes_from_the_position_before_it() -> None:
+    """Trap 7, on a row of six tokens over a vocabulary of three, with logits written by hand."""
+    ids_BT = torch.tensor([[2, 0, 1, 1, 2, 0]])
+    logits_BTV = torch.log(
+        torch.tensor(
+            [[[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6], [0.25, 0.25, 0.5], [0.9, 0.05, 0.05], [1 / 3] * 3]]
+        )
+    )
+    wanted_BT = torch.tensor([[False, True, True, False, True, True]])
+    found = target_logprobs(logits_BTV, lambda logits: logits, ids_BT, wanted_BT)
+    assert torch.allclose(found.exp()[wanted_BT], torch.tensor([0.5, 0.7, 0.5, 0.9]))
+    assert found[0, 0] == 0 and found[0, 3] == 0
+
+
+def test_a_temperature_divides_the_logits() -> None:
+    logits_BTV = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])
+    wanted_BT = torch.tensor([[False, True]])
+    found = target_logprobs(logits_BTV, lambda logits: logits, torch.tensor([[0, 0]]), wanted_BT, temperature=0.5)
+    assert float(found[0, 1]) == pytest.approx(4.0 - math.log(math.e**4 + 1), abs=1e-5)
+
+
+def test_the_first_token_of_a_row_has_no_logprob() -> None:
+    with pytest.raises(DataError, match="nothing before it"):
+        target_logprobs(torch.zeros(1, 2, 3), lambda x: x, torch.zeros(1, 2).long(), torch.tensor([[True, True]]))
+
+
+@given(rewards)
+@settings(max_examples=100, deadline=None)
+def test_group_advantages_are_centred_and_of_unit_spread_or_all_zero(values: list[float]) -> None:
+    advantages = group_advantages(torch.tensor(values, dtype=torch.float64)).double()
+    assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-5)
+    spread = float(torch.tensor(values, dtype=torch.float64).std(correction=0))
+    if spread > 1e-6:
+        assert float(advantages.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+    else:
+        assert not advantages.any()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 0.9, 1 / 3, 1e9])
+def test_a_group_without_spread_gets_exactly_zero(value: float) -> None:
+    for size in (2, 3, 5, 7, 8):
+        assert group_advantages(torch.full((size,), value)).tolist() == [0.0] * size
+
+
+def test_a_group_of_one_keeps_its_raw_reward() -> None:
+    assert group_advantages(torch.tensor([0.7])).item() == pytest.approx(0.7)
+
+
+def test_without_scaling_only_the_mean_is_taken_off() -> None:
+    assert group_advantages(torch.tensor([0.0, 1.0, 1.0, 0.0]), scale=False).tolist() == [-0.5, 0.5, 0.5, -0.5]
+
+
+def test_the_reward_is_on_the_last_policy_token_not_the_last_token() -> None:
+    mask_BT = torch.tensor([[False, True, True, False, False], [False, False, False, False, False]])
+    assert last_token_rewards(torch.tensor([2.0, 3.0]), mask_BT).tolist() == [[0, 0, 2, 0, 0], [0, 0, 0, 0, 0]]
+
+
+@given(masks, st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_gae_with_gamma_and_lambda_one_is_the_reward_to_come_minus_the_value(mask: list[list[bool]], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mask_BT = torch.tensor(mask)
+    rewards_BT = torch.randn(mask_BT.shape, generator=generator)
+    values_BT = torch.randn(mask_BT.shape, generator=generator)
+    advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT)
+    to_come_BT = torch.where(mask_BT, rewards_BT, 0.0).flip(1).cumsum(1).flip(1)
+    assert torch.allclose(advantages_BT, torch.where(mask_BT, to_come_BT - values_BT, 0.0), atol=1e-5)
+    assert torch.allclose(returns_BT, torch.where(mask_BT, to_come_BT, 0.0), atol=1e-5)
+
+
+@given(masks, st.floats(0, 1), st.floats(0, 1), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_gae_sees_policy_tokens_as_if_the_others_were_not_there(
+    mask: list[list[bool]], gamma: float, lam: float, seed: int
+) -> None:
+    """Trap 8: with λ or γ below 1, retrieved tokens in between would dilute credit."""
+    generator = torch.Generator().manual_seed(seed)
+    mask_BT = torch.tensor(mask)
+    rewards_BT = torch.randn(mask_BT.shape, generator=generator)
+    values_BT = torch.randn(mask_BT.shape, generator=generator)
+    advantages_BT, _ = gae(rewards_BT, values_BT, mask_BT, gamma, lam)
+    for row in range(len(mask)):
+        here = mask_BT[row]
+        if here.any():
+            alone, _ = gae(rewards_BT[row, here][None], values_BT[row, here][None], here[here][None], gamma, lam)
+            assert torch.allclose(advantages_BT[row, here], alone[0], atol=1e-5)
+        assert not advantages_BT[row, ~here].any()
+
+
+def test_gae_by_hand() -> None:
+    """δ = [0.5·0.4 − 0.2, 1 − 0.4] over the two policy tokens, A₁ = δ₁ + 0.5·0.8·δ₂."""
+    mask_BT = torch.tensor([[True, False, True]])
+    rewards_BT = torch.tensor([[0.0, 9.0, 1.0]])
+    values_BT = torch.tensor([[0.2, 7.0, 0.4]])
+    advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, gamma=0.5, lam=0.8)
+    assert torch.allclose(advantages_BT, torch.tensor([[0.0 + 0.4 * 0.6, 0.0, 0.6]]), atol=1e-6)
+    assert torch.allclose(returns_BT, torch.tensor([[0.44, 0.0, 1.0]]), atol=1e-6)
+
+
+def test_whitening_looks_at_masked_tokens_only_and_survives_an_empty_mask() -> None:
+    mask_BT = torch.tensor([[True, False, True]])
+    assert torch.allclose(whiten(torch.tensor([[1.0, math.nan, 3.0]]), mask_BT), torch.tensor([[-1.0, 0.0, 1.0]]))
+    assert not whiten(torch.full((1, 3), math.nan), torch.zeros(1, 3, dtype=torch.bool)).any()
+    assert not whiten(torch.full((1, 3), 0.9), mask_BT).any()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "low", "high", "loss", "moves"),
+    [
+        (1.0, 2.0, 0.2, 0.2, -2.0, True),
+        (1.5, 1.0, 0.2, 0.2, -1.2, False),
+        (1.25, 1.0, 0.2, 0.28, -1.25, True),
+        (0.5, 1.0, 0.2, 0.2, -0.5, True),
+        (0.5, -1.0, 0.2, 0.2, 0.8, False),
+        (1.5, -1.0, 0.2, 0.2, 1.5, True),
+    ],
+)
+def test_the_policy_loss_clips_only_what_runs_ahead(
+    ratio: float, advantage: float, low: float, high: float, loss: float, moves: bool
+) -> None:
+    new_BT = torch.tensor([[math.log(ratio)]], requires_grad=True)
+    found = policy_loss(new_BT, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.tensor([[True]]), low, high)
+    assert float(found.detach()) == pytest.approx(loss, rel=1e-5)
+    (gradient,) = torch.autograd.grad(found.sum(), new_BT)
+    assert bool(gradient.any()) is moves
+
+
+def test_nothing_behind_a_mask_reaches_loss_or_gradient() -> None:
+    """Trap 10: a NaN or an overflow at a token that does not count must not count."""
+    mask_BT = torch.tensor([[True, False, False]])
+    odd = torch.tensor([[-1.0, math.nan, math.inf]])
+    weights_BT = torch.tensor([[1.0, 0.0, 0.0]])
+    losses: dict[str, Callable[[Tensor], Tensor]] = {
+        "policy": lambda new: policy_loss(new, odd, odd, mask_BT),
+        "value": lambda new: value_loss(new, odd, odd, mask_BT),
+        "kl": lambda new: kl_estimate(new, odd, mask_BT, "k3"),
+        "nll": lambda new: weighted_nll(new, weights_BT),
+    }
+    for name, loss in losses.items():
+        new_BT = odd.clone().requires_grad_()
+        total = loss(new_BT).sum()
+        (gradient,) = torch.autograd.grad(total, new_BT)
+        assert torch.isfinite(total), name
+        assert torch.isfinite(gradient).all() and not gradient[0, 1:].any(), name
+
+
+def test_a_huge_ratio_stays_finite() -> None:
+    new_BT = torch.tensor([[0.0]], requires_grad=True)
+    found = policy_loss(new_BT, torch.tensor([[-500.0]]), torch.tensor([[-1.0]]), torch.tensor([[True]]))
+    (gradient,) = torch.autograd.grad(found.sum(), new_BT)
+    assert torch.isfinite(found).all() and torch.isfinite(gradient).all()
+
+
+def test_a_value_that_ran_from_its_old_one_is_held_back() -> None:
+    mask_BT = torch.tensor([[True]])
+    values_BT = torch.tensor([[1.0]])
+    old_BT, returns_BT = torch.tensor([[0.0]]), torch.tensor([[1.0]])
+    assert float(value_loss(values_BT, old_BT, returns_BT, mask_BT, clip=None)) == 0.0
+    assert float(value_loss(values_BT, old_BT, returns_BT, mask_BT, clip=0.2)) == pytest.approx(0.5 * 0.8**2)
+
+
+logits = st.lists(st.floats(-3, 3, allow_nan=False), min_size=4, max_size=4)
+
+
+@given(logits, logits)
+@settings(max_examples=80, deadline=None)
+def test_k1_and_k3_expect_the_kl_and_k2_and_k3_are_never_negative(first: list[float], second: list[float]) -> None:
+    new = torch.tensor([first]).log_softmax(1)
+    ref = torch.tensor([second]).log_softmax(1)
+    everywhere = torch.ones(1, 4, dtype=torch.bool)
+    exact = float((new.exp() * (new - ref)).sum())
+    for kind in ("k1", "k3"):
+        assert float((new.exp() * kl_estimate(new, ref, everywhere, kind)).sum()) == pytest.approx(exact, abs=1e-4)
+    assert bool((kl_estimate(new, ref, everywhere, "k2") >= 0).all())
+    assert bool((kl_estimate(new, ref, everywhere, "k3") >= 0).all())
+
+
+@given(logits, logits)
+@settings(max_examples=40, deadline=None)
+def test_the_expected_gradient_of_k2_is_that_of_the_kl_and_of_k1_none(first: list[float], second: list[float]) -> None:
+    ref = torch.tensor([second]).log_softmax(1)
+    everywhere = torch.ones(1, 4, dtype=torch.bool)
+
+    def gradient(kind: str) -> Tensor:
+        raw = torch.tensor([first], requires_grad=True)
+        new = raw.log_softmax(1)
+        if kind == "exact":
+            loss = (new.exp() * (new - ref)).sum()
+        else:
+            loss = (new.exp().detach() * kl_estimate(new, ref, everywhere, "k2" if kind == "k2" else "k1")).sum()
+        (found,) = torch.autograd.grad(loss, raw)
+        return found
+
+    assert torch.allclose(gradient("k2"), gradient("exact"), atol=1e-4)
+    assert torch.allclose(gradient("k1"), torch.zeros(1, 4), atol=1e-5)
+
+
+def test_a_kl_estimate_can_be_cut() -> None:
+    everywhere = torch.tensor([[True]])
+    assert float(kl_estimate(torch.tensor([[-9.0]]), torch.tensor([[0.0]]), everywhere, "k3", clamp=10.0)) == 10.0
+
+
+def test_the_normalisers_weigh_as_their_table_says() -> None:
+    mask_BT = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    groups_B = torch.tensor([4, 4, 9])
+    assert loss_weights(mask_BT, "token")[0].tolist() == pytest.approx([0.25] * 3)
+    assert loss_weights(mask_BT, "sequence")[0].tolist() == pytest.approx([1 / 6] * 3)
+    assert loss_weights(mask_BT, "sequence")[1].tolist() == pytest.approx([0.5, 0, 0])
+    assert loss_weights(mask_BT, "group", groups_B=groups_B)[1].tolist() == pytest.approx([0.25, 0, 0])
+    assert loss_weights(mask_BT, "constant", constant_tokens=10)[0].tolist() == pytest.approx([1 / 20] * 3)
+
+
+def test_an_empty_mask_weighs_nothing_rather_than_not_a_number() -> None:
+    mask_BT = torch.zeros(2, 3, dtype=torch.bool)
+    for kind in ("token", "sequence", "group", "constant"):
+        weights_BT = loss_weights(mask_BT, kind, constant_tokens=5, groups_B=torch.tensor([0, 1]))
+        assert weights_BT.tolist() == [[0.0] * 3] * 2
+
+
+def test_a_normaliser_says_what_it_lacks() -> None:
+    mask_BT = torch.ones(1, 1, dtype=torch.bool)
+    with pytest.raises(SettingError, match="constant_tokens above 0, not 0"):
+        loss_weights(mask_BT, "constant")
+    with pytest.raises(SettingError, match="come in groups"):
+        loss_weights(mask_BT, "group")

@@ -1,0 +1,233 @@
+"""The RL loop on a task that can be solved: answer with the token that the prompt shows."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, trajectory
+
+from coseek.data.errors import DataError, SettingError
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.rewards.reward import Reward
+from coseek.training.advantages import Experience, make_experience
+from coseek.training.episodes import RolloutFunction, collect, describe, score
+from coseek.training.order import QuestionOrder, derive_seed
+from coseek.training.policy import Policy
+from coseek.training.rl import train_rl
+from coseek.training.settings import LearnerSettings, OptimiserSettings, RlSettings
+from coseek.training.update import minibatches
+
+QUESTIONS = [Question(str(ident), f"say {ident}", (str(ident),)) for ident in range(4, 8)]
+LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2))
+
+
+def sampling(policy: Policy) -> RolloutFunction:
+    """A rollout of two agent tokens with an observation between them, drawn from the policy by each row's own seed."""
+
+    def draw(rows: list[list[int]], generators: list[torch.Generator]) -> list[tuple[int, float]]:
+        with torch.no_grad():
+            logprobs_BV = policy.model(input_ids=torch.tensor(rows)).logits[:, -1].log_softmax(1)
+        drawn = [
+            int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
+            for logprobs_V, generator in zip(logprobs_BV, generators, strict=True)
+        ]
+        return [(token, float(logprobs_BV[row, token])) for row, token in enumerate(drawn)]
+
+    def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        segments = [[environment(1, int(question.id))] for question in questions]
+        for turn in range(2):
+            rows = [[ident for segment in row for ident in segment.ids] for row in segments]
+            for row, (token, logprob) in zip(segments, draw(rows, generators), strict=True):
+                row.append(Segment(Author.AGENT, "answer", str(token), (token,), (logprob,)))
+                if turn == 0:
+                    row.append(environment(2, 3))
+        return [
+            Trajectory(question, "test", tuple(row), (), StopReason.ANSWERED, row[-1].text, True, seed=seed)
+            for question, row, seed in zip(questions, segments, seeds, strict=True)
+        ]
+
+    return run
+
+
+def reward(run: Trajectory) -> Reward:
+    right = float(run.answer == run.question.id)
+    return Reward(right, {"exact_match": right})
+
+
+def settings_of(algorithm: str, **changes: object) -> RlSettings:
+    tree = {"algorithm": algorithm, "questions_per_step": 4, "group_size": 8, "steps": 15, "policy": LEARNER} | changes
+    return RlSettings.model_validate(tree)
+
+
+def train(
+    folder: Path, settings: RlSettings, seed: int = 3, resume: bool = False
+) -> tuple[Policy, list[dict[str, float]]]:
+    policy = Policy(tiny_model(seed), settings.policy, settings.updates)
+    train_rl(policy, QUESTIONS, sampling(policy), reward, settings, folder, resume=resume)
+    return policy, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_reward_rises(tmp_path: Path, algorithm: str) -> None:
+    _, rows = train(tmp_path, settings_of(algorithm))
+    assert sum(row["reward"] for row in rows[-3:]) / 3 > 0.35 > 0.15 > rows[0]["reward"]
+    assert [row["step"] for row in rows] == list(range(1, 16))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None:
+    changes = {"steps": 1, "kl": 0.01, "kl_in": "loss" if algorithm == "grpo" else "reward"}
+    _, (row,) = train(tmp_path, settings_of(algorithm, **changes))
+    for name in (
+        "reward", "reward/exact_match", "exact_match", "answered", "valid", "truncated", "searches", "tokens",
+        "agent_tokens",
+        "faults",
+        "zero_spread", "updates", "loss", "grad_norm", "ratio_max", "outside_clip", "kl_old", "kl_reference",
+        "logprob_gap", "lr", "rollout_s", "reward_s", "advantages_s", "update_s",
+    ):  # fmt: skip
+        assert name in row, name
+    assert row["logprob_gap"] < 1e-5  # sampler and trainer are the same network here
+    assert row["kl_old"] >= 0 and row["updates"] == 2
+    assert ("value_loss" in row) is (algorithm == "ppo")
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path, algorithm: str) -> None:
+    settings = settings_of(algorithm, steps=6, checkpoint_every=2, kl=0.01)
+    whole, rows = train(tmp_path / "whole", settings)
+    train(tmp_path / "parts", settings.model_copy(update={"steps": 3}))
+    parts, again = train(tmp_path / "parts", settings, resume=True)
+    for name, weight in whole.module.state_dict().items():
+        assert torch.equal(weight, parts.module.state_dict()[name]), name
+    timeless = [{name: row[name] for name in row if not name.endswith("_s")} for row in rows]
+    assert timeless == [{name: row[name] for name in row if not name.endswith("_s")} for row in again]
+
+
+def test_what_was_logged_after_the_checkpoint_is_taken_back(tmp_path: Path) -> None:
+    settings = settings_of("grpo", steps=2)
+    train(tmp_path, settings)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    _, rows = train(tmp_path, settings.model_copy(update={"steps": 3}), resume=True)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+
+
+def test_a_folder_with_a_run_in_it_is_not_written_over(tmp_path: Path) -> None:
+    train(tmp_path, settings_of("grpo", steps=1))
+    with pytest.raises(DataError, match="go on with it with --resume"):
+        train(tmp_path, settings_of("grpo", steps=1))
+    with pytest.raises(SettingError, match=r"began with clip_low=0\.2 and cannot go on with 0\.1"):
+        train(tmp_path, settings_of("grpo", steps=1, clip_low=0.1), resume=True)
+
+
+def test_two_occurrences_of_a_question_are_two_groups() -> None:
+    """Trap 11: neither the question's id nor its place in a data set is the group."""
+    asked = [QUESTIONS[0], QUESTIONS[0], QUESTIONS[1]]
+    groups, runs = collect(asked, 2, range(6), lambda questions, _: [fixed(question) for question in questions])
+    assert groups == [0, 0, 1, 1, 2, 2]
+    assert score(groups, runs, reward).members() == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
+
+
+def fixed(question: Question, stop: StopReason = StopReason.ANSWERED, right: bool = True) -> Trajectory:
+    answer = question.id if right else "other"
+    return Trajectory(question, "test", (environment(1), agent(2, 3)), (), stop, answer, True)
+
+
+def test_a_rollout_that_answers_other_questions_is_noticed() -> None:
+    with pytest.raises(ValueError, match="not those of the 2 questions"):
+        collect(QUESTIONS[:1], 2, [1, 2], lambda questions, _: [fixed(QUESTIONS[1])] * len(questions))
+
+
+def experience_of(runs: Sequence[Trajectory], groups: Sequence[int], settings: RlSettings) -> Experience:
+    policy = Policy(tiny_model(), settings.policy, 1)
+    return make_experience(score(groups, runs, reward), settings, policy, None, None)
+
+
+def test_a_run_in_which_a_part_failed_is_counted_and_touches_no_group() -> None:
+    broken = fixed(QUESTIONS[0], StopReason.RETRIEVER_ERROR, right=False)
+    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0]), broken, fixed(QUESTIONS[1]), fixed(QUESTIONS[1], right=False)]
+    episodes = score([0, 0, 0, 1, 1], runs, reward)
+    described = describe(episodes)
+    assert described["runs"] == 5 and described["faults"] == 1 and described["faults/retriever_error"] == 1
+    assert described["reward"] == 0.75
+    found = experience_of(runs, [0, 0, 0, 1, 1], settings_of("grpo", group_size=3))
+    assert found.advantages_BT[:, 1].tolist() == [0.0, 0.0, 1.0, -1.0]
+    assert found.zero_spread == 0.5 and found.silent_B.tolist() == [True, True, False, False]
+
+
+def test_a_run_that_faults_left_alone_teaches_nothing() -> None:
+    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.MODEL_ERROR)]
+    found = experience_of(runs, [0, 0], settings_of("grpo", group_size=2))
+    assert found.lone == 1 and not found.advantages_BT.any()
+
+
+def test_groups_of_one_are_paid_their_raw_reward() -> None:
+    found = experience_of(
+        [fixed(QUESTIONS[0]), fixed(QUESTIONS[1], right=False)], [0, 1], settings_of("grpo", group_size=1)
+    )
+    assert found.advantages_BT[:, 1].tolist() == [1.0, 0.0] and found.lone == 0
+
+
+@pytest.mark.parametrize(("choice", "advantages", "counted"), [("keep", [1, -1], 2), ("mask", [1, 0], 1)])
+def test_a_truncated_run_is_kept_or_masked(choice: str, advantages: list[float], counted: int) -> None:
+    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.TOKEN_LIMIT, right=False)]
+    found = experience_of(runs, [0, 0], settings_of("grpo", truncated=choice))
+    assert found.advantages_BT[:, 1].tolist() == advantages
+    assert int(found.mask_BT.any(dim=1).sum()) == counted
+
+
+def test_a_truncated_run_can_be_charged() -> None:
+    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.TURN_LIMIT)]
+    found = experience_of(runs, [0, 0], settings_of("grpo", truncated="penalise", scale_by_std=False))
+    assert found.advantages_BT[:, 1].tolist() == [0.25, -0.25]
+
+
+def test_leaving_out_groups_without_spread_changes_nothing() -> None:
+    """Their advantage is exactly zero, so computing them anyway gives the same gradient."""
+    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0]), fixed(QUESTIONS[1]), fixed(QUESTIONS[1], right=False)]
+    settings = settings_of("grpo", group_size=2, minibatches=1)
+    found = experience_of(runs, [0, 0, 1, 1], settings)
+    assert sorted(row for part in minibatches(found, settings, random.Random(0)) for row in part.tolist()) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    dropped = settings_of("grpo", group_size=2, minibatches=1, zero_spread="drop")
+    assert sorted(minibatches(found, dropped, random.Random(0))[0].tolist()) == [2, 3]
+
+
+def test_every_epoch_brings_every_question_once_wherever_it_is_cut() -> None:
+    order = QuestionOrder(QUESTIONS, seed=1)
+    stream = order.take(0, 12)
+    assert [sorted(question.id for question in stream[at : at + 4]) for at in (0, 4, 8)] == [["4", "5", "6", "7"]] * 3
+    assert order.take(5, 6) == stream[5:11]
+    assert stream[:4] != stream[4:8] or stream[4:8] != stream[8:]
+    with pytest.raises(DataError, match="no questions"):
+        QuestionOrder([], 0)
+
+
+def test_neighbouring_places_get_unrelated_seeds() -> None:
+    seeds = {derive_seed(run, "rollout", step, place) for run in range(3) for step in range(10) for place in range(10)}
+    assert len(seeds) == 300 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_step_in_which_everything_failed_is_recorded_and_changes_no_weight(tmp_path: Path) -> None:
+    settings = settings_of("grpo", steps=1)
+    policy = Policy(tiny_model(), settings.policy, 2)
+    before = {name: weight.clone() for name, weight in policy.module.state_dict().items()}
+    broken: RolloutFunction = lambda questions, _: [fixed(question, StopReason.MODEL_ERROR) for question in questions]  # noqa: E731
+    last = train_rl(policy, QUESTIONS, broken, reward, settings, tmp_path)
+    assert last["faults"] == 32 and last["updates"] == 0 and "reward" not in last
+    for name, weight in policy.module.state_dict().items():
+        assert torch.equal(weight, before[name])
+
+
+def test_ids_of_the_task_fit_the_vocabulary() -> None:
+    assert all(int(question.id) < VOCABULARY for question in QUESTIONS)
+    assert trajectory(environment(1), agent(2)).agent_tokens == 1

@@ -1,0 +1,126 @@
+"""The warm start: what is drawn, what is weighed, and that a stop changes nothing."""
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, trajectory
+
+from coseek.data.errors import DataError
+from coseek.data.trajectory import Trajectory
+from coseek.training.batch import make_batch
+from coseek.training.curriculum import draw_any, draw_by_hops
+from coseek.training.optimiser import rate_at
+from coseek.training.policy import Policy
+from coseek.training.repeats import repeat_batch
+from coseek.training.settings import LearnerSettings, OptimiserSettings, Phase, SftSettings
+from coseek.training.sft import token_weights, train_sft
+
+LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2, decay="linear"))
+
+
+def demonstrations() -> list[Trajectory]:
+    """The agent repeats the token that it was shown."""
+    return [
+        trajectory(environment(*[2] * (ident % 3), 1, ident), agent(ident), hops=1 + ident % 2, question=f"q{ident}")
+        for ident in range(4, 16)
+    ]
+
+
+def settings_of(**changes: object) -> SftSettings:
+    tree = {"steps": 30, "tokens_per_step": 40, "repeat_steps": 5, "learner": LEARNER, "log_every": 1}
+    return SftSettings.model_validate(tree | changes)
+
+
+def test_training_on_demonstrations_makes_them_likely(tmp_path: Path) -> None:
+    model = tiny_model(seed=4)
+    train_sft(model, draw_any(demonstrations()), settings_of(steps=80, environment_weight=0.0), tmp_path)
+    batch = make_batch(demonstrations())
+    said = Policy(model, LEARNER, 1).forward(batch, batch.agent_BT)[batch.agent_BT]
+    assert float(said.mean()) > -0.7 > -2.0 > float(first_loss(tmp_path)) * -1
+
+
+def first_loss(folder: Path) -> float:
+    rows = [json.loads(line) for line in (folder / "round-1" / "metrics.jsonl").read_text().splitlines()]
+    return float(rows[0]["loss"])
+
+
+def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
+    settings = settings_of(checkpoint_every=7, learner=LEARNER)
+    whole, parts = tiny_model(), tiny_model()
+    train_sft(whole, draw_any(demonstrations()), settings, tmp_path / "whole")
+
+    def stop(step: int) -> Mapping[str, float]:
+        raise KeyboardInterrupt
+
+    early = settings.model_copy(update={"evaluate_every": 17})
+    with pytest.raises(KeyboardInterrupt):
+        train_sft(parts, draw_any(demonstrations()), early, tmp_path / "parts", evaluate=stop)
+    again = tiny_model(seed=9)  # what is in the checkpoint counts, not what the caller brings
+    train_sft(again, draw_any(demonstrations()), settings, tmp_path / "parts", resume=True)
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    logs = [(tmp_path / name / "round-1" / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]
+    losses = [[json.loads(line)["loss"] for line in lines] for lines in logs]
+    assert losses[0] == losses[1] and len(losses[0]) == 35
+
+
+def test_rounds_go_on_until_the_gate_is_reached(tmp_path: Path) -> None:
+    readings = iter([0.1, 0.3, 0.9])
+    settings = settings_of(steps=3, gate=0.25, rounds=5)
+
+    def evaluate(step: int) -> Mapping[str, float]:
+        return {"exact_match": next(readings)}
+
+    ended = train_sft(tiny_model(), draw_any(demonstrations()), settings, tmp_path, evaluate=evaluate)
+    assert ended.passed and ended.rounds == 2 and ended.evaluation == {"exact_match": 0.3}
+    # Resumed, it remembers its evaluations and asks for no new one.
+    ended = train_sft(tiny_model(), draw_any(demonstrations()), settings, tmp_path, resume=True, evaluate=evaluate)
+    assert ended.passed and ended.rounds == 2 and next(readings) == 0.9
+
+
+def test_a_gate_that_is_never_reached_is_reported_not_hidden(tmp_path: Path) -> None:
+    settings = settings_of(steps=2, repeat_steps=0, gate=0.25, rounds=2)
+    ended = train_sft(
+        tiny_model(), draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.2}
+    )
+    assert not ended.passed and ended.rounds == 2
+
+
+def test_token_weights_add_up_to_one_and_leave_out_the_first_token_and_the_padding() -> None:
+    batch = make_batch([trajectory(environment(1, 2), agent(3, 4)), trajectory(environment(1), agent(2))])
+    weights_BT = token_weights(batch, 0.5)
+    assert float(weights_BT.sum()) == pytest.approx(1.0)
+    assert (weights_BT * 3.5).tolist() == [pytest.approx([0, 0.5, 1, 1]), pytest.approx([0, 1, 0, 0])]
+    assert not token_weights(batch, 0.0)[~batch.agent_BT].any()
+
+
+def test_the_second_half_of_a_repeat_is_the_first() -> None:
+    batch = repeat_batch(VOCABULARY, 3, 5, torch.Generator().manual_seed(0))
+    assert torch.equal(batch.ids_BT[:, :5], batch.ids_BT[:, 5:])
+    assert batch.agent_BT.tolist() == [[False] * 5 + [True] * 5] * 3
+    assert torch.equal(batch.ids_BT, repeat_batch(VOCABULARY, 3, 5, torch.Generator().manual_seed(0)).ids_BT)
+
+
+def test_a_curriculum_draws_the_hops_of_its_phase() -> None:
+    draw = draw_by_hops(demonstrations(), [Phase(until=0.5, hops={1: 1.0}), Phase(until=1.0, hops={2: 1.0, 9: 5.0})])
+    rng = random.Random(0)
+    assert {draw(0.2, rng).question.hops for _ in range(20)} == {1}
+    assert {draw(0.5, rng).question.hops for _ in range(20)} == {2}
+    assert {draw(1.0, rng).question.hops for _ in range(20)} == {2}
+    anything = draw_by_hops(demonstrations(), [])
+    assert {anything(0.0, rng).question.hops for _ in range(40)} == {1, 2}
+    with pytest.raises(DataError, match="no demonstrations"):
+        draw_any([])
+
+
+def test_the_learning_rate_rises_holds_and_falls() -> None:
+    settings = OptimiserSettings(lr=1.0, warmup_updates=2, decay="linear", decay_from=0.5, floor=0.1)
+    rates = [rate_at(settings, update, 10) for update in range(12)]
+    assert rates[:6] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rates[9] == pytest.approx(0.28) and rates[10] == rates[11] == pytest.approx(0.1)
+    assert rate_at(OptimiserSettings(lr=1.0, decay="cosine"), 75, 100) == pytest.approx(0.5)
+    assert rate_at(OptimiserSettings(lr=1.0), 99, 100) == 1.0
