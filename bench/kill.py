@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from coseek.agents.expert import Expert
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.writers.expert import Expert
 from coseek.agents.writing import WriterModel
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory

@@ -18,7 +18,7 @@ import numpy as np
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.rules import Rules
+from coseek.agents.writers.rules import Rules
 from coseek.agents.writing import WriterModel
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data

@@ -6,8 +6,8 @@ from statistics import mean
 
 import pytest
 
-from coseek.agents.expert import Expert, ExpertSettings
 from coseek.agents.writer import Move
+from coseek.agents.writers.expert import Expert, ExpertSettings
 from coseek.data.errors import DataError
 from coseek.data.question import Question
 from coseek.data.trajectory import Search

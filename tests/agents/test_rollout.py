@@ -11,7 +11,7 @@ from coseek.data.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
-from coseek.models.model import Request, SoFar, Turn, TurnEnd
+from coseek.models.model import Request, SoFar, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retriever import FixedRetriever, Retriever
 
@@ -48,7 +48,7 @@ class Broken:
 class Raw:
     """A model that writes one given text, whatever it reads."""
 
-    tokenizer = TOKENIZER
+    tokenizer: Tokenizer = TOKENIZER
 
     def __init__(self, text: str, end: TurnEnd = TurnEnd.STOP) -> None:
         self.text, self.end = text, end
@@ -193,3 +193,10 @@ def test_trajectories_come_back_in_the_order_of_the_questions() -> None:
     heard: list[Trajectory] = []
     found = rollout(agent, Broken(), questions, list(range(9)), WIDE, concurrency=2, on_done=heard.append)
     assert [t.question.id for t in found] == [str(n) for n in range(9)] and len(heard) == 9
+
+
+def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings() -> None:
+    """A policy that learns several protocols must see from the prompt which one it is to speak."""
+    for wording in ("default", "laptop"):
+        prompts = {load_protocol(name, wording).wording.file.prompt for name in ("search-r1", "rag", "direct")}
+        assert len(prompts) == 3

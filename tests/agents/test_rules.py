@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.rules import Rules, RulesSettings, guess
 from coseek.agents.writer import Move
+from coseek.agents.writers.rules import Rules, RulesSettings, guess
 from coseek.agents.writing import WriterModel
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

@@ -238,7 +238,7 @@ def test_a_full_disk_leaves_everything_as_it_was(words: tuple[str, ...], home: P
     before = contents(home)
     with largest_file(100):
         outcome = coseek(*words)
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert "free some space" in outcome.sentence
     assert contents(home) == before
     assert coseek("search", "bm25", "Ada").code == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coseek.data.errors import RunError, SettingError
+from coseek.data.errors import DiskFault, RunError, SettingError
 from coseek.training.checkpoint import TrainingState, check_settings, load_checkpoint, save_checkpoint
 
 
@@ -75,7 +75,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path: Path) -> No
     old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
-        with pytest.raises(RunError, match=r"checkpoint of step 2 .*; the one of step 1 is kept; make room"):
+        with pytest.raises(DiskFault, match=r"checkpoint of step 2 .*; the one of step 1 is kept; make room"):
             save_checkpoint(tmp_path, state(2, size=1_000_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

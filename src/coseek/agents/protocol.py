@@ -83,4 +83,4 @@ def load_protocol(name: str, wording: str = "default") -> Protocol:
     file = make_settings(ProtocolFile, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     tags = tuple(Tag(tag, described.author, described.action) for tag, described in file.tags.items())
     grammar = Grammar(tags, {state: frozenset(followers) for state, followers in file.order.items()})
-    return Protocol(path.stem, grammar, Wording.load(wording, grammar), file.opens_with_search)
+    return Protocol(path.stem, grammar, Wording.load(wording, grammar, path.stem), file.opens_with_search)

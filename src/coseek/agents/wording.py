@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from pydantic import Field
 
 from coseek.agents.grammar import Grammar
 from coseek.data.errors import DataError, SettingError, UnknownName
@@ -27,6 +28,8 @@ class WordingFile(Settings):
     """One line for people."""
     prompt: str
     """What the agent reads first; `{question}` is filled in."""
+    prompts: dict[str, str] = Field(default={})
+    """Prompts of single protocols, by name, in place of `prompt`: each must be told apart from the others."""
     observation: str
     """Around the documents of a search; `{documents}` is filled in."""
     document: str
@@ -48,8 +51,8 @@ class Wording:
     grammar: Grammar
 
     @classmethod
-    def load(cls, name: str, grammar: Grammar) -> "Wording":
-        """`name` is one of ours (`default`, `laptop`) or the path of a YAML file."""
+    def load(cls, name: str, grammar: Grammar, protocol: str) -> "Wording":
+        """`name` is one of ours (`default`, `laptop`) or the path of a YAML file; `protocol` chooses the prompt."""
         folder = Path(__file__).parent / "wordings"
         path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
         if not path.exists():
@@ -57,6 +60,7 @@ class Wording:
                 raise UnknownName("wording", name, [known.stem for known in folder.glob("*.yaml")])
             raise DataError(f"there is no wording file {path}; check the path")
         file = make_settings(WordingFile, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        file = file.model_copy(update={"prompt": file.prompts.get(protocol, file.prompt), "prompts": {}})
         for template, fields in _FIELDS.items():
             for field in _FIELD.findall(getattr(file, template)):
                 if field not in fields:

@@ -1,7 +1,5 @@
 """Agents by name: what stands behind `--agent`. A model folder, or the name of a writer that needs no model."""
 
-import importlib
-import operator
 from pathlib import Path
 from typing import Literal, cast
 
@@ -12,20 +10,21 @@ from coseek.agents.writer import Writer
 from coseek.agents.writing import WriterModel
 from coseek.data.audit import Decode
 from coseek.data.errors import DataError, UserError, nearest
+from coseek.data.registry import find, names
 from coseek.data.run import Run
 from coseek.data.settings import Settings, make_settings
 from coseek.models.model import Model, Tokenizer
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
-WRITERS = {"expert": "expert:Expert.perfect", "faulty-expert": "expert:Expert", "rules": "rules:Rules"}
-"""Writer → module in `coseek.agents`, and what makes the writer there."""
+WRITERS = "coseek.agents.writers"
+"""The package of agents that need no model; its files' names are theirs."""
 
 
 class AgentSettings(Settings):
     """Which agent runs, and how it writes."""
 
     name: str
-    """A model folder, or the name of a writer: `rules`, `expert`, `faulty-expert`."""
+    """A model folder, or the name of a writer: `rules`, `expert`, …"""
     protocol: str
     """A protocol by name, or a YAML file."""
     wording: str
@@ -34,6 +33,8 @@ class AgentSettings(Settings):
     """0 takes the most likely token; no effect on writers."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of weights and cache; no effect on writers."""
+    tokenizer: str | None = None
+    """A model folder in whose ids a writer writes; plain bytes when not given. A model has its own."""
 
 
 def settings_for(name: str, protocol: str | None = None, wording: str | None = None) -> AgentSettings:
@@ -44,13 +45,13 @@ def settings_for(name: str, protocol: str | None = None, wording: str | None = N
 
 def card_of(name: str) -> AgentCard:
     """The protocol and wording that belong to an agent unless one asks for others."""
-    if name in WRITERS:
-        return AgentCard(wording="default" if name == "rules" else "laptop")
+    if name in names(WRITERS):
+        return AgentCard(wording=str(find("writer", WRITERS, name).WORDING))
     folder = Path(name)
     if not folder.is_dir():
-        known = ", ".join(WRITERS)
+        known = names(WRITERS)
         raise UserError(
-            f"no agent named {name!r}{nearest(name, WRITERS)} Known: {known}, or the path of a model folder"
+            f"no agent named {name!r}{nearest(name, known)} Known: {', '.join(known)}, or the path of a model folder"
         )
     if not (folder / "config.json").is_file():  # said here, before torch is woken to say the same
         raise DataError(f"{folder} is not a model folder: it has no config.json")
@@ -59,7 +60,7 @@ def card_of(name: str) -> AgentCard:
 
 def limits_for(name: str) -> Limits:
     """The budgets of an agent unless one asks for others. A writer's tokens are bytes, of which text has more."""
-    if name in WRITERS:
+    if name in names(WRITERS):
         return Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
     return Limits()
 
@@ -67,24 +68,23 @@ def limits_for(name: str) -> Limits:
 def open_agent(settings: AgentSettings) -> Agent:
     """The agent, ready to run."""
     protocol = load_protocol(settings.protocol, settings.wording)
-    tokenizer = open_tokenizer(settings.name, protocol)
-    if settings.name in WRITERS:
+    tokenizer = open_tokenizer(settings, protocol)
+    if settings.name in names(WRITERS):
         return Agent(protocol, WriterModel(open_writer(settings.name), protocol, tokenizer))
     return Agent(protocol, open_model(settings, protocol, tokenizer))
 
 
 def open_writer(name: str) -> Writer:
     """Make a writer with its ordinary settings."""
-    module, _, maker = WRITERS[name].partition(":")
-    make = operator.attrgetter(maker)(importlib.import_module(f"coseek.agents.{module}"))
-    return cast(Writer, make())
+    return cast(Writer, find("writer", WRITERS, name).make())
 
 
-def open_tokenizer(name: str, protocol: Protocol) -> Tokenizer:
-    """A model's own tokenizer; plain bytes for a writer, whose words no model reads."""
-    if name in WRITERS:
+def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
+    """A model's own tokenizer; for a writer the one it was given, or plain bytes when no model reads its words."""
+    folder = settings.tokenizer or settings.name
+    if folder in names(WRITERS):
         return ByteTokenizer(protocol.grammar.special_tokens)
-    return HfTokenizer.load(Path(name))
+    return HfTokenizer.load(Path(folder))
 
 
 def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> Model:
@@ -102,6 +102,7 @@ def decoder_of(run: Run) -> Decode | None:
     if not isinstance(recorded, dict):
         return None
     settings = make_settings(AgentSettings, recorded)
-    if settings.name not in WRITERS and not Path(settings.name).is_dir():
+    folder = settings.tokenizer or settings.name
+    if folder not in names(WRITERS) and not Path(folder).is_dir():
         return None
-    return open_tokenizer(settings.name, load_protocol(settings.protocol, settings.wording)).decode
+    return open_tokenizer(settings, load_protocol(settings.protocol, settings.wording)).decode

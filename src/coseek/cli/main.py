@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from coseek import __version__
 from coseek.cli.extras import EXTRA_OF
-from coseek.data.errors import CoseekError, MissingExtra, UserError
+from coseek.data.errors import CoseekError, DiskFault, MissingExtra, UserError
 from coseek.data.registry import find, names
 
 COMMANDS = "coseek.cli.commands"
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in DISK_FAULTS:
             raise
         return complain(
-            CoseekError(f"{error.filename or 'the disk'}: {error.strerror}; {DISK_FAULTS[error.errno]}"), code=1
+            DiskFault(f"{error.filename or 'the disk'}: {error.strerror}; {DISK_FAULTS[error.errno]}"), code=2
         )
 
 

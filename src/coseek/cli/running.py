@@ -1,10 +1,9 @@
-"""Running: many questions through one agent into a run folder, which a killed run goes on with."""
+"""Running: what `coseek run` is told, and the run folder that it begins or goes on with."""
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.rollout import Limits
 from coseek.cli.agents import AgentSettings
 from coseek.data.dataset import Dataset
 from coseek.data.errors import DataError, SettingError
@@ -12,7 +11,6 @@ from coseek.data.files import Json, JsonObject
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
 from coseek.data.settings import Settings, save_settings
-from coseek.data.trajectory import Trajectory
 from coseek.retrieval.index import IndexCard
 from coseek.retrieval.retriever import Retriever
 
@@ -63,11 +61,6 @@ def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) 
                 )
 
 
-def row_seed(seed: int, question_id: str, sample: int) -> int:
-    """The seed of one trajectory: it depends on nothing else in the run. 48 bits: every JSON reader keeps those."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{sample}/{question_id}".encode()).digest()[:6], "big")
-
-
 def open_run(folder: Path, settings: RunSettings, resume: bool) -> Run:
     """A new run folder, or the one to go on with, which must have been begun with the same settings."""
     wanted: JsonObject = {**save_settings(settings), "index": IndexCard.read(Path(settings.retriever)).to_json()}
@@ -89,32 +82,3 @@ def first_difference(old: Json, new: Json, name: str = "") -> str:
                 return found
         return ""
     return "" if old == new else f"{name} = {old!r}, and now {new!r}"
-
-
-def answer_all(
-    run: Run,
-    settings: RunSettings,
-    agent: Agent,
-    retriever: Retriever,
-    questions: list[Question],
-    tell: Callable[[int, int], None],
-) -> None:
-    """Answer what the run does not hold yet, appending every trajectory as it ends. `tell` hears (ended, in all)."""
-    rows = [
-        (question, row_seed(settings.seed, question.id, sample))
-        for sample in range(settings.samples)
-        for question in questions
-    ]
-    with run.open_for_append() as file:
-        done = run.done()
-        left = [row for row in rows if (row[0].id, row[1]) not in done]
-        ended = len(rows) - len(left)
-        tell(ended, len(rows))
-
-        def keep(trajectory: Trajectory) -> None:
-            nonlocal ended
-            Run.append(file, trajectory)
-            ended += 1
-            tell(ended, len(rows))
-
-        rollout(agent, retriever, [row[0] for row in left], [row[1] for row in left], settings.limits, on_done=keep)

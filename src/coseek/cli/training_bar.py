@@ -32,7 +32,7 @@ class Bar:
     def stage(self, name: str, total: int) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._name, self._total, self._said = name, total, time.monotonic()
+        self._name, self._total, self._said = name, total, -QUIET_S
         self._task = self._progress.add_task(name, total=total, note="")
 
     def advance(self, done: int, note: str = "") -> None:

@@ -6,11 +6,12 @@ CoseekError
 │   ├── SettingError     a misspelt or impossible setting
 │   ├── UnknownName      no such retriever, protocol, reward …; the nearest name is offered
 │   ├── IndexMismatch    an index that was built from another corpus
+│   ├── DiskFault        a disk that is full or closed; what was there before is still there
 │   └── MissingExtra     an optional library; the message holds the line that installs it
 ├── PartFault            a part failed: recorded on the trajectory and counted, never scored
 │   ├── RetrieverError
 │   └── ModelError
-└── RunError             exit 1: the program could not go on (a full disk, a broken checkpoint)
+└── RunError             exit 1: the program could not go on (a broken checkpoint, weights that are no numbers)
 """
 
 import difflib
@@ -43,6 +44,10 @@ class UnknownName(UserError):
 
 class IndexMismatch(UserError):
     """An index that belongs to another corpus or another encoder."""
+
+
+class DiskFault(UserError):
+    """A disk that is full or may not be written: the user can make room. What was there before is still there."""
 
 
 class MissingExtra(UserError):

@@ -14,7 +14,7 @@ from typing import IO, TypedDict, cast
 
 import torch
 
-from coseek.data.errors import CoseekError, RunError, SettingError
+from coseek.data.errors import CoseekError, DiskFault, RunError, SettingError
 from coseek.data.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
 from coseek.training.learner import LearnerState
 
@@ -73,7 +73,7 @@ def save_checkpoint(folder: Path, state: TrainingState) -> Path:
     except OSError as error:
         old = _last_step(folder)
         kept = "there is no earlier one" if old is None else f"the one of step {old} is kept"
-        raise RunError(
+        raise DiskFault(
             f"the checkpoint of step {state['step']} could not be written to {folder} "
             f"({error.strerror or error}); {kept}; make room there and go on with --resume"
         ) from None

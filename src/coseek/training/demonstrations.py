@@ -3,17 +3,18 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from coseek.agents.expert import Expert
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.rules import Rules
-from coseek.agents.writer import Move, Writer
+from coseek.agents.writer import Writer
+from coseek.agents.writers.expert import Expert
+from coseek.agents.writers.gold import Gold
+from coseek.agents.writers.rules import Rules
 from coseek.agents.writing import WriterModel
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
-from coseek.models.model import SoFar, Tokenizer
+from coseek.models.model import Tokenizer
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.drills import make_drills
@@ -24,14 +25,6 @@ from coseek.world.world import World, make_world
 
 TOKENIZER_WORLDS = 6
 """Throw-away worlds whose text the tokenizer learns from: every word of the language is in them."""
-
-
-class Gold:
-    """A writer that answers at once with the gold answer: it teaches the baselines' protocols, which only answer."""
-
-    def write(self, so_far: SoFar, rng: random.Random) -> Move:
-        """The leading space keeps the answer's words the tokens that they are inside a sentence."""
-        return Move("", answer=f" {so_far.question.answers[0].strip()}")
 
 
 def demonstrate(

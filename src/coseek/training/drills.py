@@ -22,7 +22,7 @@ MAX_OBSERVATION_TOKENS = 256
 def make_drills(
     world: World, protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random
 ) -> Iterator[Trajectory]:
-    """`count` drills over a laptop world. Half of them pair two entities of one kind, which only their names tell apart."""
+    """`count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name alone."""
     entities = [entity for entity in world.oracle.facts.values() if entity.facts]
     alike: dict[str, list[Entity]] = {}
     for entity in entities:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from coseek.data.errors import RunError
+from coseek.data.errors import DiskFault, RunError
 from coseek.data.files import dump_line
 
 
@@ -32,7 +32,7 @@ class MetricsLog:
             with self.path.open("ab") as file:
                 file.write(line)
         except OSError as error:
-            raise RunError(
+            raise DiskFault(
                 f"{self.path} cannot be written ({error.strerror}); make room there and go on with --resume"
             ) from None
         self.position += len(line)

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from coseek.agents.expert import ExpertSettings
 from coseek.agents.rollout import Limits
+from coseek.agents.writers.expert import ExpertSettings
 from coseek.data.errors import UnknownName
 from coseek.data.settings import Settings
 from coseek.models.laptop import LaptopSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 from coseek.agents.answering import answer_all
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits
-from coseek.agents.rules import Rules
+from coseek.agents.writers.rules import Rules
 from coseek.agents.writing import WriterModel
 from coseek.data.files import JsonObject, atomic_write, read_jsonl, write_json
 from coseek.data.run import Run
@@ -83,10 +83,16 @@ def answer_cell(training: AgentTraining, row: Row, column: QuestionSet, done: in
     folder = cell_folder(training, row, column)
     limits = limits_of(training, row)
     name = str(training.policy_folder(row.policy)) if row.policy else row.name
+    tokenizer = None if row.policy else str(training.policy_folder("start"))
     settings: JsonObject = {
-        "agent": {"name": name, "protocol": row.protocol, "wording": training.recipe.wording},
+        "agent": {
+            "name": name,
+            "protocol": row.protocol,
+            "wording": training.recipe.wording,
+            "temperature": row.temperature,
+            "tokenizer": tokenizer,
+        },
         "set": column.name,
-        "temperature": row.temperature,
         "limits": save_settings(limits),
         "seed": training.recipe.table.seed,
     }
@@ -142,9 +148,7 @@ def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     """Agents by sets, in one metric."""
     metric = metric_of(training)
     rows = rows_of(training)
-    cells = [
-        (row.label, *(show(found.of(row.label).metrics.get(metric)) for found in scores.values())) for row in rows
-    ]
+    cells = [(row.label, *(show(found.of(row.label).metrics.get(metric)) for found in scores.values())) for row in rows]
     return Table((metric, *scores), tuple(cells), ("Means with 95 % bootstrap intervals over questions.",))
 
 

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from coseek.agents.answering import answer_all
 from coseek.cli.agents import limits_for, open_agent, settings_for
 from coseek.cli.commands.score import print_tables
-from coseek.cli.running import RunSettings, answer_all, check_gold, load_asked, open_run
+from coseek.cli.running import RunSettings, check_gold, load_asked, open_run
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
 from coseek.data.settings import make_settings, save_settings
 from coseek.measure.score import Scores, score_runs
@@ -72,10 +73,12 @@ def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
         task = progress.add_task("questions", total=None)
         answer_all(
             kept,
-            settings,
             agent,
             retriever,
             questions,
+            settings.limits,
+            seed=settings.seed,
+            samples=settings.samples,
             tell=lambda ended, total: progress.update(task, completed=ended, total=total),
         )
     return score_runs({str(out): kept.trajectories()}, questions=questions)

@@ -29,6 +29,8 @@ from coseek.models.model import SoFar
 from coseek.retrieval.fusion import reciprocal_rank_fusion
 from coseek.retrieval.words import words
 
+WORDING = "default"
+
 
 class RulesSettings(Settings):
     """The agent's few numbers."""
@@ -93,6 +95,11 @@ class Rules:
         names = _once([word for word in _cut(notes.taken[-1].text) if word[0].isupper()], known)
         query = " ".join([*open_words, *names[: self.settings.max_names]])
         return query if query and query not in {search.query.strip() for search in notes.searches} else None
+
+
+def make() -> Rules:
+    """The rule-based agent with its ordinary settings."""
+    return Rules()
 
 
 @dataclass(frozen=True, slots=True)

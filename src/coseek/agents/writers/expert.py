@@ -39,6 +39,8 @@ class ExpertSettings(Settings):
     """After so many searches it answers with what it has."""
 
 
+WORDING = "laptop"
+
 PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
 
 
@@ -78,6 +80,11 @@ class Expert:
     def _stops_here(self, steps: int) -> float:
         """The chance per step that adds up to `stop_early` over a question: 1 − (1 − p)^(1 / (steps − 1))."""
         return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
+
+
+def make() -> Expert:
+    """The expert without faults."""
+    return Expert.perfect()
 
 
 def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int]:

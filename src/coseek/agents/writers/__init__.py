@@ -1,0 +1,4 @@
+"""Writers by name: agents that need no model. A file here is found by its name on the command line.
+
+A module offers `make() -> Writer` and `WORDING`, the wording that it is at home in.
+"""
