@@ -145,7 +145,8 @@ def start(base: Path, folder: Path, algorithm: str, steps: int, resume: bool) ->
     )
     assert child.stdout is not None
     if STARTED not in child.stdout.readline():
-        raise RuntimeError(f"the {algorithm} run in {folder} ended with {child.wait()} before it trained")
+        child.communicate()
+        raise RuntimeError(f"the {algorithm} run in {folder} ended with {child.returncode} before it trained")
     return child
 
 
