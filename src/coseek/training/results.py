@@ -34,6 +34,8 @@ from coseek.measure.table import Table, comparison_table, group_table, main_tabl
 from coseek.models.loading import load_model
 from coseek.training.agent import AgentTraining, QuestionSet
 
+PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
+"""What is compared question by question."""
 EXAMPLES = 6
 """Trajectories shown in the report."""
 
@@ -135,8 +137,14 @@ def _trajectories(training: AgentTraining, row: Row, column: QuestionSet) -> lis
 
 
 def _scores(training: AgentTraining, rows: Sequence[Row], column: QuestionSet) -> Scores:
+    """Means of every agent; differences of `after` from `before` at the same temperature alone."""
+    seed = training.recipe.table.seed
     runs = {row.label: _trajectories(training, row, column) for row in rows}
-    return score_runs(runs, questions=column.questions, seed=training.recipe.table.seed)
+    scores = score_runs(runs, questions=column.questions, seed=seed)
+    sampled = {name: runs[name] for name in ("before, T=1", "after, T=1")}
+    pairs = (scores, score_runs(sampled, questions=column.questions, seed=seed))
+    wanted = tuple(one for found in pairs for one in found.comparisons if one.run.startswith("after"))
+    return replace(scores, comparisons=tuple(one for one in wanted if (one.run, one.against) in PAIRS))
 
 
 def metric_of(training: AgentTraining) -> str:
