@@ -188,6 +188,7 @@ def main() -> int:
     for repeat in range(options.repeats):
         for side in sides:
             side.go(protocol, retriever, questions, repeat)
+            print(f"repeat {repeat + 1}, {side.name}: {side.rates[-1]:.1f} rollouts/s", file=sys.stderr, flush=True)
     print(f"{len(questions)} questions, {LIMITS.max_tokens} tokens each at most, {options.dtype}, ", end="")
     print(f"{torch.get_num_threads()} threads, {options.repeats} repeats taking turns")
     print(f"{'':<22}{'rollouts/s':>12}{'':>10}{'per CPU s':>10}{'tokens':>10}{'written':>9}{'searches':>10}")

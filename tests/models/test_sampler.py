@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from coseek.data.errors import SettingError
 from coseek.models.model import Turn, TurnEnd
-from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.sampler import Sampler, SamplerSettings, pick_dtype
 from coseek.models.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -267,6 +267,12 @@ def test_cut_distributions_draw_likely_tokens_only_and_are_not_for_training(sett
 def test_only_the_whole_softmax_is_on_policy() -> None:
     assert SamplerSettings(temperature=0.6).on_policy
     assert not SamplerSettings(temperature=0.0).on_policy
+
+
+def test_narrow_networks_are_sampled_in_float32_unless_someone_wishes_otherwise() -> None:
+    assert pick_dtype("auto", 128) == "float32"
+    assert pick_dtype("bfloat16", 128) == "bfloat16"
+    assert pick_dtype("float32", 4096) == "float32"
 
 
 def test_a_layer_that_has_no_slots_is_refused_by_name() -> None:
