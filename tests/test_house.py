@@ -232,7 +232,9 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 def test_every_file_that_the_docs_name_exists() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for name in re.findall(r"(?<![\w/])((?:bench|recipes|tests|docs)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"(?<![\w/])((?:bench|recipes|tests|docs)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")
+        ):
             assert (ROOT / name).exists(), f"{page.relative_to(ROOT)} names {name}, which is not there"
 
 

@@ -28,6 +28,8 @@ from coseek.data.registry import find, names
 COMMANDS = "coseek.cli.commands"
 _FULL = "what was there before is untouched; free some space and go on"
 _CLOSED = "choose a place that you may read and write"
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Libraries leave the terminal to us, unless the environment says otherwise; they read this when they are imported."""
 DISK_FAULTS: dict[int | None, str] = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
@@ -82,6 +84,8 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run one command. A mistake in its options says where to read on; a missing library says how to get it."""
+    for setting, value in QUIET.items():
+        os.environ.setdefault(setting, value)
     try:
         app: typer.Typer = find("command", COMMANDS, name).app
         program = typer.main.get_command(app)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from coseek.data.errors import SettingError
 from coseek.data.files import atomic_folder
+from coseek.models.loading import quiet
 from coseek.models.model import Tokenizer
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.training.batch import Batch
@@ -62,7 +63,8 @@ class Policy(Learner):
         """Write a Hugging Face folder, whole or not at all; `extra` adds files to it (a tokenizer)."""
 
         def fill(part: Path) -> None:
-            self.model.save_pretrained(part)
+            with quiet():
+                self.model.save_pretrained(part)
             if extra is not None:
                 extra(part)
 
