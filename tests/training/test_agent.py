@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coseek.data.errors import DataError, SettingError
+from coseek.data.errors import DataError, SettingError, UserError
 from coseek.data.run import Run
 from coseek.data.settings import load_settings
 from coseek.training.recipe import AgentRecipe, recipe_path
@@ -68,6 +68,28 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(SettingError, match="did you mean 'steps'"):
         load_settings(AgentRecipe, recipe_path("quickstart"), ["rl.step=3"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("protocol=search-r2", "did you mean 'search-r1'"),
+        ("data.retriever=bm52", "did you mean 'bm25'"),
+        ("reward={exact_mach: 1.0}", "did you mean 'exact_match'"),
+        ("policy.folder=nowhere", "there is no nowhere"),
+        ("data={folder: nowhere}", "there is no nowhere"),
+        ("data={imported: {format: 2wiki, sources: []}}", "name the files"),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
+    setting: str, said: str, tmp_path: Path
+) -> None:
+    from coseek.training.agent import AgentTraining
+
+    recipe = load_settings(AgentRecipe, recipe_path("quickstart"), [setting])
+    with pytest.raises(UserError, match=said):
+        AgentTraining(recipe, tmp_path / "run").begin(resume=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_recipe_has_exactly_one_source_of_data() -> None:

@@ -124,3 +124,10 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
     assert rates[9] == pytest.approx(0.28) and rates[10] == rates[11] == pytest.approx(0.1)
     assert rate_at(OptimiserSettings(lr=1.0, decay="cosine"), 75, 100) == pytest.approx(0.5)
     assert rate_at(OptimiserSettings(lr=1.0), 99, 100) == 1.0
+
+
+def test_later_rounds_may_be_shorter_than_the_first(tmp_path: Path) -> None:
+    settings = SftSettings(steps=3, later_steps=2, repeat_steps=1, rounds=2, gate=2.0, log_every=1, tokens_per_step=60)
+    train_sft(tiny_model(), draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
+    lines = [len((tmp_path / f"round-{n}" / "metrics.jsonl").read_text().splitlines()) for n in (1, 2)]
+    assert lines == [4, 2]

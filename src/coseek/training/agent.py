@@ -25,7 +25,7 @@ from coseek.agents.card import CARD, AgentCard
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.data.dataset import Dataset
-from coseek.data.errors import DataError, SettingError
+from coseek.data.errors import DataError, SettingError, UnknownName
 from coseek.data.files import atomic_write
 from coseek.data.imports import import_data
 from coseek.data.question import Question
@@ -38,7 +38,7 @@ from coseek.models.laptop import make_policy
 from coseek.models.loading import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
-from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.index import build_index, open_index, retriever_names
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import make_reward
 from coseek.training.curriculum import draw_by_hops
@@ -74,6 +74,7 @@ class AgentTraining:
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with."""
+        self.check()
         path = self.folder / "recipe.yaml"
         if path.exists() and not resume:
             raise DataError(f"{self.folder} holds a training run already; go on with --resume, or choose another --out")
@@ -88,6 +89,24 @@ class AgentTraining:
             return
         with atomic_write(path) as file:
             yaml.safe_dump({"recipe": wanted, **provenance()}, file, sort_keys=False, allow_unicode=True)
+
+    def check(self) -> None:
+        """Find what is wrong with the recipe before anything is written."""
+        recipe = self.recipe
+        make_reward(recipe.reward)
+        assert self.protocol
+        if recipe.data.retriever not in retriever_names():
+            raise UnknownName("retriever", recipe.data.retriever, retriever_names())
+        sources = [Path(source) for source in recipe.data.imported.sources] if recipe.data.imported else []
+        if recipe.data.imported and not sources:
+            raise SettingError("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
+        for path in (*sources, *(Path(name) for name in (recipe.data.folder, recipe.policy.folder) if name)):
+            if not path.exists():
+                raise DataError(f"there is no {path}, which the recipe names; check the path")
+        if recipe.warm_start and recipe.warm_start.writer == "expert" and recipe.data.world is None:
+            raise SettingError(
+                "the expert demonstrates in laptop worlds only; take warm_start.writer=rules for other data"
+            )
 
     def train(self) -> None:
         """Everything up to the trained policy."""

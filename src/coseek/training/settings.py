@@ -161,6 +161,8 @@ class SftSettings(Settings):
     """Name of the evaluation that the gate looks at."""
     rounds: int = Field(default=3, ge=1)
     """Rounds at most; each begins with the weights of the one before it and a fresh schedule."""
+    later_steps: int | None = Field(default=None, ge=1)
+    """Updates of each round after the first; `steps` when not set."""
     later_lr: float = Field(default=0.5, gt=0.0)
     """Share of the learning rate that is left after every round."""
     evaluate_every: int = Field(default=0, ge=0)

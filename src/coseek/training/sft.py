@@ -31,7 +31,7 @@ Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
 
 CHUNK_STEPS = 16
 """Demonstrations are drawn for this many steps at once, so that rows of like length can share a step."""
-FREE = frozenset({"rounds", "gate", "evaluate_every", "checkpoint_every", "log_every"})
+FREE = frozenset({"rounds", "later_steps", "gate", "evaluate_every", "checkpoint_every", "log_every"})
 """Settings that may change when a run goes on."""
 
 
@@ -79,6 +79,8 @@ def _round(
     progress: Progress,
 ) -> Mapping[str, float]:
     """One schedule from its first step to its last; returns the evaluation at its end."""
+    if number > 1 and settings.later_steps is not None:
+        settings = settings.model_copy(update={"steps": settings.later_steps})
     repeats = settings.repeat_steps if number == 1 else 0
     total = repeats + settings.steps
     policy = Policy(model, _slower(settings.learner, settings.later_lr ** (number - 1)), total)
