@@ -236,8 +236,7 @@ class AgentTraining:
             evaluate=lambda _: self.look(agent),
             progress=self.progress,
         )
-        readings = ", ".join(f"{name} {value:.3f}" for name, value in outcome.evaluation.items())
-        self.progress.say(f"warm start: {outcome.rounds} round(s); at temperature 1 on dev: {readings}")
+        self.progress.say(f"warm start: {outcome.rounds} round(s); readings are of dev at temperature 1")
         if not outcome.passed:
             self.progress.say(f"the gate of {settings.sft.gate} was not reached; the rewards will be rare at first")
         self._keep(model, "warm")

@@ -101,6 +101,7 @@ def _round(
         ):
             evaluation = dict(evaluate(done))
             journal.notes["evaluation"] = {**evaluation}
+            progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
             row |= {f"eval/{name}": value for name, value in evaluation.items()}
         if done % settings.log_every == 0 or done == total or len(row) > 4:
             journal.record(row | {"tokens_per_s": tokens / (time.perf_counter() - began)})
