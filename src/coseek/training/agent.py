@@ -94,7 +94,7 @@ class AgentTraining:
         """Find what is wrong with the recipe before anything is written."""
         recipe = self.recipe
         make_reward(recipe.reward)
-        assert self.protocol
+        load_protocol(recipe.protocol, recipe.wording)
         if recipe.data.retriever not in retriever_names():
             raise UnknownName("retriever", recipe.data.retriever, retriever_names())
         sources = [Path(source) for source in recipe.data.imported.sources] if recipe.data.imported else []
