@@ -183,7 +183,12 @@ def _index(dataset: Dataset, retriever: str, folder: Path) -> Retriever:
 def _one_shot(real: RealSet, method: str, retriever: Retriever, questions: Sequence[Question]) -> Line:
     found = retriever.search([question.question for question in questions], DEPTH)
     rankings = [[hit.passage.id for hit in hits] for hits in found]
-    return Line(real.name, retriever.corpus, questions, method, rankings, 1.0)
+    return Line(real.name, corpus_of(retriever), questions, method, rankings, 1.0)
+
+
+def corpus_of(retriever: Retriever) -> Corpus:
+    assert retriever.corpus is not None
+    return retriever.corpus
 
 
 def _rules(real: RealSet, retriever: Retriever, questions: Sequence[Question], k: int) -> Line:
@@ -197,7 +202,7 @@ def _rules(real: RealSet, retriever: Retriever, questions: Sequence[Question], k
     runs = rollout(agent, retriever, questions, list(range(len(questions))), limits)
     rankings = [rules.evidence(run.question.question, run.searches) for run in runs]
     searches = sum(len(run.searches) for run in runs) / len(runs)
-    return Line(real.name, retriever.corpus, questions, f"rules over BM25, k={k}", rankings, searches)
+    return Line(real.name, corpus_of(retriever), questions, f"rules over BM25, k={k}", rankings, searches)
 
 
 if __name__ == "__main__":

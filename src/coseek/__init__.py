@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from coseek.models.model import Model as Model
     from coseek.retrieval.index import build_index as build_index
     from coseek.retrieval.index import open_index as open_index
+    from coseek.retrieval.opening import open_retriever as open_retriever
+    from coseek.retrieval.query import Query as Query
     from coseek.retrieval.retriever import Retriever as Retriever
 
 _HOMES = {
@@ -33,6 +35,7 @@ _HOMES = {
     "Hit": "data.passage",
     "Model": "models.model",
     "Passage": "data.passage",
+    "Query": "retrieval.query",
     "Question": "data.question",
     "Retriever": "retrieval.retriever",
     "Search": "data.trajectory",
@@ -41,6 +44,7 @@ _HOMES = {
     "Trajectory": "data.trajectory",
     "build_index": "retrieval.index",
     "open_index": "retrieval.index",
+    "open_retriever": "retrieval.opening",
     "rollout": "agents.rollout",
 }
 """Where each offered name lives. A test keeps this table and the imports above the same."""

@@ -13,6 +13,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.model import Request, SoFar, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.query import Asked
 from coseek.retrieval.retriever import FixedRetriever, Retriever
 
 PROTOCOL = load_protocol("search-r1", "laptop")
@@ -33,13 +34,10 @@ class Played:
         return self.moves[len(so_far.searches)]
 
 
-class Broken:
+class Broken(FixedRetriever):
     """A retriever that fails for one query."""
 
-    name = "broken"
-    corpus = CORPUS
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         if "bad" in queries:
             raise RetrieverError("the disk is gone")
         return [[Hit(ADA, 1.0)] for _ in queries]
@@ -145,7 +143,7 @@ def test_a_failed_search_is_recorded_and_spares_the_siblings() -> None:
             return moves.model.writer.write(so_far, rng)
 
     agent = Agent(PROTOCOL, WriterModel(Both(), PROTOCOL, TOKENIZER))
-    first, second = rollout(agent, Broken(), [QUESTION, Question("q2", "?")], [1, 2], WIDE)
+    first, second = rollout(agent, Broken(CORPUS, {}), [QUESTION, Question("q2", "?")], [1, 2], WIDE)
     assert first.stop is StopReason.ANSWERED
     assert second.stop is StopReason.RETRIEVER_ERROR and second.searches[0].fault == "the disk is gone"
     assert second.searches[0].hits == () and "the disk is gone" not in "".join(s.text for s in second.segments)
@@ -153,7 +151,7 @@ def test_a_failed_search_is_recorded_and_spares_the_siblings() -> None:
 
 def test_a_turn_without_an_action_is_invalid_and_every_row_is_closed() -> None:
     model = Raw("<think> I wonder", TurnEnd.EOS)
-    trajectory = rollout(Agent(PROTOCOL, model), Broken(), [QUESTION], [0], WIDE)[0]
+    trajectory = rollout(Agent(PROTOCOL, model), Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
     assert (
         trajectory.stop is StopReason.INVALID
         and not trajectory.valid
@@ -163,18 +161,18 @@ def test_a_turn_without_an_action_is_invalid_and_every_row_is_closed() -> None:
 
 
 def test_a_model_fault_is_an_error_and_not_an_answer() -> None:
-    trajectory = rollout(Agent(PROTOCOL, Raw("", TurnEnd.FAULT)), Broken(), [QUESTION], [0], WIDE)[0]
+    trajectory = rollout(Agent(PROTOCOL, Raw("", TurnEnd.FAULT)), Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
     assert trajectory.stop is StopReason.MODEL_ERROR and trajectory.stop.is_fault
 
 
 def test_an_empty_query_is_invalid() -> None:
-    trajectory = rollout(Agent(PROTOCOL, Raw("<search>  </search>")), Broken(), [QUESTION], [0], WIDE)[0]
+    trajectory = rollout(Agent(PROTOCOL, Raw("<search>  </search>")), Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
     assert trajectory.stop is StopReason.INVALID and trajectory.detail == "an empty query"
 
 
 def test_an_agent_that_writes_its_own_evidence_is_not_valid() -> None:
     text = "<think> a</think><information> x</information><think> b</think><answer> x</answer>"
-    trajectory = rollout(Agent(PROTOCOL, Raw(text)), Broken(), [QUESTION], [0], WIDE)[0]
+    trajectory = rollout(Agent(PROTOCOL, Raw(text)), Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
     assert trajectory.stop is StopReason.ANSWERED and not trajectory.valid and trajectory.searches == ()
 
 
@@ -182,7 +180,7 @@ def test_naive_rag_begins_with_the_question_itself_as_the_query() -> None:
     protocol = load_protocol("rag", "laptop")
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     agent = Agent(protocol, WriterModel(Played(SAY, SAY), protocol, tokenizer))
-    trajectory = rollout(agent, Broken(), [QUESTION], [0], WIDE)[0]
+    trajectory = rollout(agent, Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
     assert trajectory.searches[0].query == QUESTION.question and trajectory.valid and trajectory.answer == "1815"
     assert trajectory.segments[0].author is Author.ENVIRONMENT and len(trajectory.segments) == 3
 
@@ -191,7 +189,7 @@ def test_trajectories_come_back_in_the_order_of_the_questions() -> None:
     questions = [Question(str(n), f"question {n}") for n in range(9)]
     agent = Agent(PROTOCOL, WriterModel(Played(LOOK, SAY), PROTOCOL, TOKENIZER))
     heard: list[Trajectory] = []
-    found = rollout(agent, Broken(), questions, list(range(9)), WIDE, concurrency=2, on_done=heard.append)
+    found = rollout(agent, Broken(CORPUS, {}), questions, list(range(9)), WIDE, concurrency=2, on_done=heard.append)
     assert [t.question.id for t in found] == [str(n) for n in range(9)] and len(heard) == 9
 
 

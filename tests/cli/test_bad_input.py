@@ -68,7 +68,7 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "command": (("serch", "bm25", "Ada"), ("'serch'", "'search'")),
     "command in a group": (("world", "mke", "w"), ("'mke'", "'make'")),
     "option": (("search", "bm25", "Ada", "--jsn"), ("--jsn", "--json")),
-    "missing argument": (("search",), ("INDEX", "coseek search --help")),
+    "missing argument": (("search",), ("RETRIEVER", "coseek search --help")),
     "missing option": (("index", "set"), ("--out", "coseek index --help")),
     "number": (("search", "bm25", "Ada", "-k", "many"), ("'many'", "coseek search --help")),
     "zero passages": (("search", "bm25", "Ada", "-k", "0"), ("got '0'", "coseek search --help")),

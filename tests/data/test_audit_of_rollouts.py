@@ -16,6 +16,8 @@ from coseek.data.question import Question
 from coseek.data.settings import save_settings
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.query import Asked
+from coseek.retrieval.retriever import FixedRetriever
 
 MARKS = load_protocol("search-r1", "laptop").grammar.special_tokens
 TOKENIZER = ByteTokenizer(MARKS)
@@ -26,17 +28,15 @@ turns = st.lists(pieces, max_size=6).map("".join) | st.sampled_from(
 )
 
 
-class Moody:
+class Moody(FixedRetriever):
     """A retriever that fails for some queries and finds little for others."""
 
-    name = "moody"
-    corpus = CORPUS
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        if any("bad" in query for query in queries):
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        if any("bad" in self.seen(query) for query in queries):
             raise RetrieverError("the disk is gone")
         return [
-            [Hit(passage, -float(n)) for n, passage in enumerate(CORPUS[: min(k, len(query))])] for query in queries
+            [Hit(passage, -float(n)) for n, passage in enumerate(CORPUS[: min(k, len(self.seen(query)))])]
+            for query in queries
         ]
 
 
@@ -90,5 +90,5 @@ def test_whatever_a_model_writes_its_run_is_sound(
     agent = Agent(load_protocol(protocol, "laptop"), Babbler(said, random.Random(seed)))
     questions = [Question("q1", "When was Ada born ?", ("1815",)), Question("q2", "a bad one ?")]
     budgets = Budgets.of({"limits": save_settings(limits)})
-    for trajectory in rollout(agent, Moody(), questions, [seed, seed + 1], limits):
+    for trajectory in rollout(agent, Moody(CORPUS, {}), questions, [seed, seed + 1], limits):
         assert list(check_trajectory(trajectory, budgets, TOKENIZER.decode)) == []

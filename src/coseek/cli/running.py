@@ -11,7 +11,6 @@ from coseek.data.files import Json, JsonObject
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
 from coseek.data.settings import Settings, save_settings
-from coseek.retrieval.index import IndexCard
 from coseek.retrieval.retriever import Retriever
 
 
@@ -25,7 +24,7 @@ class RunSettings(Settings):
     count: int | None = None
     """Only the first so many questions."""
     retriever: str
-    """The index folder."""
+    """An index folder, a URL, or a YAML file."""
     agent: AgentSettings
     """Who answers."""
     limits: Limits
@@ -51,19 +50,25 @@ def _of_folder(folder: Path, split: str | None) -> list[Question]:
 
 
 def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) -> None:
-    """Refuse questions about another corpus: their gold passages could never be found."""
+    """Refuse questions about another corpus: their gold passages could never be found.
+
+    Of a retriever whose corpus is far away nothing can be said.
+    """
+    corpus = retriever.corpus
+    if corpus is None:
+        return
     for question in questions:
         for ident in question.gold_ids:
-            if not retriever.corpus.has(ident):
+            if not corpus.has(ident):
                 raise DataError(
                     f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus that "
                     f"{index} searches; use the index of these questions' own corpus"
                 )
 
 
-def open_run(folder: Path, settings: RunSettings, resume: bool) -> Run:
+def open_run(folder: Path, settings: RunSettings, index: JsonObject, resume: bool) -> Run:
     """A new run folder, or the one to go on with, which must have been begun with the same settings."""
-    wanted: JsonObject = {**save_settings(settings), "index": IndexCard.read(Path(settings.retriever)).to_json()}
+    wanted: JsonObject = {**save_settings(settings), "index": index}
     if not (resume and (folder / "run.yaml").exists()):
         return Run.create(folder, wanted)
     run = Run(folder)

@@ -8,6 +8,7 @@ from rich.text import Text
 from coseek.agents.rollout import Agent
 from coseek.data.passage import Hit
 from coseek.models.model import Model, Request, Turn
+from coseek.retrieval.query import Asked
 from coseek.retrieval.retriever import Retriever
 
 
@@ -39,9 +40,12 @@ class WatchedRetriever:
 
     def __init__(self, retriever: Retriever, console: Console) -> None:
         self.retriever, self.console = retriever, console
-        self.name, self.corpus = retriever.name, retriever.corpus
+        self.name, self.corpus, self.identity = retriever.name, retriever.corpus, retriever.identity
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    def seen(self, query: Asked) -> str:
+        return self.retriever.seen(query)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         found = self.retriever.search(queries, k)
         for hits in found:
             for rank, hit in enumerate(hits, start=1):

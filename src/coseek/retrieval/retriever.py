@@ -1,9 +1,11 @@
 """Retriever: the one border that everything which finds passages stands behind."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
 from coseek.data.passage import Corpus, Hit
+from coseek.retrieval.query import Asked, Query
 
 
 class Retriever(Protocol):
@@ -14,10 +16,33 @@ class Retriever(Protocol):
     the batch. A search that cannot happen raises `RetrieverError`.
     """
 
-    name: str
-    corpus: Corpus
+    @property
+    def name(self) -> str: ...
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]: ...
+    @property
+    def corpus(self) -> Corpus | None:
+        """What is searched, where that is at hand; `None` for what is far away (HTTP, the web) or made up."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that the hits depend on besides the query and `k`: corpus, settings, weights, view."""
+        ...
+
+    def seen(self, query: Asked) -> str:
+        """What it makes of a query through its view. Two queries of which it sees the same get the same hits."""
+        ...
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]: ...
+
+
+def digest_of(*parts: str) -> str:
+    """A digest of several texts in order; no two lists of texts share one by where they are parted."""
+    sha = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        sha.update(len(data).to_bytes(8, "big") + data)
+    return sha.hexdigest()
 
 
 class FixedRetriever:
@@ -29,9 +54,16 @@ class FixedRetriever:
         self.corpus = corpus
         self._results = results
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    @property
+    def identity(self) -> str:
+        return digest_of(self.name, self.corpus.digest, repr(sorted(self._results.items())))
+
+    def seen(self, query: Asked) -> str:
+        return Query.of(query).text
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         """The passages listed for exactly this query, scored k, k-1, …"""
-        found = [self._results.get(query, [])[:k] for query in queries]
+        found = [self._results.get(self.seen(query), [])[:k] for query in queries]
         return [
             [Hit(self.corpus.by_id(ident), float(k - rank)) for rank, ident in enumerate(idents)] for idents in found
         ]

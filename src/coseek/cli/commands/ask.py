@@ -1,6 +1,5 @@
 """Ask one question and watch the agent think, search and answer."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,12 +7,12 @@ from rich.console import Console
 
 from coseek.agents.rollout import Limits, rollout
 from coseek.cli.agents import limits_for, open_agent, settings_for
+from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json
 from coseek.cli.watching import WatchedRetriever, watched
 from coseek.data.question import Question
 from coseek.data.settings import make_settings, save_settings
 from coseek.data.trajectory import Trajectory
-from coseek.retrieval.index import open_index
 
 app = new_app()
 
@@ -22,7 +21,7 @@ app = new_app()
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask.")],
     agent: Annotated[str, typer.Option(help="A model folder, or `rules`, which needs none.")],
-    retriever: Annotated[Path, typer.Option(help="The index to search.")],
+    retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
     limits: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6.")
     ] = None,
@@ -39,7 +38,7 @@ def ask(
     console = Console(stderr=True, highlight=False, quiet=as_json)
     who = open_agent(settings_for(agent, protocol, wording).model_copy(update={"temperature": temperature}))
     budgets = make_settings(Limits, assignments(limits or [], onto=save_settings(limits_for(agent))))
-    index = WatchedRetriever(open_index(retriever), console)
+    index = WatchedRetriever(open_named(retriever), console)
     asked = Question(id="asked", question=question)
     trajectory = rollout(watched(who, console), index, [asked], [seed], budgets)[0]
     if as_json:

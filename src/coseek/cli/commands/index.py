@@ -28,8 +28,10 @@ def index(
     It appears whole or not at all.
     """
     tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
-    built = build_index(source, retriever, out, tree)
+    build_index(source, retriever, out, tree)
     if as_json:
         print_json(IndexCard.read(out).to_json())
     else:
-        print(f"{out}: {retriever} over {len(built.corpus):,} passages. Try: coseek search {out} 'words to look for'")
+        print(
+            f"{out}: {retriever} over {IndexCard.read(out).passages:,} passages. Try: coseek search {out} 'words to look for'"
+        )

@@ -8,12 +8,12 @@ import typer
 from coseek.agents.answering import answer_all
 from coseek.cli.agents import limits_for, open_agent, settings_for
 from coseek.cli.commands.score import print_tables
+from coseek.cli.retrievers import described, open_named
 from coseek.cli.running import RunSettings, check_gold, load_asked, open_run
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
 from coseek.data.settings import make_settings, save_settings
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import MAIN, scores_json
-from coseek.retrieval.index import open_index
 
 app = new_app()
 
@@ -22,7 +22,7 @@ app = new_app()
 def run(
     questions: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A questions file, or a data-set folder.")],
     agent: Annotated[str, typer.Option(help="A model folder, or one that needs none: rules, expert, faulty-expert.")],
-    retriever: Annotated[Path, typer.Option(help="The index to search.")],
+    retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
     out: Annotated[Path, typer.Option(help="The run folder to write.")],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as limits.max_turns=6.")
@@ -47,7 +47,7 @@ def run(
         questions=str(questions),
         split=split,
         count=count,
-        retriever=str(retriever),
+        retriever=retriever,
         agent=who,
         limits=limits_for(agent),
         samples=samples,
@@ -64,11 +64,11 @@ def run(
 
 def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
     """Answer all questions with a progress bar, then score what the run holds."""
-    retriever = open_index(Path(settings.retriever))
+    retriever = open_named(settings.retriever)
     questions = load_asked(settings)
     check_gold(questions, retriever, settings.retriever)
     agent = open_agent(settings.agent)
-    kept = open_run(out, settings, resume)
+    kept = open_run(out, settings, described(settings.retriever, retriever), resume)
     with resumable("the same command with --resume"), progress_bar() as progress:
         task = progress.add_task("questions", total=None)
         answer_all(

@@ -1,27 +1,26 @@
 """Look things up in an index."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.data.passage import Hit
-from coseek.retrieval.index import open_index
 
 app = new_app()
 
 
 @app.command()
 def search(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="A folder that `coseek index` made.")],
+    retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     queries: Annotated[list[str], typer.Argument(metavar="QUERY", help="What to look for; several are one batch.")],
     k: Annotated[int, typer.Option("--passages", "-k", min=1, help="Passages a query.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Look things up in an index: the best passages for each query, best first."""
-    found = open_index(index).search(queries, k)
+    found = open_named(retriever).search(queries, k)
     if as_json:
         print_json(
             [

@@ -21,7 +21,10 @@ from pydantic import Field
 from coseek.data.files import read_json
 from coseek.data.passage import Corpus, Hit
 from coseek.data.settings import Settings
+from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k, top_rows
+from coseek.retrieval.retriever import digest_of
+from coseek.retrieval.views import render
 from coseek.retrieval.words import Stem, words
 
 
@@ -36,6 +39,8 @@ class Bm25Settings(Settings):
     """Drop the 33 commonest English words from passages and queries."""
     stem: Stem = "none"
     """`plural` takes English plural endings off."""
+    view: str = "query"
+    """What it sees of a search turn."""
 
     def cut(self, text: str) -> list[str]:
         """The words that count."""
@@ -79,10 +84,17 @@ class Bm25:
         settings = settings or Bm25Settings()
         return cls(corpus, settings, weigh(corpus, settings))
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    @property
+    def identity(self) -> str:
+        return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json())
+
+    def seen(self, query: Asked) -> str:
+        return render(self.settings.view, query)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         """Up to `k` passages a query; none for a query without a known word."""
         check_k(k)
-        return [self._search(query, k) for query in queries]
+        return [self._search(self.seen(query), k) for query in queries]
 
     def scores(self, query: str) -> NDArray[np.float32]:
         """The score of every passage, in corpus order; 0 without a common word."""

@@ -13,7 +13,10 @@ from coseek.data.files import JsonObject, read_json, write_json
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
 from coseek.retrieval.encoder import Encoder, Vectors, encoder_folder, fingerprint
+from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k, top_rows
+from coseek.retrieval.retriever import digest_of
+from coseek.retrieval.views import render
 
 
 class DenseSettings(Settings):
@@ -36,6 +39,8 @@ class DenseSettings(Settings):
     more is faster on big machines, and scores may then differ in the seventh digit from batch to batch."""
     block_rows: int = Field(default=65_536, ge=1)
     """Passages compared in one product: with 384 dimensions, 100 MB of the mapped file at a time."""
+    view: str = "query"
+    """What it sees of a search turn."""
     device: str = "cpu"
     """Where the encoder runs."""
 
@@ -64,15 +69,24 @@ class Dense:
         dense._encoder = encoder
         return dense
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    @property
+    def identity(self) -> str:
+        settings = self.settings.model_dump_json()
+        return digest_of(self.name, self.corpus.digest, settings, fingerprint(self._encoder_folder))
+
+    def seen(self, query: Asked) -> str:
+        return render(self.settings.view, query)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         """The `k` nearest passages a query; none for a query without any character but blanks."""
         check_k(k)
         lists: list[list[Hit]] = [[] for _ in queries]
-        asked = [place for place, query in enumerate(queries) if query.strip()]
+        texts = [self.seen(query) for query in queries]
+        asked = [place for place, text in enumerate(texts) if text.strip()]
         together = self.settings.queries_together
         for start in range(0, len(asked), together):
             places = asked[start : start + together]
-            for place, hits in zip(places, self._search([queries[place] for place in places], k), strict=True):
+            for place, hits in zip(places, self._search([texts[place] for place in places], k), strict=True):
                 lists[place] = hits
         return lists
 

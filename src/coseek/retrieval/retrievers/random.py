@@ -6,7 +6,9 @@ from pathlib import Path
 
 from coseek.data.passage import Corpus, Hit
 from coseek.data.settings import Settings
+from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k
+from coseek.retrieval.retriever import digest_of
 
 
 class RandomSettings(Settings):
@@ -29,10 +31,17 @@ class RandomRetriever:
     def over(cls, corpus: Corpus, settings: RandomSettings | None = None) -> "RandomRetriever":
         return cls(corpus, settings or RandomSettings())
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    @property
+    def identity(self) -> str:
+        return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json())
+
+    def seen(self, query: Asked) -> str:
+        return Query.of(query).text
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         """`k` passages a query (all of them when there are fewer), scored 1, 1/2, 1/3, …"""
         check_k(k)
-        return [self._draw(query, min(k, len(self.corpus))) for query in queries]
+        return [self._draw(self.seen(query), min(k, len(self.corpus))) for query in queries]
 
     def _draw(self, query: str, count: int) -> list[Hit]:
         rng = random.Random(f"{self.settings.seed}:{query}")

@@ -1,0 +1,118 @@
+"""Opening: every retriever by what a user types. An index folder, a URL, or a YAML file that puts parts together.
+
+A module of `coseek.retrieval.retrievers` that needs no index offers two names:
+
+    SETTINGS                          its settings class
+    open(settings, opening)           a retriever; `opening` opens what it stands on
+
+    retriever: rerank                 # a part's name, then its settings
+    over: indexes/bm25                # an index, a URL, another YAML file, or such lines again; paths as seen from here
+    depth: 50
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeAlias, cast
+
+import yaml
+
+from coseek.data import registry
+from coseek.data.errors import DataError, MissingExtra, SettingError
+from coseek.data.files import JsonObject
+from coseek.data.passage import Corpus
+from coseek.data.settings import Settings, make_settings
+from coseek.retrieval.index import PACKAGE, open_index
+from coseek.retrieval.retriever import Retriever
+
+Source: TypeAlias = str | Path | Mapping[str, object]
+"""What stands for a retriever in settings: a path, a URL, or `{retriever: NAME, …}`."""
+
+
+class Writes(Protocol):
+    """A language model as retrieval sees it: prompts in, texts out, in the same order."""
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that the texts depend on besides the prompt."""
+        ...
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]: ...
+
+
+class Part(Protocol):
+    """What a module of `coseek.retrieval.retrievers` that needs no index offers."""
+
+    SETTINGS: type[Settings]
+
+    def open(self, settings: Settings, opening: "Opening") -> Retriever: ...
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Where a retriever is opened: which folder paths are seen from, and what is at hand."""
+
+    folder: Path = Path()
+    """Relative paths in settings are seen from here."""
+    corpus: Corpus | None = None
+    """Saves reading the corpus of an index again."""
+    model: Callable[[str], Writes] | None = None
+    """Opens a language model by name; handed in, since retrieval knows no models."""
+
+    def path(self, name: str) -> Path:
+        return self.folder / Path(name).expanduser()
+
+    def open(self, source: Source) -> Retriever:
+        """Open an index folder, a URL, a YAML file or a mapping."""
+        if isinstance(source, Mapping):
+            return self._part(source, "the retriever")
+        if str(source).startswith(("http://", "https://")):
+            return self._part({"retriever": "remote", "url": str(source)}, str(source))
+        path = self.path(str(source))
+        if path.suffix in (".yaml", ".yml"):
+            return replace(self, folder=path.parent)._part(_read(path), str(path))
+        return open_index(path, self.corpus)
+
+    def writer(self, name: str) -> Writes:
+        """A language model by its name."""
+        if self.model is None:
+            raise SettingError(f"the model {name!r} cannot be opened here: no models were handed to the retriever")
+        return self.model(name)
+
+    def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
+        name = tree.get("retriever")
+        if not isinstance(name, str):
+            raise SettingError(f"{where} needs a line `retriever: NAME`")
+        module = registry.find("retriever", PACKAGE, name)
+        if not hasattr(module, "open"):
+            raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")
+        part = cast(Part, module)
+        settings = make_settings(part.SETTINGS, {key: value for key, value in tree.items() if key != "retriever"})
+        return part.open(settings, self)
+
+
+def open_retriever(
+    source: Source, corpus: Corpus | None = None, model: Callable[[str], Writes] | None = None
+) -> Retriever:
+    """Open what a user named: an index folder, a URL, a YAML file, or a mapping of settings."""
+    return Opening(corpus=corpus, model=model).open(source)
+
+
+def needs(library: str, for_what: str, extra: str) -> None:
+    """Refuse with the line that installs it when an optional library is missing."""
+    import importlib.util
+
+    if importlib.util.find_spec(library) is None:
+        raise MissingExtra(library, for_what, extra)
+
+
+def _read(path: Path) -> JsonObject:
+    if not path.is_file():
+        raise DataError(f"there is no retriever file {path}; check the path")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path} must hold `name: value` lines")
+    return cast(JsonObject, tree)
