@@ -8,7 +8,7 @@ import yaml
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.wording import Wording
 from coseek.agents.writer import Move
-from coseek.data.errors import DataError, UnknownName
+from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, make_settings
 from coseek.data.trajectory import Author
 from coseek.models.model import Tokenizer
@@ -74,12 +74,7 @@ def load_protocol(name: str, wording: str = "default") -> Protocol:
 
     `wording` is `default`, `laptop`, or the path of a YAML file with the user's own prompt.
     """
-    folder = Path(__file__).parent / "protocols"
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if not path.exists():
-        if path.parent == folder:
-            raise UnknownName("protocol", name, [known.stem for known in folder.glob("*.yaml")])
-        raise DataError(f"there is no protocol file {path}; check the path")
+    path = yaml_file("protocol", Path(__file__).parent / "protocols", name)
     file = make_settings(ProtocolFile, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     tags = tuple(Tag(tag, described.author, described.action) for tag, described in file.tags.items())
     grammar = Grammar(tags, {state: frozenset(followers) for state, followers in file.order.items()})

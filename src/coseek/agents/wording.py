@@ -13,8 +13,9 @@ import yaml
 from pydantic import Field
 
 from coseek.agents.grammar import Grammar
-from coseek.data.errors import DataError, SettingError, UnknownName
+from coseek.data.errors import SettingError
 from coseek.data.passage import Hit
+from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, make_settings
 from coseek.models.model import Tokenizer
 
@@ -53,12 +54,7 @@ class Wording:
     @classmethod
     def load(cls, name: str, grammar: Grammar, protocol: str) -> "Wording":
         """`name` is one of ours (`default`, `laptop`) or the path of a YAML file; `protocol` chooses the prompt."""
-        folder = Path(__file__).parent / "wordings"
-        path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-        if not path.exists():
-            if path.parent == folder:
-                raise UnknownName("wording", name, [known.stem for known in folder.glob("*.yaml")])
-            raise DataError(f"there is no wording file {path}; check the path")
+        path = yaml_file("wording", Path(__file__).parent / "wordings", name)
         file = make_settings(WordingFile, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
         file = file.model_copy(update={"prompt": file.prompts.get(protocol, file.prompt), "prompts": {}})
         for template, fields in _FIELDS.items():

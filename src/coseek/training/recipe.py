@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from coseek.agents.rollout import Limits
 from coseek.agents.writers.expert import ExpertSettings
-from coseek.data.errors import UnknownName
+from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings
 from coseek.models.laptop import LaptopSettings
 from coseek.rewards.reward import RewardSpec
@@ -133,9 +133,4 @@ class AgentRecipe(Settings):
 
 def recipe_path(name: str) -> Path:
     """The file of a recipe: one of ours by name (`quickstart`), or a path."""
-    if name.endswith((".yaml", ".yml")):
-        return Path(name)
-    path = RECIPES / f"{name}.yaml"
-    if not path.exists():
-        raise UnknownName("recipe", name, [known.stem for known in RECIPES.glob("*.yaml")])
-    return path
+    return yaml_file("recipe", RECIPES, name)

@@ -1,0 +1,159 @@
+"""Corpus file: a corpus that stays on disk. Opening it reads nothing; a passage is read when it is looked at.
+
+Twenty-one million passages need 23 GB as objects and 0.7 GB as this module's arrays, which are mapped into memory, too.
+`scan` reads the file once; `keep` stores what it found, and `open` starts from that.
+"""
+
+import hashlib
+import os
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coseek.data.errors import DataError, DiskFault
+from coseek.data.files import JsonObject, parse_line
+from coseek.data.passage import Corpus, Passage, feed_digest
+
+Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """By which a file is known to be the one that was scanned, without reading it."""
+
+    size: int
+    """Bytes."""
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "Stamp":
+        found = path.stat()
+        return cls(found.st_size, found.st_mtime_ns)
+
+
+class CorpusFile(Corpus):
+    """A `corpus.jsonl` on disk (not packed: gzip cannot be entered in the middle).
+
+    The file is held open: when another is put in its place, this one still reads what it scanned. Writing *into* it
+    breaks it, which is noticed where a line no longer holds a passage.
+    """
+
+    def __init__(self, path: Path, spans_N2: Longs, hashes_N2: Longs, digest: str) -> None:
+        """`spans_N2`: first and last byte + 1 of each line. `hashes_N2`: hash of an id and its row, by rising hash."""
+        self.path = path
+        self._digest = digest
+        self._spans_N2 = spans_N2
+        self._hashes_N2 = hashes_N2
+        self._handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._handle)
+
+    @classmethod
+    def scan(cls, path: Path) -> "CorpusFile":
+        """Read the file once: where its lines are, that its ids are unique, and its digest."""
+        spans: list[tuple[int, int]] = []
+        hashes: list[int] = []
+        sha = hashlib.sha256()
+        for start, end, passage in _passages(path):
+            spans.append((start, end))
+            hashes.append(_hash(passage.id))
+            feed_digest(sha, passage)
+        if not spans:
+            raise DataError(f"{path} is empty; it needs at least one passage")
+        hashes_N = np.array(hashes, dtype=np.int64)
+        order_N = np.argsort(hashes_N, kind="stable")
+        pairs_N2 = np.stack([hashes_N[order_N], order_N], axis=1)
+        made = cls(path, np.array(spans, dtype=np.int64), pairs_N2, sha.hexdigest())
+        made._check_unique()
+        return made
+
+    @classmethod
+    def open(cls, path: Path, folder: Path, digest: str) -> "CorpusFile":
+        """Open what `keep` stored in `folder`; whether the file is still the same is the caller's to check."""
+        # asarray: a plain view of the mapped file; slices of np.memmap itself cost microseconds each.
+        spans_N2, hashes_N2 = (np.asarray(np.load(folder / name, mmap_mode="r")) for name in ("spans.npy", "ids.npy"))
+        return cls(path, spans_N2, hashes_N2, digest)
+
+    def keep(self, folder: Path) -> None:
+        """Store in `folder` what `open` needs: 32 bytes a passage."""
+        np.save(folder / "spans.npy", self._spans_N2)
+        np.save(folder / "ids.npy", self._hashes_N2)
+
+    def __len__(self) -> int:
+        return len(self._spans_N2)
+
+    @overload
+    def __getitem__(self, row: int) -> Passage: ...
+    @overload
+    def __getitem__(self, row: slice) -> tuple[Passage, ...]: ...
+    def __getitem__(self, row: int | slice) -> Passage | tuple[Passage, ...]:
+        if isinstance(row, slice):
+            return tuple(self._read(each) for each in range(*row.indices(len(self))))
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of a corpus of {len(self)} passages")
+        return self._read(row % len(self))
+
+    def __iter__(self) -> Iterator[Passage]:
+        return map(self._read, range(len(self)))
+
+    def by_id(self, ident: str) -> Passage:
+        for passage in self._called(ident):
+            return passage
+        raise KeyError(ident)
+
+    def has(self, ident: str) -> bool:
+        return any(True for _ in self._called(ident))
+
+    def _called(self, ident: str) -> Iterator[Passage]:
+        """The passage with this id, if there is one. Two ids may share a hash, so each is looked at."""
+        wanted = _hash(ident)
+        hashes_N = self._hashes_N2[:, 0]
+        first, last = np.searchsorted(hashes_N, [wanted, wanted + 1])
+        for row in self._hashes_N2[first:last, 1].tolist():
+            passage = self._read(row)
+            if passage.id == ident:
+                yield passage
+
+    def _read(self, row: int) -> Passage:
+        start, end = self._spans_N2[row].tolist()
+        line = os.pread(self._handle, end - start, start)
+        try:
+            return Passage.from_json(parse_line(line, f"{self.path}, passage {row}"))
+        except DataError as error:
+            raise DiskFault(f"{error} (the file was written to while it was in use; make the index anew)") from None
+
+    def _check_unique(self) -> None:
+        hashes_N, rows_N = self._hashes_N2[:, 0], self._hashes_N2[:, 1]
+        for place in np.flatnonzero(hashes_N[1:] == hashes_N[:-1]).tolist():
+            # Equal hashes stand side by side, of which three in a row are already two pairs.
+            one, other = (self._read(row).id for row in rows_N[place : place + 2].tolist())
+            if one == other:
+                raise DataError(f"{self.path} has the id {one!r} twice; ids must be unique")
+
+
+def _passages(path: Path) -> Iterator[tuple[int, int, Passage]]:
+    """First byte, last byte + 1 and passage of every line that is not blank."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; check the path")
+    at = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            start, at = at, at + len(line)
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            row: JsonObject = parse_line(line, where)
+            try:
+                passage = Passage.from_json(row)
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from None
+            yield start, at, passage
+
+
+def _hash(ident: str) -> int:
+    """Sixty-three bits of an id: the sign is left out, so that hash + 1 is a number, too."""
+    return int.from_bytes(hashlib.blake2b(ident.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,81 @@
+"""A corpus on disk is the same corpus as in memory."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.errors import DataError, DiskFault
+from coseek.data.passage import Corpus, Passage
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+CORPORA = st.lists(st.builds(Passage, TEXTS, TEXTS, TEXTS), min_size=1, max_size=12, unique_by=lambda one: one.id)
+
+
+def scanned(passages: list[Passage], folder: Path) -> CorpusFile:
+    path = folder / "corpus.jsonl"
+    Corpus(passages).save(path)
+    return CorpusFile.scan(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(passages=CORPORA)
+def test_a_corpus_on_disk_reads_as_the_one_in_memory(
+    passages: list[Passage], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("corpus")
+    made = scanned(passages, folder)
+    made.keep(folder)
+    for corpus in (made, CorpusFile.open(folder / "corpus.jsonl", folder, made.digest)):
+        assert list(corpus) == passages and len(corpus) == len(passages)
+        assert [corpus[row] for row in range(-len(corpus), 0)] == passages
+        assert corpus[1:3] == tuple(passages[1:3])
+        assert all(corpus.has(one.id) and corpus.by_id(one.id) == one for one in passages)
+        assert corpus.digest == Corpus(passages).digest
+
+
+def test_blank_lines_and_contents_rows_are_read_as_ever(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('\n{"id": "a", "contents": "\\"Ada\\"\\nwrote"}\n   \n{"id": 7, "text": "é"}', encoding="utf-8")
+    corpus = CorpusFile.scan(path)
+    assert list(corpus) == [Passage("a", "Ada", "wrote"), Passage("7", "", "é")] == [corpus[0], corpus[1]]
+    assert not corpus.has("b")
+    with pytest.raises(KeyError):
+        corpus.by_id("b")
+    with pytest.raises(IndexError, match="row 2"):
+        corpus[2]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "is empty"),
+        (b'{"id": "a", "text": "x"}\n{"id"', "line 2: not valid JSON"),
+        (b'{"id": "a", "text": "\xff"}', "line 1: not UTF-8"),
+        (b'{"text": "x"}', 'line 1: a passage needs an "id"'),
+        (b'{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}', "the id 'a' twice"),
+    ],
+)
+def test_a_broken_corpus_is_refused_with_its_line(data: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_bytes(data)
+    with pytest.raises(DataError, match=says):
+        CorpusFile.scan(tmp_path / "corpus.jsonl")
+
+
+def test_a_corpus_that_is_replaced_while_in_use_still_reads_what_it_was(tmp_path: Path) -> None:
+    corpus = scanned([Passage("a", "Ada", "wrote")], tmp_path)
+    other = tmp_path / "other"
+    other.write_text(json.dumps({"id": "b", "text": "no"}))
+    os.replace(other, corpus.path)
+    assert corpus[0] == Passage("a", "Ada", "wrote")
+
+
+def test_a_corpus_that_is_written_into_while_in_use_is_noticed(tmp_path: Path) -> None:
+    corpus = scanned([Passage("a", "Ada", "wrote")], tmp_path)
+    corpus.path.write_text("gone")
+    with pytest.raises(DiskFault, match="passage 0"):
+        corpus[0]
