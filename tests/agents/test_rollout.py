@@ -38,7 +38,7 @@ class Broken(FixedRetriever):
     """A retriever that fails for one query."""
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
-        if "bad" in queries:
+        if "bad" in [self.seen(query) for query in queries]:
             raise RetrieverError("the disk is gone")
         return [[Hit(ADA, 1.0)] for _ in queries]
 

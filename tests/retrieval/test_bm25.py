@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from pathlib import Path
 
 import bm25s  # type: ignore[import-untyped]
 import numpy as np
@@ -6,8 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coseek.data.errors import SettingError
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
+from coseek.data.settings import make_settings
+from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, weigh
 
 VOCABULARY = ["ada", "bob", "cat", "dog", "elm", "fig"]
 TEXTS = st.lists(st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=8), min_size=1, max_size=12)
@@ -18,7 +23,7 @@ def corpus_of(texts: Sequence[str]) -> Corpus:
     return Corpus(Passage(str(row), "", text) for row, text in enumerate(texts))
 
 
-def ids(retriever: Bm25, query: str, k: int = 10) -> list[str]:
+def ids(retriever: Bm25, query: Asked, k: int = 10) -> list[str]:
     return [hit.passage.id for hit in retriever.search([query], k)[0]]
 
 
@@ -42,6 +47,55 @@ def test_a_query_finds_the_same_alone_and_in_a_batch(texts: list[list[str]], que
     retriever = Bm25.over(corpus_of([" ".join(text) for text in texts]))
     lines = [" ".join(query) for query in queries]
     assert retriever.search(lines, 3) == [retriever.search([line], 3)[0] for line in lines]
+
+
+@settings(max_examples=300)
+@given(st.lists(QUERY, min_size=1, max_size=60), st.lists(st.integers(0, 4), max_size=8), st.integers(1, 30))
+def test_looking_at_few_passages_finds_what_looking_at_all_finds(
+    texts: list[list[str]], query: list[int], k: int
+) -> None:
+    postings, vocabulary = weigh(corpus_of([" ".join(text) for text in texts]), Bm25Settings())
+    words = [word for word in query if word < len(vocabulary)]
+    few_rows, few_scores = postings.best(words, k, few_rows=0)
+    rows, scores = postings.best(words, k)
+    assert np.array_equal(few_rows, rows) and np.array_equal(few_scores, scores)
+
+
+@pytest.mark.parametrize("k", [1, 10, 1000])
+def test_words_in_many_passages_and_rare_ones_are_ranked_alike_either_way(k: int) -> None:
+    rng = np.random.default_rng(0)
+    texts = (np.minimum(rng.zipf(1.3, size=(4000, 12)), 3000)).astype(str)
+    postings, vocabulary = weigh(corpus_of([" ".join(text) for text in texts]), Bm25Settings())
+    pruned: list[bool] = []
+    for _ in range(40):
+        words = [vocabulary[word] for word in texts[rng.integers(4000), : rng.integers(1, 12)]]
+        rows, scores = postings.best(words, k)
+        few_rows, few_scores = postings.best(words, k, few_rows=0)
+        assert np.array_equal(few_rows, rows) and np.array_equal(few_scores, scores)
+        pruned.append(len(postings._candidates(words, k)) < int(np.count_nonzero(postings.scores(words))))
+    assert sum(pruned) > 20 or k == 1000
+
+
+@settings(max_examples=50)
+@given(TEXTS, st.integers(1, 5))
+def test_an_index_made_in_small_chunks_is_the_same(texts: list[list[str]], chunk_rows: int) -> None:
+    corpus = corpus_of([" ".join(text) for text in texts])
+    (whole, words), (parts, same) = weigh(corpus, Bm25Settings()), weigh(corpus, Bm25Settings(), chunk_rows)
+    assert words == same and all(
+        np.array_equal(getattr(whole, name), getattr(parts, name))
+        for name in ("weights_P", "rows_P", "starts_V1", "maxima_V")
+    )
+
+
+def test_a_title_that_counts_three_times_is_a_title_written_three_times() -> None:
+    thrice = Corpus([Passage("1", "", "ada ada ada cat"), Passage("2", "", "bob bob bob ada")])
+    once = Corpus([Passage("1", "Ada", "cat"), Passage("2", "Bob", "ada")])
+    weighted = Bm25.over(once, Bm25Settings(title_weight=3))
+    assert np.array_equal(weighted.scores("ada cat"), Bm25.over(thrice).scores("ada cat"))
+    assert ids(Bm25.over(once, Bm25Settings(title_weight=0)), "ada") == ["2"]
+    assert ids(Bm25.over(once, Bm25Settings(text_weight=0)), "ada") == ["1"]
+    with pytest.raises(SettingError, match="both 0"):
+        make_settings(Bm25Settings, {"title_weight": 0, "text_weight": 0})
 
 
 def test_titles_are_searched_too() -> None:
@@ -81,3 +135,26 @@ def test_stop_words_and_plurals_can_be_dropped() -> None:
 
 def test_a_corpus_without_words_is_searched_in_vain() -> None:
     assert ids(Bm25.over(corpus_of(["…", "!"])), "cat") == []
+
+
+def test_a_stop_word_is_known_as_it_is_written_whatever_the_stemmer_would_make_of_it() -> None:
+    for stem in ("plural", "english"):
+        assert Bm25Settings(stop_words=True, stem=stem).cut("this was the cities") in (["city"], ["citi"])
+
+
+def test_a_snowball_stemmer_joins_the_forms_of_a_word() -> None:
+    retriever = Bm25.over(corpus_of(["running cats", "eaten"]), Bm25Settings(stem="english"))
+    assert ids(retriever, "run") == ["0"] == ids(retriever, "cat's runs")
+
+
+def test_a_view_gives_words_to_look_up_and_none_of_its_labels() -> None:
+    corpus = corpus_of(["query reasoning empty sep turn", "ada", "cat"])
+    asked = Query("cat", question="ada", reasoning="ada")
+    for view in ("question+query", "question+history", "reasoning+query", "last-3-turns"):
+        assert sorted(ids(Bm25.over(corpus, Bm25Settings(view=view)), asked)) == ["1", "2"]
+
+
+def test_an_index_made_before_the_greatest_weights_were_kept_still_opens(tmp_path: Path) -> None:
+    built = build_index(ZOO, "bm25", tmp_path / "index")
+    (tmp_path / "index" / "maxima.npy").unlink()
+    assert open_index(tmp_path / "index", ZOO).search(["the cat sat"], 3) == built.search(["the cat sat"], 3)

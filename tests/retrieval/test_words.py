@@ -1,6 +1,13 @@
+import subprocess
+import sys
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coseek.data.errors import SettingError
+from coseek.data.settings import make_settings
+from coseek.retrieval.retrievers.bm25 import Bm25Settings
 from coseek.retrieval.words import singular, words
 
 
@@ -22,6 +29,40 @@ def test_the_plural_ending_goes_and_nothing_else() -> None:
     singulars = ["city", "film", "university", "eyry", "gas", "virus", "class", "shoe", "is", "running"]
     assert [singular(word) for word in plurals] == singulars
     assert words("Two films", stem="plural") == ["two", "film"]
+
+
+def test_each_language_has_its_stemmer() -> None:
+    assert words("Running cities", stem="english") == ["run", "citi"]
+    assert words("laufende Städte", stem="german") == ["laufend", "stadt"]
+    assert words("黑豹队", stem="english") == ["黑豹", "豹队"]
+
+
+def test_a_misspelt_stemmer_fails_when_settings_are_made() -> None:
+    with pytest.raises(SettingError, match="no stemmer named 'englsh'; did you mean 'english'"):
+        make_settings(Bm25Settings, {"stem": "englsh"})
+
+
+def test_without_the_library_of_stemmers_the_way_to_it_is_said_and_the_rest_works() -> None:
+    code = """
+import sys
+sys.modules["Stemmer"] = None  # what an import finds when nothing is installed
+from coseek.data.errors import MissingExtra
+from coseek.data.settings import make_settings
+from coseek.retrieval.retrievers.bm25 import Bm25Settings
+assert make_settings(Bm25Settings, {"stem": "plural"}).cut("cities") == ["city"]
+try:
+    make_settings(Bm25Settings, {"stem": "english"})
+except MissingExtra as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'coseek[stem]'" in done.stdout
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet=st.characters(max_codepoint=127)))
+def test_plain_text_is_cut_as_any_other(text: str) -> None:
+    assert words(text) == words(f"{text} é")[:-1]
 
 
 @settings(max_examples=200)

@@ -146,6 +146,10 @@ class Grammar:
         The sampler halts on that closing, so at most the rest of the token that completed it comes after.
         """
         for span in self.parse(text):
-            if not span.problem and self.by_name[span.tag].action is not Action.NONE:
-                return self.by_name[span.tag].action, span
+            if self.action_of(span) is not Action.NONE:
+                return self.action_of(span), span
         return Action.NONE, None
+
+    def action_of(self, span: Span) -> Action:
+        """What a span of the agent's sets off."""
+        return Action.NONE if span.problem else self.by_name[span.tag].action

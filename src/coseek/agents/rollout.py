@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from coseek.agents.grammar import Action
 from coseek.agents.protocol import Protocol
+from coseek.agents.turns import past_turn, search_turn
 from coseek.data.errors import RetrieverError
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.settings import Settings
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.models.model import Model, Request, SoFar, Turn, TurnEnd
+from coseek.retrieval.query import PastTurn, Query
 from coseek.retrieval.retriever import Retriever
 
 
@@ -51,8 +53,14 @@ class _Row:
     began: float
     segments: list[Segment] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
+    history: list[PastTurn] = field(default_factory=list)
+    """`searches` as the retriever is told of them."""
     tokens: int = 0
     retriever_s: float = 0.0
+
+    def keep(self, query: Query, search: Search) -> None:
+        self.searches.append(search)
+        self.history.append(past_turn(query, search))
 
     def add(self, segment: Segment) -> None:
         self.segments.append(segment)
@@ -110,7 +118,7 @@ class _Driver:
             row.add(Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(ids), ids))
             opened.append(row)
         if self.protocol.opens_with_search:
-            self._search([(row, row.question.question) for row in opened], opening=True)
+            self._search([(row, self._query(row, row.question.question, "")) for row in opened], opening=True)
         else:
             for row in opened:
                 self._ask(row, row.segments[0].ids, opening=True)
@@ -131,7 +139,7 @@ class _Driver:
 
     def _advance(self, turns: Sequence[Turn]) -> None:
         """Take what the model wrote; answer the searches of all rows in one batch."""
-        asked: list[tuple[_Row, str]] = []
+        asked: list[tuple[_Row, Query]] = []
         for turn in turns:
             row = self.rows[turn.key]
             text = self.tokenizer.decode(turn.ids)
@@ -148,23 +156,26 @@ class _Driver:
                 elif len(row.searches) >= self.limits.max_turns:
                     self._finish(row, StopReason.TURN_LIMIT)
                 else:
-                    asked.append((row, span.text.strip()))
+                    asked.append((row, self._query(row, span.text.strip(), text)))
             elif turn.end is TurnEnd.LENGTH:
                 self._finish(row, StopReason.TOKEN_LIMIT, detail=f"a turn of {len(turn.ids)} tokens without an action")
             else:
                 self._finish(row, StopReason.INVALID, detail="a turn without an action")
         self._search(asked)
 
-    def _search(self, asked: Sequence[tuple[_Row, str]], opening: bool = False) -> None:
+    def _query(self, row: _Row, text: str, written: str) -> Query:
+        return search_turn(row.question, row.history, text, written, self.protocol.grammar)
+
+    def _search(self, asked: Sequence[tuple[_Row, Query]], opening: bool = False) -> None:
         if not asked:
             return
         began = time.perf_counter()
         found = self._found([query for _, query in asked])
         share = (time.perf_counter() - began) / len(asked)
-        for (row, _), search in zip(asked, found, strict=True):
+        for (row, query), search in zip(asked, found, strict=True):
             row.retriever_s += share
             if search.fault is not None:
-                row.searches.append(search)
+                row.keep(query, search)
                 self._finish(row, StopReason.RETRIEVER_ERROR, detail=search.fault)
                 continue
             ids = self.protocol.wording.observation_ids(self.tokenizer, search.hits, self.limits.max_observation_tokens)
@@ -172,20 +183,20 @@ class _Driver:
                 # Not shown, so not part of the run: a reward must not pay for what the agent never read.
                 self._finish(row, StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")
                 continue
-            row.searches.append(search)
+            row.keep(query, search)
             row.add(Segment(Author.ENVIRONMENT, self.protocol.observation_tag, self.tokenizer.decode(ids), ids))
             self._ask(row, row.segments[0].ids + ids if opening else ids, opening)
 
-    def _found(self, queries: Sequence[str]) -> list[Search]:
+    def _found(self, queries: Sequence[Query]) -> list[Search]:
         """Search in one batch; when that fails, one by one, so that a bad query costs no sibling its result."""
         try:
-            return [Search(query, tuple(hits)) for query, hits in zip(queries, self._hits(queries), strict=True)]
+            return [Search(query.text, tuple(hits)) for query, hits in zip(queries, self._hits(queries), strict=True)]
         except RetrieverError as error:
             if len(queries) == 1:
-                return [Search(queries[0], fault=str(error))]
+                return [Search(queries[0].text, fault=str(error))]
             return [search for query in queries for search in self._found([query])]
 
-    def _hits(self, queries: Sequence[str]) -> list[list[Hit]]:
+    def _hits(self, queries: Sequence[Query]) -> list[list[Hit]]:
         return self.retriever.search(queries, self.limits.passages_per_search)
 
     def _finish(self, row: _Row, stop: StopReason, answer: str | None = None, detail: str = "") -> None:

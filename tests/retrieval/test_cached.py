@@ -1,0 +1,282 @@
+"""The memory in front of a retriever: what it answers, what it asks, and what it survives."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coseek.data.errors import DataError, DiskFault, RetrieverError, SettingError
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.retrieval.index import build_index
+from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.retriever import digest_of
+from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
+from coseek.retrieval.retrievers.cached import Cached
+
+CORPUS = Corpus(
+    [Passage("1", "Ada", "wrote \x00 programs"), Passage("2", "Bob", "wrote songs"), Passage("3", "Cy", "")]
+)
+
+
+class Engine:
+    """BM25 that remembers what it was asked; a query with `bad` in it fails."""
+
+    name = "engine"
+
+    def __init__(self, view: str = "query", corpus: Corpus = CORPUS) -> None:
+        self.inner = Bm25.over(corpus, Bm25Settings(view=view))
+        self.corpus = corpus
+        self.asked: list[list[Asked]] = []
+
+    @property
+    def identity(self) -> str:
+        return digest_of(self.name, self.inner.identity)
+
+    def seen(self, query: Asked) -> str:
+        return self.inner.seen(query)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        self.asked.append(list(queries))
+        if any("bad" in self.seen(query) for query in queries):
+            raise RetrieverError("the disk is gone")
+        return self.inner.search(queries, k)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "cache.sqlite"
+
+
+@contextmanager
+def cached(path: Path, engine: Engine, max_lists: int = 1000, patience_s: float = 0.0) -> Iterator[Cached]:
+    with closing(Cached(engine, path, max_lists, patience_s)) as retriever:
+        yield retriever
+
+
+def test_a_search_is_made_once_in_all_lives_of_the_cache(path: Path) -> None:
+    engine = Engine()
+    expected = engine.inner.search(["ada", "wrote", "nobody"], 2)
+    for _ in range(3):
+        with cached(path, engine) as retriever:
+            assert retriever.search(["ada", "wrote", "nobody"], 2) == expected
+    assert engine.asked == [["ada", "wrote", "nobody"]]
+
+
+def test_only_what_is_missing_goes_to_the_engine_in_one_batch_and_equal_queries_once(path: Path) -> None:
+    engine = Engine()
+    with cached(path, engine) as retriever:
+        retriever.search(["ada"], 2)
+        found = retriever.search(["songs", "ada", "cy", "songs", "ada"], 2)
+        assert found == engine.inner.search(["songs", "ada", "cy", "songs", "ada"], 2)
+        assert engine.asked == [["ada"], ["songs", "cy"]]
+        assert (retriever.stats.hits, retriever.stats.misses, retriever.stats.bypassed) == (3, 3, 0)
+
+
+def test_more_or_fewer_passages_another_view_and_another_corpus_are_other_searches(path: Path) -> None:
+    asked = Query("songs", question="ada")
+    for engine in (Engine(), Engine(view="question+query"), Engine(corpus=Corpus(CORPUS[:2]))):
+        with cached(path, engine) as retriever:
+            for k in (1, 2, 1):
+                assert retriever.search([asked], k) == engine.inner.search([asked], k)
+            assert len(engine.asked) == 2 and retriever.identity == engine.identity
+
+
+def test_two_turns_that_look_the_same_to_the_engine_are_one_search(path: Path) -> None:
+    engine = Engine()
+    with cached(path, engine) as retriever:
+        retriever.search([Query("ada", question="one"), Query("ada", reasoning="two"), "ada"], 1)
+    assert len(engine.asked[0]) == 1
+
+
+def test_a_search_that_failed_is_not_remembered(path: Path) -> None:
+    engine = Engine()
+    with cached(path, engine) as retriever:
+        for _ in range(2):
+            with pytest.raises(RetrieverError, match="the disk is gone"):
+                retriever.search(["ada", "bad"], 1)
+        assert len(engine.asked) == 2
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.text(max_size=3) | st.just("ada \ud800"), max_size=4), max_size=5), st.integers(1, 3))
+def test_the_cache_changes_no_hit_whatever_is_asked(tmp_path: Path, batches: list[list[str]], k: int) -> None:
+    engine = Engine()
+    with cached(tmp_path / "cache.sqlite", engine, max_lists=3) as retriever:
+        for batch in batches:
+            assert retriever.search(batch, k) == engine.inner.search(batch, k)
+
+
+def test_lists_that_nobody_asks_for_any_more_make_room(path: Path) -> None:
+    engine = Engine()
+    with cached(path, engine, max_lists=6) as retriever:
+        for n in range(20):
+            retriever.search(["ada", f"once {n}"], 1)
+        assert [query for batch in engine.asked for query in batch].count("ada") == 1
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM lists").fetchone()[0] <= 6
+
+
+def test_threads_share_one_cache(path: Path) -> None:
+    engine = Engine()
+    with cached(path, engine, patience_s=10) as retriever:
+        expected = engine.inner.search(["ada", "wrote"], 2)
+        wrong: list[object] = []
+
+        def work(seed: int) -> None:
+            rng = random.Random(seed)
+            for _ in range(30):
+                found = retriever.search(["ada", f"filler {rng.randrange(40)}", "wrote"], 2)
+                if [found[0], found[2]] != expected:
+                    wrong.append(found)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong and retriever.stats.hits + retriever.stats.misses == 6 * 30 * 3
+
+
+def test_while_another_process_writes_reads_go_on_and_new_lists_are_not_kept(path: Path) -> None:
+    engine = Engine()
+    with cached(path, engine) as retriever:
+        retriever.search(["ada"], 1)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert retriever.search(["ada", "cy"], 1) == engine.inner.search(["ada", "cy"], 1)
+            other.execute("ROLLBACK")
+        assert engine.asked == [["ada"], ["cy"]] and retriever.stats.bypassed == 1
+        retriever.search(["cy"], 1)
+        assert engine.asked[-1] == ["cy"]
+
+
+def test_a_file_that_is_held_is_refused_with_a_sentence_when_opened(path: Path) -> None:
+    with cached(path, Engine()), closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DiskFault, match="held by another process"):
+            Cached(Engine(), path, patience_s=0)
+
+
+def test_a_file_that_is_no_cache_is_refused_and_left_alone(tmp_path: Path) -> None:
+    text, other = tmp_path / "text", tmp_path / "other.sqlite"
+    text.write_text("not a database, and long enough to be read as one" * 30)
+    with closing(sqlite3.connect(other)) as database:
+        database.execute("CREATE TABLE things (name)")
+    before = text.read_bytes(), other.read_bytes()
+    for path, sentence in ((text, "is broken"), (other, "a database of something else")):
+        with pytest.raises(DataError, match=sentence):
+            Cached(Engine(), path)
+    assert before == (text.read_bytes(), other.read_bytes())
+
+
+def test_a_cache_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DiskFault, match="cannot be made"):
+        Cached(Engine(), tmp_path / "file" / "cache.sqlite")
+    with pytest.raises(DiskFault, match="cannot be used"):
+        Cached(Engine(), tmp_path)
+
+
+def test_a_cache_that_breaks_or_fills_up_under_way_is_a_sentence(path: Path) -> None:
+    with cached(path, Engine()) as retriever:
+        retriever.search(["ada"], 1)
+        with closing(sqlite3.connect(path)) as other:
+            pages = other.execute("PRAGMA page_count").fetchone()[0]
+        retriever._store._connection.execute(f"PRAGMA max_page_count = {pages}")  # type: ignore[union-attr]
+        with pytest.raises(DiskFault, match="is full"):
+            retriever.search([f"wrote {n}" for n in range(200)], 3)
+    Path(f"{path}-wal").unlink(missing_ok=True)
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\x07" * (len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="delete it"):
+        Cached(Engine(), path).search(["ada"], 1)
+
+
+def test_it_is_opened_from_a_file_with_paths_as_seen_from_it(tmp_path: Path) -> None:
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    build_index(tmp_path, "bm25", tmp_path / "index")
+    (tmp_path / "fast.yaml").write_text("retriever: cached\nover: index\npath: kept/searches.sqlite\n")
+    retriever = open_retriever(tmp_path / "fast.yaml")
+    assert [hit.passage.id for hit in retriever.search(["songs"], 3)[0]] == ["2"]
+    assert (tmp_path / "kept" / "searches.sqlite").is_file() and retriever.corpus is not None
+    (tmp_path / "wrong.yaml").write_text("retriever: cached\nover: index\n")
+    with pytest.raises(SettingError, match="path"):
+        open_retriever(tmp_path / "wrong.yaml")
+
+
+WORKER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_cached import Cached, Engine
+retriever = Cached(Engine(), Path(sys.argv[1]), patience_s=20)
+print("open", flush=True)
+for n in range(int(sys.argv[3]), int(sys.argv[4])):
+    assert len(retriever.search(["ada", f"wrote {n}"], 2)[1]) == 2
+assert retriever.stats.bypassed == 0
+"""
+
+
+def worker(path: Path, start: int, end: int) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", WORKER, str(path), str(Path(__file__).parent), str(start), str(end)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_processes_share_one_cache_from_its_first_moment(path: Path) -> None:
+    workers = [worker(path, 0, 60) for _ in range(3)]
+    assert [one.communicate() and one.returncode for one in workers] == [0, 0, 0]
+    engine = Engine()
+    with cached(path, engine) as retriever:
+        retriever.search([f"wrote {n}" for n in range(60)], 2)
+    assert engine.asked == []
+
+
+@pytest.mark.slow
+def test_a_cache_whose_process_was_killed_at_any_moment_is_whole(path: Path) -> None:
+    rng = random.Random(0)
+    for _ in range(5):
+        with worker(path, 0, 10**9) as busy:
+            assert busy.stdout is not None and busy.stdout.readline() == "open\n"
+            time.sleep(rng.uniform(0, 0.3))
+            os.kill(busy.pid, signal.SIGKILL)
+        engine = Engine()
+        with cached(path, engine) as retriever:
+            queries = ["ada", *(f"wrote {n}" for n in range(20))]
+            assert retriever.search(queries, 2) == engine.inner.search(queries, 2)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+
+
+@pytest.mark.slow
+def test_a_child_that_was_forked_uses_a_connection_of_its_own(path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_cached import Cached, Engine
+retriever = Cached(Engine(), Path(sys.argv[1]))
+retriever.search(["ada"], 1)
+mine = retriever._store._connection
+if os.fork() == 0:
+    retriever.search(["ada", "songs"], 1)
+    os._exit(retriever._store._connection is mine)
+assert os.wait()[1] == 0
+retriever.search(["songs"], 1)
+assert retriever.stats.misses == 1
+"""
+    argv = [sys.executable, "-c", code, str(path), str(Path(__file__).parent)]
+    assert subprocess.run(argv, check=False).returncode == 0
