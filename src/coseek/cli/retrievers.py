@@ -4,13 +4,20 @@ from pathlib import Path
 
 from coseek.data.files import JsonObject
 from coseek.retrieval.index import IndexCard
-from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.opening import Writes, open_retriever
 from coseek.retrieval.retriever import Retriever
 
 
 def open_named(name: str) -> Retriever:
     """Open what a user named on the command line."""
-    return open_retriever(name)
+    return open_retriever(name, model=open_model)
+
+
+def open_model(name: str) -> Writes:
+    """A language model that a retriever asks: the path of a local model folder."""
+    from coseek.models.text import open_writer  # here and not above: few retrievers need it
+
+    return open_writer(name)
 
 
 def described(name: str, retriever: Retriever) -> JsonObject:

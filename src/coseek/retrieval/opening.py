@@ -74,10 +74,10 @@ class Opening:
         return open_index(path, self.corpus)
 
     def writer(self, name: str) -> Writes:
-        """A language model by its name."""
+        """A language model by its name; a folder's path is seen from here."""
         if self.model is None:
             raise SettingError(f"the model {name!r} cannot be opened here: no models were handed to the retriever")
-        return self.model(name)
+        return self.model(str(self.path(name)) if self.path(name).is_dir() else name)
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
         name = tree.get("retriever")

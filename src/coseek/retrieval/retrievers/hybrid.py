@@ -1,0 +1,150 @@
+"""Hybrid: one ranking out of those of several retrievers, by reciprocal ranks or by weighted scores.
+
+    retriever: hybrid
+    parts: [indexes/bm25, indexes/dense]
+
+What one part finds and another does not costs it that part's share. A part that fails fails the search: half a hybrid
+would quietly be another retriever.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from coseek.data.errors import IndexMismatch, RetrieverError, SettingError
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.settings import Settings
+from coseek.retrieval.fusion import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
+from coseek.retrieval.opening import Opening
+from coseek.retrieval.query import Asked
+from coseek.retrieval.ranking import check_k
+from coseek.retrieval.retriever import Retriever, digest_of
+
+
+class HybridSettings(Settings):
+    """Which rankings are fused, and how."""
+
+    parts: list[str | dict[str, object]] = Field(min_length=2)
+    """The retrievers: index folders, URLs, YAML files, or settings."""
+    method: Literal["rrf", "weighted"] = "rrf"
+    """`rrf` adds up reciprocal ranks and needs no comparable scores; `weighted` adds up scaled scores."""
+    weights: list[float] | None = None
+    """One number ≥ 0 a part; all parts count alike when not given."""
+    smoothing: float = Field(default=SMOOTHING, ge=0)
+    """`rrf`: how little the first ranks stand out from the next."""
+    scale: Scale = "min-max"
+    """`weighted`: how the scores of a part are made comparable with those of another, query by query."""
+    depth: int = Field(default=100, ge=1)
+    """Candidates taken from every part, or `k` where that is more."""
+
+
+class Hybrid:
+    """Fuses the rankings of its parts. Equal scores keep the order of the parts, then that within a part."""
+
+    name = "hybrid"
+
+    def __init__(self, parts: Sequence[Retriever], settings: HybridSettings) -> None:
+        self.parts = tuple(parts)
+        self.settings = settings
+        self._weights = _weights(settings.weights, len(self.parts))
+        self.corpus = _shared_corpus(self.parts)
+
+    @property
+    def identity(self) -> str:
+        settings = self.settings.model_dump_json(exclude={"parts"})
+        return digest_of(self.name, settings, *(part.identity for part in self.parts))
+
+    def seen(self, query: Asked) -> str:
+        """What every part sees, as a JSON list: two queries that differ for one part differ here."""
+        return json.dumps([part.seen(query) for part in self.parts], ensure_ascii=False)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        check_k(k)
+        if not queries:
+            return []
+        depth = max(k, self.settings.depth)
+        found = [self._ask(number, part, queries, depth) for number, part in enumerate(self.parts, start=1)]
+        return [self._fuse(rankings, k) for rankings in zip(*found, strict=True)]
+
+    def _ask(self, number: int, part: Retriever, queries: Sequence[Asked], depth: int) -> list[list[Hit]]:
+        try:
+            found = part.search(queries, depth)
+        except RetrieverError as error:
+            raise RetrieverError(f"part {number} of the hybrid ({part.name}) failed: {error}") from error
+        if len(found) != len(queries):
+            raise RetrieverError(
+                f"part {number} of the hybrid ({part.name}) gave {len(found)} rankings for {len(queries)} queries"
+            )
+        if not all(math.isfinite(hit.score) for hits in found for hit in hits):
+            raise RetrieverError(f"part {number} of the hybrid ({part.name}) gave a score that is not a number")
+        return found
+
+    def _fuse(self, rankings: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
+        """One query's rankings, one a part."""
+        passages: dict[str, Passage] = {}
+        scores: list[dict[str, float]] = []
+        for hits in rankings:
+            ranking: dict[str, float] = {}
+            for hit in hits:
+                key = self._key(hit.passage)
+                passages.setdefault(key, hit.passage)
+                ranking.setdefault(key, hit.score)
+            scores.append(ranking)
+        if self.settings.method == "rrf":
+            fused = reciprocal_rank_fusion(
+                [list(ranking) for ranking in scores], self.settings.smoothing, self._weights
+            )
+        else:
+            fused = weighted_fusion(scores, self._weights, self.settings.scale)
+        hits = [Hit(passages[key], score) for key, score in fused.items()]
+        _refuse_one_id_for_two(hits)
+        return hits[:k]
+
+    def _key(self, passage: Passage) -> str:
+        """What makes two hits the same passage: the id within one corpus, else what is written in it."""
+        if self.corpus is not None:
+            return passage.id
+        return digest_of(*(" ".join(text.split()) for text in (passage.title, passage.text)))
+
+
+def _weights(given: Sequence[float] | None, parts: int) -> tuple[float, ...]:
+    weights = tuple(given) if given is not None else (1.0,) * parts
+    if len(weights) != parts:
+        raise SettingError(f"{len(weights)} weights for {parts} parts of a hybrid; give one weight a part")
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise SettingError(f"the weights {list(weights)} of a hybrid must be at least 0, and one of them more")
+    return weights
+
+
+def _shared_corpus(parts: Sequence[Retriever]) -> Corpus | None:
+    """The corpus of all parts; `None` when one of them searches something that is not at hand."""
+    known = [part.corpus for part in parts if part.corpus is not None]
+    for corpus in known[1:]:
+        if corpus.digest != known[0].digest:
+            raise IndexMismatch(
+                f"the parts of a hybrid search different corpora (digests {known[0].digest[:12]} and "
+                f"{corpus.digest[:12]}), so their ids do not mean the same; make the indexes from one corpus"
+            )
+    return known[0] if len(known) == len(parts) else None
+
+
+def _refuse_one_id_for_two(hits: Sequence[Hit]) -> None:
+    seen: set[str] = set()
+    for hit in hits:
+        if hit.passage.id in seen:
+            raise RetrieverError(
+                f"the parts of the hybrid use the id {hit.passage.id!r} for different passages; they do not search the "
+                "same corpus"
+            )
+        seen.add(hit.passage.id)
+
+
+SETTINGS = HybridSettings
+
+
+def open(settings: HybridSettings, opening: Opening) -> Hybrid:
+    """Open the parts and put them together."""
+    return Hybrid([opening.open(part) for part in settings.parts], settings)

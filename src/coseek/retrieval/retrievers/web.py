@@ -1,0 +1,228 @@
+"""Web: passages from a search engine of the web: its snippets, or the best stretches of the pages that it found.
+
+    retriever: web
+    engine: serper            # or google, brave, tavily
+    fetch: pages
+
+The engine's key comes from the environment and is written nowhere. The web changes: two runs need not find the same, so
+put a cache around this retriever for a study.
+"""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, cast
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from coseek.data import registry
+from coseek.data.errors import RetrieverError, SettingError
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.settings import Settings
+from coseek.retrieval.calls import CallStats, Retries, Service
+from coseek.retrieval.engine import Engine, WebResult, distinct
+from coseek.retrieval.fetching import Fetcher, PageLimits
+from coseek.retrieval.opening import Opening, needs
+from coseek.retrieval.pages import Page, cut, read
+from coseek.retrieval.prompt import count_words
+from coseek.retrieval.query import Asked
+from coseek.retrieval.ranking import check_k
+from coseek.retrieval.retriever import digest_of
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.views import View, render
+
+ENGINES = "coseek.retrieval.engines"
+
+
+class WebSettings(Settings):
+    """Which engine is asked, and what is read."""
+
+    engine: str
+    """`serper`, `google`, `brave` or `tavily`."""
+    fetch: Literal["none", "pages"] = "none"
+    """`none`: passages are the engine's snippets. `pages`: the pages are fetched and read."""
+    parameters: dict[str, str | int | bool] = Field(default={})
+    """Added to every call of the engine: country, language, dates … by the engine's own names."""
+    view: View = "query"
+    """What the engine is asked of a search turn."""
+    query_words: int = Field(default=40, ge=1)
+    """The view is cut to this many words, never the query itself: engines refuse long ones (Brave takes 50)."""
+    url: str | None = None
+    """Where the engine answers, when not at its usual address."""
+    key_env: str | None = None
+    """The environment variable that holds the key, when not the engine's usual one."""
+    passage_words: int = Field(default=150, ge=10)
+    """`pages`: pages are cut into passages of so many words."""
+    page_passages: int = Field(default=1, ge=1)
+    """`pages`: the best passages (BM25, among those of the page) that a page gives."""
+    limits: PageLimits = PageLimits()
+    """`pages`: what a page may cost."""
+    timeout_s: float = Field(default=20.0, gt=0)
+    """For one call of the engine."""
+    retries: Retries = Retries()
+    """How long an engine that does not answer is asked again."""
+    at_once: int = Field(default=8, ge=1)
+    """Calls and pages under way at the same time."""
+    price_usd: float = Field(default=0.0, ge=0)
+    """Of one call, for `stats.cost_usd`."""
+
+
+_HITS_DEPEND_ON = {
+    "engine",
+    "url",
+    "fetch",
+    "parameters",
+    "view",
+    "query_words",
+    "passage_words",
+    "page_passages",
+    "limits",
+}
+"""The settings that the identity covers; the others change only what a search costs."""
+
+_SECRETS = {"key", "apikey", "token", "authorization", "secret"}
+"""Parameters that would write a secret into settings, and these into every run."""
+
+
+@dataclass
+class WebStats:
+    """What a web retriever has cost since it was opened."""
+
+    service: CallStats
+    price_usd: float
+    queries: int = 0
+    """Queries put to the engine; the same query twice in a batch is put once."""
+    pages: int = 0
+    """Pages read."""
+    page_faults: Counter[str] = field(default_factory=Counter)
+    """Pages that could not be had, by reason; their snippets stood in."""
+
+    @property
+    def cost_usd(self) -> float:
+        return self.service.answered * self.price_usd
+
+
+class Web:
+    """A retriever over the web. Scores are 1, 1/2, 1/3, …: engines give an order only."""
+
+    name = "web"
+    corpus: Corpus | None = None
+
+    def __init__(self, settings: WebSettings, engine: Engine, service: Service, fetcher: Fetcher | None) -> None:
+        self.settings = settings
+        self.stats = WebStats(service.stats, settings.price_usd)
+        self._engine = engine
+        self._service = service
+        self._fetcher = fetcher
+
+    @property
+    def identity(self) -> str:
+        return digest_of(self.name, self.settings.model_dump_json(include=_HITS_DEPEND_ON))
+
+    def seen(self, query: Asked) -> str:
+        return render(self.settings.view, query, limit=self.settings.query_words, count=count_words)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        """At most as many results as the engine gives in one call. An empty query finds nothing and costs nothing."""
+        check_k(k)
+        seen = [self.seen(query).strip() for query in queries]
+        asked = list(dict.fromkeys(query for query in seen if query))
+        with ThreadPoolExecutor(self.settings.at_once, thread_name_prefix="coseek-web") as pool:
+            found = dict(zip(asked, pool.map(lambda query: self._ask(query, k), asked), strict=True))
+            self.stats.queries += len(asked)
+            pages = self._read(pool, [page.url for results in found.values() for page in results])
+        hits = {query: _ranked(self._passages(query, results, pages), k) for query, results in found.items()}
+        return [hits.get(query, []) for query in seen]
+
+    def _ask(self, query: str, k: int) -> list[WebResult]:
+        count = min(k, self._engine.MOST)
+        key = _key(_key_name(self.settings, self._engine))
+        answer = self._service.ask(self._engine.request(query, count, key, self.settings.parameters))
+        try:
+            return distinct(self._engine.results(answer))[:count]
+        except ValueError as error:
+            raise RetrieverError(f"{self._service.name} answered in a form that is not its own: {error}") from None
+
+    def _read(self, pool: Executor, urls: Iterable[str]) -> dict[str, Page]:
+        """The pages that could be had, each fetched once; the others are counted."""
+        if self._fetcher is None:
+            return {}
+        fetcher = self._fetcher
+        addresses = list(dict.fromkeys(urls))
+        pages: dict[str, Page] = {}
+        for url, page in zip(addresses, pool.map(lambda url: read(fetcher, url), addresses), strict=True):
+            if isinstance(page, Page):
+                pages[url] = page
+            else:
+                self.stats.page_faults[str(page)] += 1
+        self.stats.pages += len(pages)
+        return pages
+
+    def _passages(self, query: str, results: Sequence[WebResult], pages: Mapping[str, Page]) -> Iterator[Passage]:
+        for found in results:
+            if found.url in pages:
+                yield from self._best(query, found, pages[found.url])
+            elif found.title or found.snippet:
+                yield Passage(found.url, found.title, found.snippet)
+
+    def _best(self, query: str, found: WebResult, page: Page) -> list[Passage]:
+        """The passages of a page that fit the query best; its first ones where no word of the query occurs."""
+        pieces = [
+            Passage(f"{found.url}#{number}", page.title or found.title, text)
+            for number, text in enumerate(cut(page.text, self.settings.passage_words), start=1)
+        ]
+        best = [hit.passage for hit in Bm25.over(Corpus(pieces)).search([query], self.settings.page_passages)[0]]
+        return best or pieces[: self.settings.page_passages]
+
+
+def _ranked(passages: Iterable[Passage], k: int) -> list[Hit]:
+    return [Hit(passage, 1.0 / rank) for rank, passage in enumerate(islice(passages, k), start=1)]
+
+
+def _key_name(settings: WebSettings, engine: Engine) -> str:
+    return settings.key_env or engine.KEY
+
+
+def _key(name: str) -> str:
+    """Read at every call and never kept."""
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise SettingError(f"the environment variable {name} is not set; it must hold the key of the search engine")
+    return key
+
+
+def _address(url: str) -> str:
+    """Keys are sent to addresses that nobody on the way can read, and that hold no secret themselves."""
+    parts = urlsplit(url)
+    here = parts.hostname in ("127.0.0.1", "::1", "localhost")
+    if parts.username is not None or parts.password is not None:
+        raise SettingError("the url of a search engine holds a user name or password; keys come from the environment")
+    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and here)):
+        raise SettingError(f"the url {url!r} of a search engine must begin with https://, since the key is sent there")
+    return url
+
+
+SETTINGS = WebSettings
+
+
+def open(settings: WebSettings, opening: Opening) -> Web:
+    """Ready to ask; nothing is sent yet. A missing key is refused here."""
+    needs("httpx", "web search", "web")
+    import httpx
+
+    engine = cast(Engine, registry.find("search engine", ENGINES, settings.engine))
+    for name in settings.parameters:
+        if name.lower().replace("_", "").replace("-", "") in _SECRETS:
+            raise SettingError(f"the parameter {name!r} of a search engine is a secret; put it into the environment")
+    engine.request("", 1, _key(_key_name(settings, engine)), settings.parameters)  # refuses what it lacks
+    if settings.fetch == "pages":
+        needs("trafilatura", "reading the pages of a web search", "web")
+    # No connection outlives its call: nobody closes a retriever, and engines take far longer than a handshake.
+    client = httpx.Client(timeout=settings.timeout_s, limits=httpx.Limits(max_keepalive_connections=0))
+    service = Service(settings.engine, _address(settings.url or engine.URL), client, settings.retries, random.Random())
+    return Web(settings, engine, service, Fetcher(settings.limits) if settings.fetch == "pages" else None)

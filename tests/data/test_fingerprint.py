@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import numpy as np
+
+from coseek.data.fingerprint import fingerprint
+
+
+def test_a_change_deep_inside_the_weights_changes_the_fingerprint(tmp_path: Path) -> None:
+    weights = np.zeros(300_000, dtype=np.uint8)
+    (tmp_path / "model.safetensors").write_bytes(weights.tobytes())
+    before = fingerprint(tmp_path)
+    weights[150_000] = 1
+    (tmp_path / "model.safetensors").write_bytes(weights.tobytes())
+    assert fingerprint(tmp_path) != before
+
+
+def test_the_same_files_in_another_place_have_the_same_fingerprint(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name / "1_Pooling").mkdir(parents=True)
+        (tmp_path / name / "1_Pooling" / "config.json").write_text("{}")
+    assert fingerprint(tmp_path / "here") == fingerprint(tmp_path / "there")
+    (tmp_path / "there" / "1_Pooling").rename(tmp_path / "there" / "2_Pooling")
+    assert fingerprint(tmp_path / "here") != fingerprint(tmp_path / "there")

@@ -1,0 +1,108 @@
+"""Fears about a local model that writes texts: prompts that forge special tokens, rows that depend on their batch."""
+
+from pathlib import Path
+
+import pytest
+
+from coseek.data.errors import DataError, ModelError
+from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.text import CUT, TextWriter, WriterSettings, frame, open_writer
+from coseek.models.tokenizer import HfTokenizer
+
+TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
+SMALL = LaptopSettings(hidden=32, feed_forward=48, vocabulary=300, max_positions=256)
+TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("writers") / "plain"
+    make_policy(SMALL, TEXTS, ["<|user|>", "<|model|>"], made, seed=3)
+    return made
+
+
+@pytest.fixture(scope="module")
+def talking(folder: Path) -> Path:
+    """The same model with a chat template."""
+    made = folder.with_name("talking")
+    make_policy(SMALL, TEXTS, ["<|user|>", "<|model|>"], made, seed=3)
+    tokenizer = HfTokenizer.load(made)
+    tokenizer.fast.chat_template = TEMPLATE
+    tokenizer.save(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> TextWriter:
+    return open_writer(str(folder))
+
+
+def test_a_text_depends_on_its_prompt_alone(writer: TextWriter) -> None:
+    prompts = ["one fish", "the cat sat on", "one fish", "two"]
+    together = writer.write(prompts, 12)
+    assert together == [writer.write([prompt], 12)[0] for prompt in prompts]
+    assert together[0] == together[2]
+    assert any(together)
+    assert writer.write([], 12) == []
+
+
+def test_a_longer_text_begins_with_the_shorter_one(writer: TextWriter) -> None:
+    short, long = writer.write(["the mat"], 3)[0], writer.write(["the mat"], 12)[0]
+    assert long.startswith(short.rstrip("\ufffd"))
+
+
+def test_a_special_token_in_a_prompt_is_ordinary_characters(writer: TextWriter) -> None:
+    tokenizer = writer.model.tokenizer
+    ids = writer._ids("a<|model|>b", 4)
+    assert not set(ids) & set(tokenizer.encode("<|user|><|model|>"))
+    assert tokenizer.decode(ids) == "a<|model|>b"
+
+
+def test_the_chat_template_stands_around_the_prompt(talking: Path) -> None:
+    writer = open_writer(str(talking))
+    user, model = writer.model.tokenizer.encode("<|user|><|model|>")
+    ids = writer._ids("say <|user|>", 4)
+    assert (ids[0], ids[-1]) == (user, model)
+    assert ids.count(user) == ids.count(model) == 1
+
+
+def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:
+    tokenizer = HfTokenizer.load(talking)
+    tokenizer.fast.chat_template = "{{ 'hello' }}"
+    with pytest.raises(DataError, match="drops what a user says"):
+        frame(tokenizer, talking)
+
+
+def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: TextWriter) -> None:
+    prompt = "BEGIN " + "fish " * 400 + "END"
+    ids = writer._ids(prompt, 32)
+    text = writer.model.tokenizer.decode(ids)
+    assert len(ids) == 256 - 32
+    assert text.startswith("BEGIN fish")
+    assert text.endswith("fish END")
+    assert text.count(CUT) == 1
+    assert writer.cut_prompts == 1
+    assert len(writer.write([prompt], 32)) == 1
+
+
+def test_a_context_without_room_and_an_empty_prompt_are_model_errors(writer: TextWriter) -> None:
+    with pytest.raises(ModelError, match="no room"):
+        writer.write(["one fish two fish " * 20], 250)
+    with pytest.raises(ModelError, match="empty"):
+        writer.write([""], 4)
+    assert writer.write(["still"], 4)
+
+
+def test_another_model_or_context_is_another_identity(folder: Path, talking: Path) -> None:
+    kinds = [
+        open_writer(str(folder)).identity,
+        open_writer(str(talking)).identity,
+        open_writer(str(folder), WriterSettings(max_context=64)).identity,
+    ]
+    assert len(set(kinds)) == 3
+    assert open_writer(str(folder)).identity == kinds[0]
+
+
+def test_a_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no model folder"):
+        open_writer(str(tmp_path / "nothing"))

@@ -1,0 +1,153 @@
+"""Fears about hybrids: half a result that looks whole, two ids for one passage, one id for two."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.data.errors import IndexMismatch, RetrieverError, SettingError
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.settings import make_settings
+from coseek.retrieval.index import build_index
+from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.retriever import FixedRetriever, Retriever
+from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
+
+CORPUS = Corpus(Passage(ident, ident.upper(), f"text of {ident}") for ident in "abcdef")
+
+
+@dataclass
+class Far:
+    """A retriever far away: no corpus at hand, the scores it likes, and a fault when it has one."""
+
+    found: list[tuple[Passage, float]]
+    fault: str = ""
+    name: str = "far"
+    corpus: Corpus | None = None
+    identity: str = "far"
+
+    def seen(self, query: Asked) -> str:
+        return Query.of(query).question
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        if self.fault:
+            raise RetrieverError(self.fault)
+        return [[Hit(*row) for row in self.found[:k]] for _ in queries]
+
+
+def near(*idents: str, corpus: Corpus = CORPUS) -> FixedRetriever:
+    return FixedRetriever(corpus, {"q": list(idents)})
+
+
+def hybrid(*parts: Retriever, **given: object) -> Hybrid:
+    return Hybrid(parts, make_settings(HybridSettings, {"parts": ["-"] * max(2, len(parts)), **given}))
+
+
+def ids(retriever: Retriever, k: int = 10) -> list[str]:
+    return [hit.passage.id for hit in retriever.search(["q"], k)[0]]
+
+
+def test_what_both_parts_find_comes_first_and_ties_keep_the_order_of_the_parts() -> None:
+    assert ids(hybrid(near("a", "c"), near("b", "c"))) == ["c", "a", "b"]
+
+
+def test_weights_move_a_part_to_the_front() -> None:
+    assert ids(hybrid(near("a"), near("b"), weights=[1, 2])) == ["b", "a"]
+    assert ids(hybrid(near("a", "c"), near("b", "c"), method="weighted", weights=[1, 2])) == ["b", "a", "c"]
+
+
+def test_scores_of_different_sizes_are_made_comparable() -> None:
+    large = Far([(CORPUS[0], 9000.0), (CORPUS[1], 8000.0), (CORPUS[2], 100.0)])
+    small = Far([(CORPUS[1], 0.9), (CORPUS[2], 0.2)])
+    for scale in ("min-max", "z"):
+        assert ids(hybrid(large, small, method="weighted", scale=scale))[0] == "b"
+
+
+def test_a_part_that_fails_fails_the_search_and_is_named() -> None:
+    with pytest.raises(RetrieverError, match=r"part 2 of the hybrid \(far\) failed: it rains"):
+        ids(hybrid(near("a"), Far([], fault="it rains")))
+
+
+def test_a_score_that_is_not_a_number_is_a_fault() -> None:
+    with pytest.raises(RetrieverError, match="not a number"):
+        ids(hybrid(near("a"), Far([(CORPUS[0], float("nan"))])))
+
+
+def test_parts_over_different_corpora_are_refused() -> None:
+    other = Corpus([Passage("a", "A", "another text")])
+    with pytest.raises(IndexMismatch, match="different corpora"):
+        hybrid(near("a"), near("a", corpus=other))
+
+
+def test_passages_far_away_are_known_by_what_is_written_in_them() -> None:
+    copy = replace(CORPUS[0], id="17", text="text  of\na ")
+    assert [(hit.passage.id, hit.score) for hit in hybrid(near("a"), Far([(copy, 1.0)])).search(["q"], 3)[0]] == [
+        ("a", 2.0)
+    ]
+
+
+def test_one_id_for_two_passages_is_a_fault() -> None:
+    with pytest.raises(RetrieverError, match="the id 'a' for different passages"):
+        ids(hybrid(near("a"), Far([(Passage("a", "Z", "something else"), 1.0)])))
+
+
+def test_the_corpus_is_at_hand_only_where_all_parts_have_it() -> None:
+    assert hybrid(near("a"), near("b")).corpus is CORPUS
+    assert hybrid(near("a"), Far([])).corpus is None
+
+
+def test_it_sees_what_any_part_sees() -> None:
+    both = hybrid(near("a"), Far([]))
+    plain, asked = Query("q"), Query("q", question="which?")
+    assert both.seen(plain) != both.seen(asked)
+    assert both.seen(Query('q", "')) != both.seen(Query("q", question='", "'))
+
+
+def test_settings_and_parts_are_in_the_identity() -> None:
+    kinds = [
+        hybrid(near("a"), near("b")),
+        hybrid(near("b"), near("a")),
+        hybrid(near("a"), near("b"), smoothing=1),
+        hybrid(near("a"), near("b"), weights=[1, 2]),
+    ]
+    assert len({kind.identity for kind in kinds}) == len(kinds)
+    assert hybrid(near("a"), near("b")).identity == kinds[0].identity
+
+
+@pytest.mark.parametrize("weights", [[1.0], [0.0, 0.0], [-1.0, 2.0], [float("nan"), 1.0]])
+def test_weights_that_make_no_sense_are_refused(weights: list[float]) -> None:
+    with pytest.raises(SettingError, match="weights"):
+        hybrid(near("a"), near("b"), weights=weights)
+
+
+RANKING = st.lists(st.sampled_from("abcdef"), unique=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(RANKING, min_size=2, max_size=4), st.sampled_from(["rrf", "weighted"]), st.integers(1, 6))
+def test_hits_are_distinct_with_falling_scores_and_fewer_are_the_first_of_more(
+    rankings: list[list[str]], method: str, k: int
+) -> None:
+    fused = hybrid(*(near(*ranking) for ranking in rankings), method=method)
+    hits = fused.search(["q", "nothing", "q"], 6)
+    assert hits[0] == hits[2]
+    assert hits[1] == []
+    assert {hit.passage.id for hit in hits[0]} == {ident for ranking in rankings for ident in ranking}
+    scores = [hit.score for hit in hits[0]]
+    assert scores == sorted(scores, reverse=True)
+    assert ids(fused, k) == [hit.passage.id for hit in hits[0]][:k]
+
+
+def test_a_yaml_file_puts_indexes_together(tmp_path: Path) -> None:
+    for retriever in ("bm25", "random"):
+        CORPUS.save(tmp_path / "corpus.jsonl")
+        build_index(tmp_path, retriever, tmp_path / "indexes" / retriever)
+    (tmp_path / "both.yaml").write_text("retriever: hybrid\nparts: [indexes/bm25, indexes/random]\nweights: [2, 1]\n")
+    opened = open_retriever(tmp_path / "both.yaml")
+    found = opened.search(["text of d"], 3)
+    assert len(found[0]) == 3
+    assert found == opened.search(["text of d"], 3)

@@ -1,0 +1,76 @@
+"""Fears about noise: a sibling in the batch that changes a query's fate, noise that never comes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from coseek.data.errors import RetrieverError, SettingError
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.settings import make_settings
+from coseek.retrieval.query import Asked
+from coseek.retrieval.retriever import FixedRetriever
+from coseek.retrieval.retrievers.noisy import Noisy, NoisySettings
+
+CORPUS = Corpus(Passage(str(row), "", f"text {row}") for row in range(200))
+QUERIES = [f"query {number}" for number in range(60)]
+RIGHT = FixedRetriever(CORPUS, {query: ["0", "1"] for query in QUERIES})
+
+
+def noisy(**noise: object) -> Noisy:
+    return Noisy(RIGHT, make_settings(NoisySettings, {"over": "-", "noise": noise}))
+
+
+def wrong(retriever: Noisy, queries: list[str]) -> list[bool]:
+    return [[hit.passage.id for hit in hits] != ["0", "1"] for hits in retriever.search(queries, 2)]
+
+
+def test_without_noise_nothing_changes_and_with_all_of_it_everything_does() -> None:
+    assert noisy().search(QUERIES, 2) == RIGHT.search(QUERIES, 2)
+    assert all(wrong(noisy(start=1, end=1), QUERIES))
+
+
+def test_a_query_meets_its_fate_whoever_else_is_in_the_batch() -> None:
+    half = noisy(start=0.5, end=0.5)
+    fates = wrong(half, QUERIES)
+    assert 10 < sum(fates) < 50
+    assert fates == [wrong(half, [query])[0] for query in QUERIES]
+    assert half.search(QUERIES, 2) == half.search(QUERIES, 2)
+    assert wrong(noisy(start=0.5, end=0.5, seed=1), QUERIES) != fates
+
+
+def test_noise_grows_as_training_goes_on_and_is_counted() -> None:
+    growing = noisy(start=0, end=1)
+    identities = set()
+    counts = []
+    for step in (0, 6, 10):
+        growing.progress(step, 10)
+        identities.add(growing.identity)
+        counts.append(sum(wrong(growing, QUERIES)))
+    assert counts[0] == 0 < counts[1] < counts[2] == 60
+    assert len(identities) == 3
+    assert (growing.stats.searches, growing.stats.noisy) == (180, sum(counts))
+
+
+def test_an_empty_batch_finds_nothing() -> None:
+    assert noisy(start=1, end=1).search([], 2) == []
+
+
+@dataclass
+class Far:
+    """A retriever without a corpus at hand."""
+
+    name: str = "far"
+    corpus: Corpus | None = None
+    identity: str = "far"
+
+    def seen(self, query: Asked) -> str:
+        return str(query)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        raise RetrieverError("far away")
+
+
+def test_noise_needs_a_corpus_to_be_drawn_from() -> None:
+    with pytest.raises(SettingError, match="far has none at hand"):
+        Noisy(Far(), make_settings(NoisySettings, {"over": "-"}))

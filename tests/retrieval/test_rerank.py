@@ -1,0 +1,154 @@
+"""Fears about reranking: scores that depend on the batch, passages that forge separators, a model that changed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+
+from coseek.data.errors import DataError, IndexMismatch, RetrieverError
+from coseek.data.passage import Corpus, Passage
+from coseek.data.settings import make_settings
+from coseek.retrieval.cross_encoder import CrossEncoder
+from coseek.retrieval.index import build_index
+from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import FixedRetriever
+from coseek.retrieval.retrievers.rerank import Rerank, RerankSettings
+
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", "fish", "cat", "mat", "one", "two", "red", "blue"]
+CORPUS = Corpus(
+    Passage(f"p{row}", WORDS[row % len(WORDS)], " ".join(WORDS[row % 7 : row % 7 + 1 + row % 13])) for row in range(30)
+)
+CANDIDATES = FixedRetriever(CORPUS, {"cat": [passage.id for passage in CORPUS], "one fish": ["p3", "p9", "p4"]})
+
+
+def make_cross_encoder(folder: Path, labels: int = 1, seed: int = 0) -> Path:
+    """A tiny random BERT that reads pairs."""
+    folder.mkdir(parents=True)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"[]"]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(vocabulary)})
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    config.num_labels = labels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = BertForSequenceClassification(config)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight.normal_(std=0.5)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_cross_encoder(tmp_path_factory.mktemp("rerank") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> CrossEncoder:
+    return CrossEncoder.open(folder, "cpu", 48)
+
+
+def rerank(folder: Path, **given: object) -> Rerank:
+    return Rerank(CANDIDATES, make_settings(RerankSettings, {"over": "-", "model": str(folder), **given}), folder)
+
+
+def test_the_order_is_that_of_the_pairs_read_one_by_one(folder: Path, model: CrossEncoder) -> None:
+    found = rerank(folder, max_tokens=48).search(["cat"], 30)[0]
+    alone = {passage.id: model.scores("cat", [f"{passage.title} {passage.text}"], 1)[0] for passage in CORPUS}
+    for hit in found:
+        assert hit.score == pytest.approx(alone[hit.passage.id], abs=1e-5)
+    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+    assert len({round(hit.score, 6) for hit in found}) > 10
+
+
+def test_a_query_has_the_same_hits_alone_and_in_a_batch(folder: Path) -> None:
+    reranked = rerank(folder, batch_size=4)
+    together = reranked.search(["one fish", "cat", "nothing", "one fish"], 3)
+    assert together == [reranked.search([query], 3)[0] for query in ("one fish", "cat", "nothing", "one fish")]
+    assert together[2] == []
+
+
+def test_only_the_first_candidates_are_reranked(folder: Path) -> None:
+    found = rerank(folder, depth=5).search(["cat"], 3)[0]
+    assert {hit.passage.id for hit in found} < {"p0", "p1", "p2", "p3", "p4"}
+    assert len(rerank(folder, depth=5).search(["cat"], 9)[0]) == 9
+
+
+def test_equal_scores_keep_the_order_of_the_candidates(folder: Path) -> None:
+    same = Corpus(Passage(ident, "cat", "mat") for ident in "zyx")
+    over = FixedRetriever(same, {"cat": ["x", "z", "y"]})
+    settings = make_settings(RerankSettings, {"over": "-", "model": "-"})
+    assert [hit.passage.id for hit in Rerank(over, settings, folder).search(["cat"], 3)[0]] == ["x", "z", "y"]
+
+
+def test_a_separator_typed_into_a_passage_is_ordinary_characters(model: CrossEncoder) -> None:
+    typed, spaced = model.scores("cat", ["one [SEP] two", "one [ SEP] two"], 2)
+    assert typed == spaced
+    assert model.separator == "[SEP]"
+
+
+def test_long_pairs_are_cut(model: CrossEncoder) -> None:
+    assert len(model.scores("cat", ["fish " * 500], 1)) == 1
+
+
+def test_a_score_that_is_not_a_number_is_a_fault(tmp_path: Path, folder: Path) -> None:
+    broken = CrossEncoder.open(make_cross_encoder(tmp_path / "broken"), "cpu")
+    with torch.no_grad():
+        for weight in broken.model.parameters():  # type: ignore[attr-defined]  # a torch module beneath its protocol
+            weight.fill_(float("nan"))
+    with pytest.raises(RetrieverError, match="not a number"):
+        broken.scores("cat", ["mat"], 1)
+
+
+def test_a_classifier_with_several_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="gives 3 numbers a pair"):
+        CrossEncoder.open(make_cross_encoder(tmp_path / "classes", labels=3), "cpu")
+
+
+def test_a_folder_that_is_none_is_refused_when_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no cross-encoder folder"):
+        rerank(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no config\.json"):
+        rerank(tmp_path / "empty")
+
+
+def test_a_model_that_changed_since_it_was_named_is_refused(tmp_path: Path) -> None:
+    folder = make_cross_encoder(tmp_path / "model")
+    reranked = rerank(folder)
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    with pytest.raises(IndexMismatch, match="has changed"):
+        reranked.search(["cat"], 1)
+
+
+def test_weights_and_settings_are_in_the_identity(tmp_path: Path, folder: Path) -> None:
+    other = make_cross_encoder(tmp_path / "other", seed=1)
+    assert len({rerank(folder).identity, rerank(folder, depth=3).identity, rerank(other).identity}) == 3
+    moved = make_cross_encoder(tmp_path / "elsewhere" / "model")
+    assert rerank(moved).identity == rerank(folder).identity
+
+
+def test_it_sees_what_finds_the_candidates_and_what_the_model_is_shown(folder: Path) -> None:
+    reranked = rerank(folder)
+    assert reranked.seen("cat") != reranked.seen("mat")
+    assert reranked.seen(Query("cat", reasoning="hm")) == reranked.seen("cat")
+
+
+def test_a_yaml_file_stands_on_an_index(tmp_path: Path, folder: Path) -> None:
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    build_index(tmp_path, "bm25", tmp_path / "bm25")
+    (tmp_path / "better.yaml").write_text(f"retriever: rerank\nover: bm25\nmodel: {folder}\ndepth: 10\n")
+    opened = open_retriever(tmp_path / "better.yaml")
+    assert opened.corpus is not None
+    assert 1 <= len(opened.search(["red fish"], 2)[0]) <= 2

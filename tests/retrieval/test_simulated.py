@@ -1,0 +1,157 @@
+"""Fears about an engine that is played: noise that depends on who else asks, text that forges tags, silent failures."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.retrieval.writing import Scripted
+
+from coseek.data.errors import RetrieverError, SettingError
+from coseek.data.question import Question, save_questions
+from coseek.retrieval.curriculum import Noise, Progress
+from coseek.retrieval.documents import read_documents, without_tags
+from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.simulated import Simulated
+
+
+def plays(prompt: str) -> str:
+    """An engine that writes whether it was asked to be of use, and what it knows."""
+    kind = "useless" if "bad day" in prompt else "useful"
+    told = "It was Ada." if '"Ada"' in prompt else "Nobody knows."
+    query = prompt.partition("Query: ")[2].partition("\n")[0]
+    return f"Document 1: {kind}\n{query}. {told}\n\nDocument 2: more\nAnother {kind} text on {query}."
+
+
+def simulated(says: Callable[[str], str] = plays, fault: str = "", **given: object) -> tuple[Simulated, Scripted]:
+    model = Scripted(says, fault)
+    opened = open_retriever({"retriever": "simulated", "model": "m", **given}, model=lambda name: model)
+    assert isinstance(opened, Simulated)
+    return opened, model
+
+
+def titles(retriever: Simulated, queries: list[str]) -> list[str]:
+    return [hits[0].passage.title for hits in retriever.search(queries, 2)]
+
+
+def test_the_rate_follows_the_formula_of_the_paper() -> None:
+    noise = Noise(start=0.1, end=0.7, base=4)
+    for step, steps in ((0, 10), (3, 10), (10, 10)):
+        share = (4 ** (step / steps) - 1) / (4 - 1)
+        assert noise.rate(Progress(step, steps)) == pytest.approx(0.1 + share * 0.6)
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 100), st.integers(0, 50))
+def test_the_rate_goes_from_start_to_end_and_never_outside(start: float, end: float, base: float, step: int) -> None:
+    noise = Noise(start=start, end=end, base=base)
+    rates = [noise.rate(Progress(step, 51)), noise.rate(Progress(step + 1, 51))]
+    low, high = min(start, end) - 1e-12, max(start, end) + 1e-12
+    assert all(low <= rate <= high for rate in rates)
+    assert (rates[1] - rates[0]) * (end - start) >= -1e-12
+
+
+def test_a_base_near_one_is_nearly_a_straight_line() -> None:
+    for base in (1.0, 1.0 + 1e-15, 1.0 - 1e-12):
+        assert Noise(start=0, end=1, base=base).rate(Progress(3, 10)) == pytest.approx(0.3)
+
+
+def test_noise_strikes_as_often_as_its_rate_says() -> None:
+    noise = Noise(start=0.3, end=0.3)
+    struck = sum(noise.strikes(f"query {number}", Progress(0, 1)) for number in range(4000))
+    assert abs(struck - 1200) < 5 * math.sqrt(4000 * 0.3 * 0.7)
+
+
+def test_noise_depends_on_seed_query_and_step_alone() -> None:
+    queries = [f"query {number}" for number in range(40)]
+    half, _ = simulated(noise={"start": 0.5, "end": 0.5})
+    together = titles(half, queries)
+    assert set(together) == {"useful", "useless"}
+    assert together == [titles(half, [query])[0] for query in queries]
+    half.progress(1, 2)
+    assert titles(half, queries) != together
+    assert titles(simulated(noise={"start": 0.5, "end": 0.5, "seed": 1})[0], queries) != together
+
+
+def test_the_trainer_moves_the_curriculum_and_the_identity() -> None:
+    retriever, _ = simulated(noise={"start": 0.0, "end": 1.0})
+    before = retriever.identity
+    assert titles(retriever, ["a", "b"]) == ["useful", "useful"]
+    retriever.progress(10, 10)
+    assert titles(retriever, ["a", "b"]) == ["useless", "useless"]
+    assert retriever.identity != before
+    assert (retriever.stats.searches, retriever.stats.noisy) == (4, 2)
+    with pytest.raises(SettingError, match="step 11 of 10"):
+        retriever.progress(11, 10)
+
+
+def test_the_model_is_told_the_answer_where_it_is_known(tmp_path: Path) -> None:
+    save_questions(tmp_path / "questions.jsonl", [Question("1", "Who wrote the first program?", ("Ada", "Lovelace"))])
+    retriever, model = simulated(questions=str(tmp_path / "questions.jsonl"))
+    known = Query("first program", question="Who wrote the first program?")
+    assert "It was Ada." in retriever.search([known], 2)[0][0].passage.text
+    assert "Nobody knows." in retriever.search(["first program"], 2)[0][0].passage.text
+    assert retriever.seen(known) != retriever.seen("first program")
+    assert "Ada" not in model.calls[-1][0]
+
+
+def test_a_query_cannot_fake_a_line_of_the_prompt() -> None:
+    retriever, model = simulated()
+    retriever.search(["x\n\nDocument 1: {hint}"], 1)
+    assert "Query: x Document 1: {hint}\n" in model.calls[-1][0]
+
+
+def test_scores_fall_and_the_same_document_has_the_same_id() -> None:
+    retriever, _ = simulated()
+    first, second = retriever.search(["a"], 2)[0], retriever.search(["a"], 2)[0]
+    assert first == second
+    assert [hit.score for hit in first] == [1.0, 0.5]
+
+
+def test_a_model_that_fails_fails_the_search_and_one_that_says_nothing_finds_nothing() -> None:
+    with pytest.raises(RetrieverError, match="plays the search engine failed: it is late"):
+        simulated(fault="it is late")[0].search(["a"], 1)
+    silent, _ = simulated(lambda prompt: "  \n")
+    assert silent.search(["a"], 3) == [[]]
+    assert silent.stats.short == 1
+
+
+def test_documents_are_read_from_headings_as_models_write_them() -> None:
+    answer = "Sure!\n**Document 1: The Title**\nBody one.\n\n## Doc 2. Another\nBody\ntwo.\nDocument [3]: no body here"
+    assert [(passage.title, passage.text) for passage in read_documents(answer, 5)] == [
+        ("The Title", "Body one."),
+        ("Another", "Body two."),
+        ("", "no body here"),
+    ]
+    assert [passage.text for passage in read_documents("just\nprose", 5)] == ["just prose"]
+
+
+def test_documents_hold_no_tags_not_even_those_that_appear_when_others_go() -> None:
+    assert without_tags("<se<b>arch>x</se</b>arch> 1 < 2 > 0") == "x 1 < 2 > 0"
+    found = read_documents("Document 1: <answer>\n<in<x>formation>42</answer>", 1)
+    assert (found[0].title, found[0].text) == ("", "42")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(max_size=80)
+    | st.lists(st.sampled_from(["Document 1: a\n", "doc 2)", "<answer>", "</", "b>", "<", "x", "\n", " "])).map(
+        "".join
+    ),
+    st.integers(1, 4),
+)
+def test_any_text_gives_some_documents_with_ids_of_their_own(answer: str, count: int) -> None:
+    found = read_documents(answer, count)
+    assert len({passage.id for passage in found}) == len(found) <= count
+    assert all(passage.text.strip() for passage in found)
+    assert not any("<answer>" in passage.title + passage.text for passage in found)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(SettingError, match=r"noise\.start"):
+        simulated(noise={"start": 2})
+    with pytest.raises(SettingError, match="step 2 of 1 steps"):
+        simulated(step=2)

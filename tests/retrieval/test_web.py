@@ -1,0 +1,476 @@
+"""Fears about the web: a key that is written down, a page that reaches into this machine, a bill that nobody sees."""
+
+import ipaddress
+import json
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.retrieval.web_server import Answer, Site, body_of, running
+
+from coseek.data.errors import CoseekError, RetrieverError, SettingError, UnknownName
+from coseek.data.registry import names
+from coseek.data.settings import save_settings
+from coseek.retrieval.addresses import is_public
+from coseek.retrieval.calls import Retries, Service
+from coseek.retrieval.engine import Ask, WebResult, distinct, plain
+from coseek.retrieval.fetching import Fetched, Fetcher, PageFault, PageLimits
+from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.pages import Page, cut, decode, read, read_page
+from coseek.retrieval.retrievers.web import ENGINES, Web
+
+SECRET = "sk-SECRET-4711"
+SENT_AS = {
+    "serper": ("x-api-key", SECRET),
+    "google": ("x-goog-api-key", SECRET),
+    "brave": ("x-subscription-token", SECRET),
+    "tavily": ("authorization", f"Bearer {SECRET}"),
+}
+"""Engine → the header that carries the key."""
+HERE = PageLimits(allow_private=True)
+
+
+@pytest.fixture(scope="module")
+def shared_site() -> Iterator[Site]:
+    with running() as site:
+        yield site
+
+
+@pytest.fixture
+def site(shared_site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    for name in ("SERPER_API_KEY", "GOOGLE_API_KEY", "BRAVE_API_KEY", "TAVILY_API_KEY"):
+        monkeypatch.setenv(name, SECRET)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    shared_site.seen.clear()
+    return shared_site
+
+
+def web(site: Site, engine: str = "serper", **given: object) -> Web:
+    tree = {
+        "retriever": "web",
+        "engine": engine,
+        "url": site.engine(engine),
+        "limits": {"allow_private": True},
+        "retries": {"attempts": 2, "first_wait_s": 0.0},
+        **({"parameters": {"cx": "mine"}} if engine == "google" else {}),
+        **given,
+    }
+    opened = open_retriever(tree)
+    assert isinstance(opened, Web)
+    return opened
+
+
+def test_every_engine_has_a_canned_answer_here() -> None:
+    assert names(ENGINES) == sorted(SENT_AS)
+
+
+@pytest.mark.parametrize("engine", sorted(SENT_AS))
+def test_results_become_passages_in_the_order_of_the_engine(site: Site, engine: str) -> None:
+    hits = web(site, engine).search(["who built it"], 3)[0]
+    assert [hit.passage.id for hit in hits] == [
+        f"{site.url}/{page}.html" for page in ("lighthouse", "bridge", "garden")
+    ]
+    assert hits[0].passage.title == "The lighthouse of Vessel Point"
+    assert hits[0].passage.text == "Brandt built the tower of pale granite …"
+    assert [hit.score for hit in hits] == [1.0, 1 / 2, 1 / 3]
+    assert len(web(site, engine).search(["who built it"], 2)[0]) == 2
+
+
+def test_each_engine_is_asked_in_its_own_way(site: Site) -> None:
+    for engine, (header, value) in SENT_AS.items():
+        web(site, engine).search(["grün & blau"], 7)
+        assert site.seen[-1].headers[header] == value, engine
+    serper, google, brave, tavily = site.seen
+    assert body_of(serper) == {"q": "grün & blau", "num": 7}
+    asked = {"cx": ["mine"], "q": ["grün & blau"], "num": ["7"]}
+    assert parse_qs(urlsplit(google.path).query) == asked
+    asked = {"text_decorations": ["false"], "q": ["grün & blau"], "count": ["7"]}
+    assert parse_qs(urlsplit(brave.path).query) == asked
+    assert body_of(tavily) == {"query": "grün & blau", "max_results": 7}
+
+
+def test_parameters_are_added_and_no_engine_is_asked_for_more_than_it_gives(site: Site) -> None:
+    web(site, "google", parameters={"cx": "mine", "gl": "de"}).search(["q"], 50)
+    sent = parse_qs(urlsplit(site.seen[-1].path).query)
+    assert (sent["gl"], sent["num"]) == (["de"], ["10"])
+
+
+def test_the_key_is_written_nowhere(
+    site: Site, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    said: list[str] = []
+    for engine in SENT_AS:
+        retriever = web(site, engine, fetch="pages")
+        hits = retriever.search(["tower"], 3)
+        said += [repr(hits), repr(vars(retriever)), repr(retriever.stats), retriever.identity, retriever.seen("tower")]
+        said.append(json.dumps(save_settings(retriever.settings)))
+        for status in (401, 302, 500):
+            # Some services repeat the key in what they say of it.
+            site.says("/engine", Answer(f"bad key {SECRET}".encode(), status, {"Location": "/"}))
+            with pytest.raises(RetrieverError) as raised:
+                retriever.search(["tower"], 3)
+            error: BaseException | None = raised.value
+            while error is not None:
+                said.append(repr(error))
+                error = error.__cause__
+    said += [caplog.text, *capsys.readouterr()]
+    assert SECRET not in "".join(said)
+    assert not any(SECRET in one.path for one in site.seen)
+    assert any(SECRET in str(one.headers) for one in site.seen)
+
+
+def test_pages_and_redirects_never_get_the_key(site: Site) -> None:
+    retriever = web(site, fetch="pages")
+    retriever.search(["tower"], 3)
+    site.says("/engine", Answer(status=302, headers={"Location": "/elsewhere"}))
+    with pytest.raises(RetrieverError, match="redirects are not followed"):
+        retriever.search(["tower"], 3)
+    assert [one.path for one in site.seen if SECRET in str(one.headers)] == ["/engine", "/engine"]
+
+
+def test_a_missing_key_is_refused_when_the_retriever_is_opened(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SERPER_API_KEY")
+    with pytest.raises(SettingError, match="SERPER_API_KEY is not set"):
+        web(site)
+    monkeypatch.setenv("MY_KEY", SECRET)
+    assert web(site, key_env="MY_KEY").search(["q"], 1)[0]
+
+
+def test_settings_that_make_no_sense_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_CSE_ID", raising=False)
+    with pytest.raises(UnknownName, match="did you mean 'serper'"):
+        open_retriever({"retriever": "web", "engine": "serpar"})
+    with pytest.raises(SettingError, match="GOOGLE_CSE_ID"):
+        web(site, "google", parameters={})
+    with pytest.raises(SettingError, match="'api_key' of a search engine is a secret"):
+        web(site, parameters={"api_key": SECRET})
+    with pytest.raises(SettingError, match="must begin with https"):
+        web(site, url="http://engine.example/search")
+    with pytest.raises(SettingError, match="user name or password"):
+        web(site, url="https://me:word@engine.example/search")
+
+
+def test_a_query_is_paid_for_once_a_batch_and_an_empty_one_never(site: Site) -> None:
+    retriever = web(site, price_usd=0.001)
+    found = retriever.search(["a", " ", "a", "b", ""], 2)
+    assert found[0] == found[2] != []
+    assert found[1] == found[4] == []
+    assert site.count("/engine") == retriever.stats.service.answered == retriever.stats.queries == 2
+    assert retriever.stats.cost_usd == pytest.approx(0.002)
+
+
+def test_an_engine_that_finds_nothing_finds_nothing(site: Site) -> None:
+    retriever = web(site)
+    site.says("/engine", Answer(b"{}"))
+    assert retriever.search(["q"], 3) == [[]]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b'{"organic": [1]}', b'{"organic": [{"title": "x"}]}', b"\xff"])
+def test_an_answer_in_another_form_is_a_fault(site: Site, body: bytes) -> None:
+    retriever = web(site)
+    site.says("/engine", Answer(body))
+    with pytest.raises(RetrieverError, match="serper answered"):
+        retriever.search(["q"], 3)
+
+
+# Calls
+
+
+def service(site: Site, path: str, waits: list[float], **given: object) -> Service:
+    client = httpx.Client(timeout=2, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
+    retries = Retries.model_validate({"attempts": 3, "first_wait_s": 1.0, **given})
+    return Service("it", f"{site.url}{path}", client, retries, random.Random(0), waits.append, lambda: 1_000_000.0)
+
+
+def test_what_may_pass_is_asked_again_after_growing_waits(site: Site) -> None:
+    waits: list[float] = []
+    site.says("/busy", Answer(status=503), Answer(status=429), Answer(b'{"x": 1}'))
+    calls = service(site, "/busy", waits)
+    assert calls.ask(Ask("GET", {})) == {"x": 1}
+    assert (calls.stats.calls, calls.stats.retries, calls.stats.answered) == (3, 2, 1)
+    assert 0.5 <= waits[0] <= 1.0 <= waits[1] <= 2.0
+
+
+def test_a_service_says_how_long_to_wait(site: Site) -> None:
+    waits: list[float] = []
+    date = "Mon, 12 Jan 1970 13:46:47 GMT"  # seven seconds after the clock of the service above
+    after = [Answer(status=429, headers={"Retry-After": said}) for said in ("3", date)]
+    site.says("/later", *after, Answer(b"{}"))
+    service(site, "/later", waits).ask(Ask("GET", {}))
+    assert waits == [3.0, 7.0]
+
+
+def test_a_wait_that_is_too_long_ends_the_asking(site: Site) -> None:
+    site.says("/tomorrow", Answer(status=429, headers={"Retry-After": "86400"}))
+    with pytest.raises(RetrieverError, match="asks to wait 86400 s"):
+        service(site, "/tomorrow", []).ask(Ask("GET", {}))
+    assert site.count("/tomorrow") == 1
+
+
+def test_what_will_not_pass_is_asked_once(site: Site) -> None:
+    site.says("/no", Answer(status=403))
+    with pytest.raises(RetrieverError, match="it answered 403; its key is wrong"):
+        service(site, "/no", []).ask(Ask("GET", {}))
+    assert site.count("/no") == 1
+
+
+def test_a_service_that_is_not_there_is_a_fault(site: Site) -> None:
+    calls = service(site, "/", [])
+    calls.url = "http://127.0.0.1:9/"
+    with pytest.raises(RetrieverError, match=r"could not be reached \(ConnectError\), 3 times in a row"):
+        calls.ask(Ask("GET", {}))
+
+
+# Pages
+
+
+def test_pages_are_read_and_their_best_passage_is_served(site: Site) -> None:
+    retriever = web(site, fetch="pages", passage_words=60, parameters={})
+    found = retriever.search(["when was the petroleum burner put in", "when was the petroleum burner put in"], 3)
+    assert found[0] == found[1]
+    first = found[0][0].passage
+    assert first.id == f"{site.url}/lighthouse.html#3"
+    assert "petroleum burner in 1902" in first.text
+    assert len(first.text.split()) <= 60
+    assert [hit.passage.id.partition("#")[0] for hit in found[0]] == [
+        f"{site.url}/{page}.html" for page in ("lighthouse", "bridge", "garden")
+    ]
+    assert retriever.stats.pages == site.count("/lighthouse.html") + 2 == 3
+
+
+def test_a_page_may_give_several_passages(site: Site) -> None:
+    retriever = web(site, fetch="pages", passage_words=40, page_passages=2)
+    idents = [hit.passage.id for hit in retriever.search(["lamp keeper"], 10)[0]]
+    assert len(idents) == len(set(idents)) == 6
+
+
+def test_a_page_that_cannot_be_had_gives_its_snippet_and_is_counted(site: Site) -> None:
+    retriever = web(site, fetch="pages")
+    pages = {"/gone": "status 404", "/shell.html": "no text", "/photo": "not a text", "file:///etc/hostname": ""}
+    rows = [
+        {"link": path if ":" in path else site.url + path, "title": f"Title of {path}", "snippet": "short"}
+        for path in pages
+    ]
+    site.says("/engine", Answer(json.dumps({"organic": rows}).encode()))
+    hits = retriever.search(["q"], 5)[0]
+    assert [hit.passage.text for hit in hits] == ["short"] * 3
+    assert [hit.passage.id for hit in hits] == [site.url + path for path in list(pages)[:3]]
+    assert retriever.stats.page_faults == {reason: 1 for reason in pages.values() if reason}
+
+
+def test_pages_on_this_machine_are_not_read_unless_one_says_so(site: Site) -> None:
+    retriever = web(site, fetch="pages", limits={})
+    assert retriever.search(["tower"], 1)[0][0].passage.text == "Brandt built the tower of pale granite …"
+    assert retriever.stats.page_faults == {"address refused": 1}
+    assert site.count("/lighthouse.html") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/gone", "status 404"),
+        ("/photo", "not a text"),
+        ("/long", "too long"),
+        ("/bomb", "too long"),
+        ("/broken-gzip", "packed badly"),
+        ("/brotli", "packed unknown"),
+        ("/loop", "too many redirects"),
+        ("/to-file", "address refused"),
+        ("/to-user", "address refused"),
+        ("/to-nonsense", "address refused"),
+        ("/shell.html", "no text"),
+    ],
+)
+def test_a_page_that_is_not_one_has_a_reason(site: Site, path: str, reason: str) -> None:
+    got = read(Fetcher(HERE), site.url + path)
+    assert isinstance(got, PageFault)
+    assert str(got) == reason
+
+
+def test_a_server_that_dribbles_is_too_slow(site: Site) -> None:
+    got = read(Fetcher(PageLimits(allow_private=True, timeout_s=0.3)), f"{site.url}/slow")
+    assert str(got) == "too slow"
+
+
+def test_a_server_that_is_not_there_is_not_reached() -> None:
+    assert str(read(Fetcher(HERE), "http://127.0.0.1:9/")) == "not reached"
+
+
+def test_redirects_are_followed_within_limits(site: Site) -> None:
+    assert Fetcher(HERE).fetch(f"{site.url}/moved").url == f"{site.url}/lighthouse.html#lamp"
+    with pytest.raises(PageFault, match="too many redirects"):
+        Fetcher(PageLimits(allow_private=True, redirects=0)).fetch(f"{site.url}/moved")
+
+
+def test_the_host_of_a_page_is_asked_for_by_its_name(site: Site) -> None:
+    port = urlsplit(site.url).port
+    Fetcher(HERE).fetch(f"http://localhost:{port}/lighthouse.html")
+    assert site.seen[-1].headers["host"] == f"localhost:{port}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://example.org/",
+        "http://localhost/",
+        "http://127.0.0.1/",
+        "http://127.1/",
+        "http://2130706433/",
+        "http://0.0.0.0/",
+        "http://[::1]/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://10.0.0.1/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://me@192.168.0.1/",
+        "http://[fe80::1%25lo]/",
+        "http:///nowhere",
+        "http://exa mple/",
+        "http://[zz]/",
+        "javascript:alert(1)",
+        "//127.0.0.1/",
+        "http://127.0.0.1:99999/",
+        "http://nobody.invalid/",
+    ],
+)
+def test_an_address_inside_or_none_at_all_is_refused(url: str) -> None:
+    got = read(Fetcher(PageLimits(timeout_s=5)), url)
+    assert str(got) == "address refused"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1"]
+    + ["255.255.255.255", "240.0.0.1", "198.18.0.1", "::", "::1", "fe80::1", "fc00::1", "ff02::1", "fec0::1"]
+    + ["::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2001:db8::1"],
+)
+def test_addresses_that_are_not_of_the_open_internet(address: str) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "address", ["93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+)
+def test_addresses_of_the_open_internet(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address))
+
+
+def test_an_article_is_read_without_what_stands_around_it() -> None:
+    body = (Path(__file__).parent / "pages" / "lighthouse.html").read_bytes()
+    page = read_page(Fetched("u", body, "text/html"))
+    assert page.title == "The lighthouse of Vessel Point"
+    assert page.text.startswith("The lighthouse of Vessel Point stands on a low cliff")
+    assert "petroleum | 18" in page.text
+    for around in ("SCRIPT TEXT", "cookies", "Basket", "Where to eat", "Privacy", "tracker"):
+        assert around not in page.text
+
+
+def test_pages_in_odd_encodings_are_read(site: Site) -> None:
+    assert "câbles après l’effondrement" in _text(read(Fetcher(HERE), f"{site.url}/bridge.html"))
+    assert "森下かおる" in _text(read(Fetcher(HERE), f"{site.url}/garden.html"))
+    assert _text(read(Fetcher(HERE), f"{site.url}/notes.txt")) == "Plain notes on tides."
+
+
+def _text(page: Page | PageFault) -> str:
+    assert isinstance(page, Page), page
+    return page.text
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("é".encode("utf-16"), "text/html"),
+        (b"\xef\xbb\xbf\xc3\xa9", "text/html; charset=latin-1"),
+        (b"\xe9", "text/html; charset=latin-1"),
+        (b"\xc3\xa9", "text/html; charset=nonsense"),
+        (b"\xc3\xa9", "text/html; charset=zip"),
+        (b"\xc3\xa9", ";;;"),
+    ],
+)
+def test_bytes_are_read_as_what_they_say_they_are(body: bytes, said: str) -> None:
+    assert decode(body, said) == "é"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60), st.text(max_size=30))
+def test_any_bytes_are_some_text(body: bytes, said: str) -> None:
+    assert isinstance(decode(body, said), str)
+
+
+SCRAPS = [
+    "<p>",
+    "</p>",
+    "<div>",
+    "<table><td>",
+    "<script>",
+    "<!--",
+    "-->",
+    "<title>",
+    "<html>",
+    "&#xD800;",
+    "&amp",
+    "\0",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([*SCRAPS, "A sentence that is long enough to be taken for one. "]), max_size=60))
+def test_any_heap_of_tags_is_a_page_or_none(scraps: list[str]) -> None:
+    with suppress(PageFault):
+        assert read_page(Fetched("u", "".join(scraps).encode(), "text/html")).text.strip()
+
+
+def test_a_page_of_too_many_tags_is_not_read() -> None:
+    with pytest.raises(PageFault, match="too long"):
+        read_page(Fetched("u", b"<p>" * 50_000, "text/html"))
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("ab 桜の\n"), max_size=200), st.integers(1, 9))
+def test_cutting_keeps_every_character_but_blanks_and_their_order(text: str, words: int) -> None:
+    assert "".join("".join(cut(text, words)).split()) == "".join(text.split())
+
+
+def test_text_without_blanks_is_cut_too() -> None:
+    assert cut("one two three", 2) == ["one two", "three"]
+    assert [len(piece) for piece in cut("桜" * 50, 10)] == [20, 20, 10]
+    assert [len(piece) for piece in cut("x" * 250, 1)] == [100, 100, 50]
+
+
+def test_results_are_distinct_pages_of_the_web() -> None:
+    urls = [
+        "https://a.b/c#x",
+        "ftp://a.b/c",
+        "https://a.b/c",
+        "javascript:x",
+        "http://d.e/",
+        "https://a b/",
+        "https://\ud800/",
+    ]
+    assert [page.url for page in distinct([WebResult(url, "", "") for url in urls])] == ["https://a.b/c", "http://d.e/"]
+
+
+def test_titles_and_snippets_become_plain_text() -> None:
+    assert plain("<b>Ada</b> &amp; <i>Bob</i>\n 1 < 2") == "Ada & Bob 1 < 2"
+    plain("half a letter: \ud800").encode()
+    assert plain(None) == plain(7) == ""
+
+
+def test_what_the_hits_depend_on_is_in_the_identity(site: Site) -> None:
+    kinds = [web(site), web(site, fetch="pages"), web(site, parameters={"gl": "de"}), web(site, "brave")]
+    assert len({kind.identity for kind in kinds}) == 4
+    assert web(site, price_usd=1.0, at_once=1).identity == kinds[0].identity
+    assert web(site).corpus is None
+
+
+def test_faults_are_of_our_tree() -> None:
+    assert issubclass(PageFault, CoseekError)
