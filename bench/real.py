@@ -1,6 +1,6 @@
-"""Every real data set in one table: BM25 and MiniLM with the bare question, the rule-based agent beside them.
+"""Every real data set in one table: BM25, MiniLM and their hybrid with the bare question, the rule-based agent beside.
 
-    python bench/real.py              all sets, all methods; writes the table into docs/real-data.md
+    python bench/real.py              all sets, all methods; writes the tables into docs/real-data.md
     python bench/real.py --quick      without MiniLM (whose indexes take minutes on two cores); writes nothing
 
 All-gold@k is the share of questions whose gold passages are all among the first k. The sets are imported and their
@@ -10,24 +10,25 @@ indexes built once, under `--work`. Exit 1 when a bar is missed.
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.writers.rules import Rules
 from coseek.agents.writing import WriterModel
 from coseek.data.dataset import Dataset
+from coseek.data.errors import RetrieverError
 from coseek.data.imports import import_data
-from coseek.data.passage import Corpus
 from coseek.data.question import Question
-from coseek.measure.intervals import bootstrap_mean
-from coseek.measure.retrieval import all_gold, recall
+from coseek.measure.found import Answered, Found, Measuring, look_up
+from coseek.measure.rankings import Metric
+from coseek.measure.score import ScoredRun
+from coseek.measure.table import Table, comparison_table, show
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,17 @@ BEGIN, END = "<!-- table: python bench/real.py -->", "<!-- end of table -->"
 DEPTH = 10
 RULES_K = (10, 3)
 """Passages a search for the rule-based agent: as deep as the one-shot rows look, and as a small policy reads."""
+METRICS = {
+    "all-gold@2": "all_gold@2",
+    "all-gold@5": "all_gold@5",
+    "all-gold@10": "all_gold@10",
+    "recall@5": "recall@5",
+    "nDCG@10": "ndcg@10",
+}
+"""Column → metric."""
+PAIRED = "Question by question against BM25, with 95 % bootstrap intervals and the p-value of a randomisation test:"
+MEASURING = Measuring(tuple(map(Metric.named, METRICS.values())))
+BM25, MINILM, HYBRID = "BM25, one shot", "MiniLM, one shot", "hybrid, one shot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,40 +75,29 @@ SETS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one method found on one set: a ranking of ids for every question."""
+    """What one method found on one set."""
 
-    set_name: str
-    corpus: Corpus
+    real: RealSet
     questions: Sequence[Question]
-    method: str
-    rankings: Sequence[Sequence[str]]
+    run: ScoredRun
+    """Named by its method."""
     searches: float
+    """Mean a question."""
 
-    def all_gold_at(self, k: int) -> list[float]:
-        pairs = zip(self.questions, self.rankings, strict=True)
-        return [float(bool(all_gold(question.gold_ids, ids[:k]))) for question, ids in pairs]
+    def mean(self, metric: str) -> float:
+        return MEASURING.compare([self.run], self.questions).of(self.run.name).metrics[metric].mean
 
-    def recall_at(self, k: int) -> list[float]:
-        pairs = zip(self.questions, self.rankings, strict=True)
-        return [recall(question.gold_ids, ids[:k]) or 0.0 for question, ids in pairs]
-
-    def markdown(self) -> str:
-        measures = [*(self.all_gold_at(k) for k in (2, 5, 10)), self.recall_at(5)]
-        cells = [str(bootstrap_mean(values, np.random.default_rng(0))) for values in measures]
-        return (
-            f"| {self.set_name} | {len(self.corpus):,} | {len(self.questions):,} | {self.method} "
-            f"| {self.searches:.2f} | {' | '.join(cells)} |"
-        )
+    def cells(self) -> tuple[str, ...]:
+        found = MEASURING.compare([self.run], self.questions).of(self.run.name).metrics
+        sizes = (self.real.name, f"{self.real.passages:,}", f"{len(self.questions):,}")
+        return (*sizes, self.run.name, f"{self.searches:.2f}", *(show(found.get(name)) for name in METRICS.values()))
 
 
-HEADER = (
-    "| set | passages | questions | method | searches | all-gold@2 | all-gold@5 | all-gold@10 | recall@5 |\n"
-    "|---|---|---|---|---|---|---|---|---|"
-)
-
+PAIR_COLUMNS = ("set", "methods", "metric", "questions", "difference", "p")
+COLUMNS = ("set", "passages", "questions", "method", "searches", *METRICS)
 BARS = (
-    ("hotpotqa-pool500", "BM25, one shot", 0.52),
-    ("hipporag musique", "BM25, one shot", 0.15),
+    ("hotpotqa-pool500", BM25, 0.52),
+    ("hipporag musique", BM25, 0.15),
     ("hotpotqa-pool500", f"rules over BM25, k={RULES_K[0]}", 0.65),
 )
 """Set, method and the least all-gold@5."""
@@ -105,34 +106,49 @@ BARS = (
 def main() -> int:
     args = _arguments()
     lines: list[Line] = []
-    print(HEADER)
+    differences: list[tuple[str, ...]] = []
     for real in SETS:
-        for line in measure(real, args.data, args.work, args.quick):
-            lines.append(line)
-            print(line.markdown(), flush=True)
+        found = list(measure(real, args.data, args.work, args.quick))
+        lines += found
+        print(Table(COLUMNS, tuple(line.cells() for line in found)).markdown(), flush=True)
+        differences += [(real.name, *row) for row in paired(found)]
+    table = Table(COLUMNS, tuple(line.cells() for line in lines)).markdown()
+    pairs = Table(PAIR_COLUMNS, tuple(differences)).markdown()
     if not args.quick:
-        write_docs([HEADER, *(line.markdown() for line in lines)])
+        print(pairs)
+        write_docs(f"{table}\n{PAIRED}\n\n{pairs}")
     return report_bars(lines)
 
 
-def measure(real: RealSet, data: Path, work: Path, quick: bool) -> list[Line]:
+def measure(real: RealSet, data: Path, work: Path, quick: bool) -> Iterator[Line]:
     """All methods on one set."""
     folder = work / real.name.replace(" ", "-")
     dataset = _imported(real, data, folder / "data")
     questions = [question for split in dataset.splits for question in dataset.questions(split)]
     bm25 = _index(dataset, "bm25", folder / "bm25")
-    lines = [_one_shot(real, "BM25, one shot", bm25, questions)]
+    yield one_shot(real, BM25, bm25, questions)
     if not quick:
-        lines.append(_one_shot(real, "MiniLM, one shot", _index(dataset, "dense", folder / "minilm"), questions))
-    return lines + [_rules(real, bm25, questions, k) for k in RULES_K]
+        yield one_shot(real, MINILM, _index(dataset, "dense", folder / "minilm"), questions)
+        parts = [str(folder / "bm25"), str(folder / "minilm")]
+        yield one_shot(real, HYBRID, open_retriever({"retriever": "hybrid", "parts": parts}), questions)
+    for k in RULES_K:
+        yield rules_over(real, bm25, questions, k)
+
+
+def paired(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
+    """MiniLM and the hybrid against BM25 on one set."""
+    one_shots = [line.run for line in lines if line.run.name in (BM25, MINILM, HYBRID)]
+    scores = MEASURING.compare(one_shots, lines[0].questions)
+    for methods, *cells in comparison_table(scores, ("all_gold@5", "recall@5", "ndcg@10")).rows:
+        yield (methods.replace(", one shot", ""), *cells)
 
 
 def report_bars(lines: Sequence[Line]) -> int:
     """Print each bar with what was reached; 1 when one was missed."""
     missed = 0
     for set_name, method, least in BARS:
-        line = next(line for line in lines if (line.set_name, line.method) == (set_name, method))
-        reached = sum(line.all_gold_at(5)) / len(line.questions)
+        line = next(line for line in lines if (line.real.name, line.run.name) == (set_name, method))
+        reached = line.mean("all_gold@5")
         missed += reached < least
         print(
             f"{'ok    ' if reached >= least else 'MISSED'} {set_name}, {method}: all-gold@5 {reached:.3f}, bar {least}"
@@ -140,12 +156,12 @@ def report_bars(lines: Sequence[Line]) -> int:
     return 1 if missed else 0
 
 
-def write_docs(table: Sequence[str]) -> None:
-    """Put the table between the markers of docs/real-data.md."""
+def write_docs(tables: str) -> None:
+    """Put the tables between the markers of docs/real-data.md."""
     text = DOCS.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    DOCS.write_text(before + BEGIN + "\n" + "\n".join(table) + "\n" + END + after, encoding="utf-8")
+    DOCS.write_text(before + BEGIN + "\n" + tables + END + after, encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -180,18 +196,15 @@ def _index(dataset: Dataset, retriever: str, folder: Path) -> Retriever:
     return made
 
 
-def _one_shot(real: RealSet, method: str, retriever: Retriever, questions: Sequence[Question]) -> Line:
-    found = retriever.search([question.question for question in questions], DEPTH)
-    rankings = [[hit.passage.id for hit in hits] for hits in found]
-    return Line(real.name, corpus_of(retriever), questions, method, rankings, 1.0)
+def one_shot(real: RealSet, method: str, retriever: Retriever, questions: Sequence[Question]) -> Line:
+    found = [answer for batch in look_up(retriever, questions, DEPTH) for answer in batch]
+    for _, one in found:
+        if one.fault is not None:
+            raise RetrieverError(f"{method} on {real.name}: {one.fault}")
+    return Line(real, questions, MEASURING.measure(method, found), 1.0)
 
 
-def corpus_of(retriever: Retriever) -> Corpus:
-    assert retriever.corpus is not None
-    return retriever.corpus
-
-
-def _rules(real: RealSet, retriever: Retriever, questions: Sequence[Question], k: int) -> Line:
+def rules_over(real: RealSet, retriever: Retriever, questions: Sequence[Question], k: int) -> Line:
     """The agent through the ordinary driver; only its budgets of tokens are lifted, since it reads no tokens."""
     protocol, rules = load_protocol("search-r1"), Rules()
     agent = Agent(protocol, WriterModel(rules, protocol, ByteTokenizer(protocol.grammar.special_tokens)))
@@ -200,9 +213,12 @@ def _rules(real: RealSet, retriever: Retriever, questions: Sequence[Question], k
         passages_per_search=k, max_turn_tokens=plenty, max_observation_tokens=plenty, max_tokens=100 * plenty
     )
     runs = rollout(agent, retriever, questions, list(range(len(questions))), limits)
-    rankings = [rules.evidence(run.question.question, run.searches) for run in runs]
+    found: list[Answered] = []
+    for run in runs:
+        ids = tuple(rules.evidence(run.question.question, run.searches))
+        found.append((run.question, Found(ids, tuple(-float(rank) for rank in range(len(ids))), None)))
     searches = sum(len(run.searches) for run in runs) / len(runs)
-    return Line(real.name, corpus_of(retriever), questions, f"rules over BM25, k={k}", rankings, searches)
+    return Line(real, questions, MEASURING.measure(f"rules over BM25, k={k}", found), searches)
 
 
 if __name__ == "__main__":

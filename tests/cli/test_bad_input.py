@@ -100,6 +100,20 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("data", "import", "flashrag", "set", "--out", "new", "--shares", "train=.5"),
         ("train=0.5", "do not sum to 1"),
     ),
+    "beir folder": (("data", "import", "beir", "set", "--out", "new"), ("qrels/SPLIT.tsv",)),
+    "measured questions": (("measure", "sets", "bm25"), ("sets", "check the path")),
+    "measured retriever": (("measure", "set", "bm26"), ("bm26", "check the path")),
+    "measured twice": (("measure", "set", "bm25", "bm25"), ("named twice",)),
+    "metric of retrieval": (("measure", "set", "bm25", "--metrics", "recal@5"), ("'recal@5'", "'recall@5'")),
+    "no metric": (("measure", "set", "bm25", "--metrics", ","), ("recall", "ndcg")),
+    "metric deeper than the search": (
+        ("measure", "set", "bm25", "--metrics", "mrr@500"),
+        ("mrr@500", "--depth 500"),
+    ),
+    "depth": (("measure", "set", "bm25", "--depth", "0"), ("'0'", "coseek measure --help")),
+    "group of questions": (("measure", "set", "bm25", "--by", "hop"), ("'hop'", "'hops'")),
+    "missing qrels": (("measure", "set", "bm25", "--qrels", "qrels.txt"), ("qrels.txt", "check the path")),
+    "run file of another form": (("measure", "set", "set/corpus.jsonl"), ("corpus.jsonl, line 1", "columns")),
     "recipe": (("train", "agent", "quickstrat"), ("'quickstrat'", "'quickstart'")),
     "recipe file": (("train", "agent", "mine.yaml"), ("mine.yaml", "check the path")),
     "recipe setting": (("quickstart", "rl.stepz=3", "--out", "new"), ("'rl.stepz'", "'steps'")),
@@ -167,6 +181,39 @@ def test_a_gold_passage_that_the_index_lacks_is_named(home: Path, refused: Refus
     sentence = refused("run", "other.jsonl", *RUN[2:])
     assert "'dog'" in sentence
     assert "bm25" in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", ("mine", "at least one line")),
+        ("q1 Q0 ada 1 1 x\nq1 Q0 bob 2 first x\n", ("mine, line 2", "'first'")),
+        ("q8 Q0 ada 1 1 x\n", ("none of the questions",)),
+    ],
+)
+def test_a_run_file_that_cannot_be_measured_is_named(
+    text: str, named: tuple[str, ...], home: Path, refused: Refused
+) -> None:
+    (home / "mine").write_text(text, encoding="utf-8")
+    sentence = refused("measure", "set", "mine")
+    assert all(part in sentence for part in named), sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("", "at least one line"), ("q1 0 ada good\n", "'good'"), ("q8 0 ada 1\n", "none of these")]
+)
+def test_qrels_that_cannot_be_used_are_named(text: str, named: str, home: Path, refused: Refused) -> None:
+    (home / "qrels").write_text(text, encoding="utf-8")
+    sentence = refused("measure", "set", "bm25", "--qrels", "qrels")
+    assert "qrels" in sentence
+    assert named in sentence
+
+
+def test_a_run_file_alone_has_no_answers_to_be_hit(home: Path, refused: Refused) -> None:
+    (home / "mine").write_text("q1 Q0 ada 1 1 x\n", encoding="utf-8")
+    sentence = refused("measure", "set/questions.test.jsonl", "mine", "--metrics", "answer_hit@1")
+    assert "ids alone" in sentence
+    assert "data-set folder" in sentence
 
 
 def test_text_that_is_not_utf8_is_refused(home: Path, refused: Refused) -> None:

@@ -1,15 +1,9 @@
-import math
 from dataclasses import replace
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
 
 from coseek.data.trajectory import Search
 from coseek.measure import retrieval
-
-ids = st.lists(st.sampled_from("abcdefgh"), max_size=8)
 
 
 def test_recall_is_told_apart_by_search_and_by_run() -> None:
@@ -33,8 +27,6 @@ def test_without_gold_passages_there_is_no_recall_instead_of_zero() -> None:
     assert retrieval.run_recall(trajectory) is None
     assert retrieval.search_recalls(trajectory) == []
     assert retrieval.all_gold_at(trajectory, 5) is None
-    assert retrieval.ndcg((), ["a"], 5) is None
-    assert retrieval.reciprocal_rank((), ["a"]) is None
 
 
 def test_passages_count_once_in_the_order_of_first_sight() -> None:
@@ -57,24 +49,3 @@ def test_writing_the_gold_answer_is_no_hit() -> None:
 def test_no_answer_is_put_together_from_two_passages() -> None:
     question = replace(QUESTION, answers=("company founded by Mira Tan Mira Tan is a person",))
     assert not retrieval.answer_hit(run(found("x", ORBO, MIRA), question=question))
-
-
-@given(ids, ids)
-@settings(max_examples=100)
-def test_retrieval_scores_lie_between_nought_and_one(gold: list[str], ranked: list[str]) -> None:
-    for value in (
-        retrieval.recall(gold, ranked),
-        retrieval.ndcg(gold, ranked, 5),
-        retrieval.reciprocal_rank(gold, ranked),
-    ):
-        assert (value is None) == (not gold)
-        assert value is None or 0 <= value <= 1
-    assert retrieval.all_gold(gold, ranked) == (None if not gold else retrieval.recall(gold, ranked) == 1)
-
-
-def test_ndcg_and_reciprocal_rank_of_a_case_worked_by_hand() -> None:
-    assert retrieval.ndcg(("a", "b"), ["x", "a", "b"], 3) == pytest.approx(
-        (1 / math.log2(3) + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
-    )
-    assert retrieval.ndcg(("a", "b"), ["a", "b"], 1) == 1
-    assert retrieval.reciprocal_rank(("a", "b"), ["x", "b", "a"]) == 0.5

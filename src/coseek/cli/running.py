@@ -37,15 +37,16 @@ class RunSettings(Settings):
 
 def load_asked(settings: RunSettings) -> list[Question]:
     """The questions of a file, or of a split of a data-set folder."""
-    path = Path(settings.questions)
-    questions = _of_folder(path, settings.split) if path.is_dir() else load_questions(path)
-    return questions[: settings.count]
+    return questions_at(Path(settings.questions), settings.split)[: settings.count]
 
 
-def _of_folder(folder: Path, split: str | None) -> list[Question]:
-    dataset = Dataset(folder)
+def questions_at(path: Path, split: str | None) -> list[Question]:
+    """The questions of a file, or of a split of a data-set folder, which may be left out where there is only one."""
+    if not path.is_dir():
+        return load_questions(path)
+    dataset = Dataset(path)
     if split is None and len(dataset.splits) != 1:
-        raise SettingError(f"{folder} has the splits {', '.join(dataset.splits) or 'none'}; choose one with --split")
+        raise SettingError(f"{path} has the splits {', '.join(dataset.splits) or 'none'}; choose one with --split")
     return dataset.questions(split or dataset.splits[0])
 
 

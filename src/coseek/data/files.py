@@ -29,7 +29,7 @@ def open_text(path: Path) -> IO[str]:
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, JsonObject]]:
     """Yield `(line number from 1, object)`; blank lines are passed over, a broken line is named."""
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         if line.strip():
             yield number, parse_line(line, f"{path}, line {number}")
 
@@ -47,7 +47,7 @@ def parse_line(line: str | bytes, where: str) -> JsonObject:
     return cast(JsonObject, value)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines; text that is not UTF-8 and a broken `.gz` are refused with a sentence."""
     number = 0
     with open_text(path) as lines:

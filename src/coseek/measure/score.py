@@ -172,16 +172,21 @@ def score_runs(
     for name in metrics:
         if name not in METRICS:
             raise UnknownName("metric", name, METRICS)
-    for name in by:
-        if name not in GROUPS:
-            raise UnknownName("group", name, GROUPS)
+    check_groups(by)
     scored = [score_run(name, trajectories) for name, trajectories in runs.items()]
     asked = {question.id: question for question in questions or ()}
     if not asked:
         asked = {ident: row.question for run in scored for ident, row in run.questions.items()}
     if not asked:
         raise DataError("there is nothing to score: the runs hold no trajectories")
-    groups = _groups(asked.values(), by)
+    return summaries_of(scored, asked.values(), by, metrics, seed)
+
+
+def summaries_of(
+    scored: Sequence[ScoredRun], asked: Iterable[Question], by: Sequence[str], metrics: Sequence[str], seed: int
+) -> Scores:
+    """Runs that were scored question by question: their means over all of `asked` and by group, and paired."""
+    groups = _groups(asked, by)
     return Scores(
         tuple(summarise(run, group, idents, metrics, seed) for run in scored for group, idents in groups.items()),
         tuple(
@@ -237,6 +242,13 @@ def _by_kind(question: Question) -> str | None:
 
 GROUPS: dict[str, Callable[[Question], str | None]] = {"hops": _by_hops, "kind": _by_kind}
 """Ways to group questions; a question for which the answer is `None` is in no group but `all`."""
+
+
+def check_groups(by: Iterable[str]) -> None:
+    """Refuse a way to group that there is not."""
+    for name in by:
+        if name not in GROUPS:
+            raise UnknownName("group", name, GROUPS)
 
 
 def _groups(questions: Iterable[Question], by: Sequence[str]) -> dict[str, list[str]]:

@@ -24,7 +24,10 @@ def import_(
         list[Path], typer.Argument(metavar="SRC", help="The files to read, plain or .gz, or a folder of them.")
     ],
     out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
-    split: Annotated[str, typer.Option(help="The split that all questions go to.")] = "test",
+    split: Annotated[
+        str | None,
+        typer.Option(help="The split that all questions go to [default: test, unless the format has its own]."),
+    ] = None,
     shares: Annotated[
         str | None,
         typer.Option(help="Deal the questions out instead: train=.7,dev=.1,test=.2 (by a hash of their ids)."),

@@ -1,6 +1,7 @@
 """Imports: public question-answering files in, one ordinary data-set folder out.
 
-A format is a module of this package that offers `read(sources) -> Reading`; its file's name is the format's name.
+A format is a module of this package that offers `read(sources) -> Reading`; its file's name is the format's name. One
+whose files lie in folders of their own offers `files(sources) -> list[Path]`, too: what of the sources to read.
 """
 
 import hashlib
@@ -20,6 +21,8 @@ from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"
 _CARD = "source.json"
+TEST = "test"
+"""The split that questions go to when nothing is said."""
 _SPLIT = re.compile(r"[\w-]+")
 
 
@@ -27,6 +30,12 @@ class ImportPart(Protocol):
     """What a module of `coseek.data.imports` offers."""
 
     def read(self, sources: Sequence[Path]) -> Reading: ...
+
+
+class FindsFiles(Protocol):
+    """What such a module offers beside that."""
+
+    def files(self, sources: Sequence[Path]) -> list[Path]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +60,33 @@ def import_data(
     sources: Sequence[Path],
     out: Path,
     *,
-    split: str = "test",
+    split: str | None = None,
     shares: Mapping[str, float] | None = None,
 ) -> Imported:
     """Read `sources` (files, plain or gzipped, or a folder of them) and write the data-set folder `out`.
 
-    All questions go to `split`, or are dealt out by `shares` (name → share, summing to 1). A folder that already holds
-    the same corpus keeps its other splits; one that holds anything else is refused. Nothing is written on an error.
+    All questions go to `split` (`test` if nothing is said), or are dealt out by `shares` (name → share, summing to 1);
+    a format with splits of its own keeps them, and takes neither. A folder that already holds the same corpus keeps its
+    other splits; one that holds anything else is refused. Nothing is written on an error.
     """
-    part = cast(ImportPart, registry.find("data format", PACKAGE, format_name))
-    for name in shares or (split,):
-        if not _SPLIT.fullmatch(name):
-            raise SettingError(f"{name!r} cannot name a split; use letters, digits, - and _")
+    module = registry.find("data format", PACKAGE, format_name)
+    part = cast(ImportPart, module)
+    for name in shares or (TEST if split is None else split,):
+        _check_name(name)
     if shares is not None:
         _check_shares(shares)
-    files = expand(sources, format_name)
+    own_files = hasattr(module, "files")
+    files = cast(FindsFiles, module).files(sources) if own_files else expand(sources, format_name)
     reading = part.read(files)
-    if not reading.passages or not reading.questions:
+    if not reading.passages or not (reading.questions or reading.splits):
         missing = "passages" if not reading.passages else "questions"
         raise DataError(
             f"no {missing} found in {', '.join(str(file) for file in files)} as {format_name}; check the files"
         )
     corpus = Corpus(reading.passages, source=f"what was read as {format_name}")
-    _check_questions(reading.questions, corpus)
-    splits = deal(reading.questions, shares) if shares else {split: list(reading.questions)}
+    splits = _splits(format_name, reading, split, shares)
+    for questions in splits.values():
+        _check_gold(questions, corpus)
     card = _card(format_name, files, reading.notes, len(corpus), splits)
     _write(out, corpus, splits, card)
     counts = {name: len(questions) for name, questions in splits.items()}
@@ -117,18 +129,41 @@ def deal(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str
     return {name: dealt for name, dealt in splits.items() if dealt}
 
 
+def _splits(
+    format_name: str, reading: Reading, split: str | None, shares: Mapping[str, float] | None
+) -> dict[str, list[Question]]:
+    if reading.splits:
+        if split is not None or shares is not None:
+            own = ", ".join(reading.splits)
+            raise SettingError(f"{format_name} has splits of its own here ({own}); leave --split and --shares out")
+        for name in reading.splits:
+            _check_name(name)
+        return {name: list(questions) for name, questions in reading.splits.items()}
+    _check_unique(reading.questions)  # before they are dealt out: twice in two splits is twice, too
+    return deal(reading.questions, shares) if shares else {split or TEST: list(reading.questions)}
+
+
+def _check_name(split: str) -> None:
+    if not _SPLIT.fullmatch(split):
+        raise SettingError(f"{split!r} cannot name a split; use letters, digits, - and _")
+
+
 def _check_shares(shares: Mapping[str, float]) -> None:
     if any(not 0 <= share <= 1 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
         written = ", ".join(f"{name}={share:g}" for name, share in shares.items())
         raise SettingError(f"the shares {written} do not sum to 1; write for example train=.7,dev=.1,test=.2")
 
 
-def _check_questions(questions: Sequence[Question], corpus: Corpus) -> None:
+def _check_unique(questions: Sequence[Question]) -> None:
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
             raise DataError(f"the question id {question.id!r} stands twice in the sources; ids must be unique")
         seen.add(question.id)
+
+
+def _check_gold(questions: Sequence[Question], corpus: Corpus) -> None:
+    for question in questions:
         for ident in question.gold_ids:
             if not corpus.has(ident):
                 raise DataError(
@@ -147,11 +182,16 @@ def _card(
     """Where the data came from: names and digests, no paths of the machine that imported it."""
     return {
         "format": format_name,
-        "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+        "files": {file.name: _digest(file) for file in files},
         "passages": passages,
         "questions": {name: len(questions) for name, questions in splits.items()},
         "notes": dict(notes),
     }
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(out: Path, corpus: Corpus, splits: Mapping[str, Sequence[Question]], card: JsonObject) -> None:

@@ -14,7 +14,10 @@ class Reading:
 
     passages: tuple[Passage, ...]
     questions: tuple[Question, ...]
+    """All of them, where the sources know no splits."""
     notes: Mapping[str, int] = field(default_factory=dict)
+    splits: Mapping[str, tuple[Question, ...]] = field(default_factory=dict)
+    """The questions by split, where the sources have splits of their own; then `questions` is empty."""
 
 
 class Shelf:

@@ -1,0 +1,250 @@
+"""Measure what retrievers find for the questions of a set."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.markup import escape
+
+from coseek.cli.commands.score import split_names
+from coseek.cli.retrievers import open_named
+from coseek.cli.running import check_gold, questions_at
+from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say, stdout_console
+from coseek.data.dataset import Dataset
+from coseek.data.errors import DataError, SettingError, UserError
+from coseek.data.files import Json, JsonObject, write_jsonl
+from coseek.data.passage import Corpus
+from coseek.data.question import Question
+from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write_qrels, write_run
+from coseek.measure.found import FAULT, Answered, Measuring, look_up, of_run_file
+from coseek.measure.rankings import FAMILIES, Metric
+from coseek.measure.score import GROUPS, ScoredRun, Scores, check_groups
+from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
+from coseek.retrieval.retriever import Retriever
+
+app = new_app()
+
+MAIN = ("recall@5", "recall@20", "all_gold@5", "mrr@10", "ndcg@10")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was typed, checked."""
+
+    questions: list[Question]
+    measuring: Measuring
+    depth: int
+    missing: Literal["zero", "leave-out"]
+    corpus: Corpus | None
+    """Texts for run files, where a metric reads them."""
+    keep: bool
+    """Whether rankings are kept, to be written as run files."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One retriever, and what is written down of it."""
+
+    run: ScoredRun
+    faults: dict[str, str]
+    """Question → why its search failed."""
+    ranked: dict[str, Ranked]
+
+
+@app.command()
+def measure(
+    source: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A data-set folder, or a questions file.")],
+    retrievers: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RETRIEVER", help="An index folder, a URL, a YAML file, or a TREC run file; several are compared."
+        ),
+    ],
+    split: Annotated[str | None, typer.Option(help="The split of a data-set folder.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Passages asked for; no metric may look deeper.")] = 100,
+    metrics: Annotated[
+        str, typer.Option(help=f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k, as in recall@5.")
+    ] = ",".join(MAIN),
+    by: Annotated[
+        str, typer.Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")
+    ] = "hops",
+    qrels: Annotated[
+        Path | None, typer.Option(help="Judgements, TREC qrels or BEIR's .tsv, in place of the questions' own.")
+    ] = None,
+    missing: Annotated[
+        Literal["zero", "leave-out"],
+        typer.Option(help="A question that a TREC run file lacks: it found nothing, or it was not asked."),
+    ] = "zero",
+    trec_out: Annotated[
+        Path | None, typer.Option(help="A folder for qrels.txt and one TREC run file a retriever.")
+    ] = None,
+    per_question: Annotated[Path | None, typer.Option(help="A .jsonl file for every question's own numbers.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Measure what retrievers find when the question itself is searched: means with 95 % intervals, compared in pairs.
+
+    Every later RETRIEVER is paired with the first. Relevant are a question's gold passages, with the grades of its data
+    set or of --qrels where there are any. A search that failed is counted and is in no mean. Ends with 1 when every
+    search of a retriever failed.
+    """
+    if len(set(retrievers)) < len(retrievers):
+        raise UserError("the same retriever is named twice; name each once")
+    chosen, groups = chosen_metrics(metrics, depth), split_names(by)
+    check_groups(groups)  # here, and not after an hour of searching
+    questions = questions_at(source, split)[:count]
+    corpus = corpus_of(source) if reads_texts(chosen) else None
+    measuring = Measuring(chosen, judgements(qrels, questions))
+    plan = Plan(questions, measuring, depth, missing, corpus, trec_out is not None)
+    opened = {name: opened_source(name, plan) for name in retrievers}
+    measured = {name: measured_as(name, found, plan) for name, found in opened.items()}
+    scores = measuring.compare([one.run for one in measured.values()], questions, groups, seed)
+    if trec_out:
+        write_trec(trec_out, measured, plan)
+    if per_question:
+        write_jsonl(per_question, (row for one in measured.values() for row in question_rows(one)))
+    if as_json:
+        print_json({**scores_json(scores), "unjudged": measuring.unjudged(questions), "depth": depth})
+    else:
+        print_tables(scores, plan)
+    return 1 if any(one.run.stops.keys() == {FAULT} for one in measured.values()) else 0
+
+
+def chosen_metrics(names: str, depth: int) -> tuple[Metric, ...]:
+    """The metrics; one that looks deeper than is searched would be too low, so it is refused."""
+    metrics = tuple(Metric.named(name) for name in dict.fromkeys(split_names(names)))
+    if not metrics:
+        raise SettingError(f"no metric is named; choose some of {', '.join(FAMILIES)}")
+    for metric in metrics:
+        if metric.k is not None and metric.k > depth:
+            raise SettingError(
+                f"{metric.name} looks at {metric.k} passages, and --depth is {depth}; search deeper with "
+                f"--depth {metric.k}"
+            )
+    return metrics
+
+
+def judgements(path: Path | None, questions: Sequence[Question]) -> Qrels | None:
+    """The qrels of a file, which must be about these questions."""
+    if path is None:
+        return None
+    read = read_qrels(path)
+    qrels = {trec_id(one): {trec_id(ident): grade for ident, grade in row.items()} for one, row in read.items()}
+    if not any(trec_id(question.id) in qrels for question in questions):
+        raise DataError(f"{path} judges none of these questions; give the qrels of the same data set and split")
+    return qrels
+
+
+def reads_texts(metrics: Sequence[Metric]) -> bool:
+    return any(metric.name.startswith("answer_hit") for metric in metrics)
+
+
+def corpus_of(source: Path) -> Corpus | None:
+    return Dataset(source).corpus if source.is_dir() and (source / "corpus.jsonl").is_file() else None
+
+
+def opened_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
+    """A retriever, or the rankings of a run file."""
+    path = Path(name)
+    if path.is_file() and path.suffix not in (".yaml", ".yml"):
+        if plan.corpus is None and reads_texts(plan.measuring.metrics):
+            raise UserError(
+                f"answer_hit reads passages, and {name} holds ids alone; give the data-set folder, not a file"
+            )
+        return read_run(path)
+    if not path.exists() and "://" not in name:
+        raise DataError(f"there is no index, YAML file or TREC run file {name}; check the path")
+    retriever = open_named(name)
+    if plan.measuring.qrels is None:
+        check_gold(plan.questions, retriever, name)
+    return retriever
+
+
+def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) -> Measured:
+    """Ask every question, and judge what comes back."""
+    if isinstance(source, dict):
+        answered = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero")
+    else:
+        answered = searched(name, source, plan)
+    faults: dict[str, str] = {}
+    ranked: dict[str, Ranked] = {}
+
+    def noted() -> Iterator[Answered]:
+        for question, found in answered:
+            if found.fault is not None:
+                faults[question.id] = found.fault
+            elif plan.keep:
+                ranked[question.id] = found.ranked
+            yield question, found
+
+    measured = Measured(plan.measuring.measure(name, noted()), faults, ranked)
+    if faults:
+        ident, fault = next(iter(faults.items()))
+        say(f"{name}: {len(faults)} of {len(plan.questions)} searches failed, the first for {ident!r}: {fault}")
+    return measured
+
+
+def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
+    with progress_bar() as bar:
+        task = bar.add_task(escape(name), total=len(plan.questions))
+        for batch in look_up(retriever, plan.questions, plan.depth):
+            yield from batch
+            bar.advance(task, len(batch))
+
+
+def print_tables(scores: Scores, plan: Plan) -> None:
+    """The means, the first metric by group, and the differences from the first retriever."""
+    console = stdout_console()
+    metrics = [metric.name for metric in plan.measuring.metrics]
+    main = main_table(scores, metrics)
+    console.print(Table(("retriever", *main.columns[1:]), main.rows, tuple(notes(scores, plan))).rich())
+    if len({summary.group for summary in scores.summaries}) > 1:
+        console.print(group_table(scores, metrics[0]).rich())
+    if scores.comparisons:
+        console.print(comparison_table(scores, metrics).rich())
+
+
+def notes(scores: Scores, plan: Plan) -> Iterator[str]:
+    """What the means leave out, said aloud."""
+    yield "Means with 95 % bootstrap intervals over questions."
+    unjudged = plan.measuring.unjudged(plan.questions)
+    if unjudged:
+        yield f"{unjudged} of {len(plan.questions)} questions have no relevant passage: they are in answer_hit alone."
+    for run, stops in scores.stops.items():
+        if stops.get(FAULT):
+            yield f"{run}: {stops[FAULT]} searches failed; they are in no mean."
+        lacking = len(plan.questions) - sum(stops.values())
+        if lacking:
+            yield f"{run}: {lacking} questions are not in the run file; they are in no mean."
+
+
+def write_trec(folder: Path, measured: dict[str, Measured], plan: Plan) -> None:
+    """`qrels.txt`, and a run file a retriever. A search that failed has no line, nor has one that found nothing."""
+    write_qrels(folder / "qrels.txt", {one.id: plan.measuring.gold(one) for one in plan.questions})
+    for tag, one in zip(tags(list(measured)), measured.values(), strict=True):
+        write_run(folder / f"{tag}.run", one.ranked, tag)
+
+
+def tags(names: Sequence[str]) -> list[str]:
+    """A short name for each retriever that any file system and any reader of run files takes."""
+    found: list[str] = []
+    for name in names:
+        last = re.sub(r"\.(ya?ml|run|trec|txt)$", "", name.rstrip("/").rpartition("/")[2])
+        plain = re.sub(r"[^A-Za-z0-9.-]+", "-", last).strip(".-") or "retriever"
+        tag, number = plain, 2
+        while tag in found:
+            tag, number = f"{plain}-{number}", number + 1
+        found.append(tag)
+    return found
+
+
+def question_rows(measured: Measured) -> Iterator[JsonObject]:
+    """A line a question: its numbers, or why there are none."""
+    for ident, scored in measured.run.questions.items():
+        numbers: dict[str, Json] = {**scored.metrics}
+        row: JsonObject = {"retriever": measured.run.name, "question": ident, "metrics": numbers}
+        yield {**row, "fault": measured.faults[ident]} if ident in measured.faults else row

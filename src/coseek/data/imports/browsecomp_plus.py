@@ -1,0 +1,141 @@
+"""BrowseComp-Plus: deep-research questions over a fixed corpus of 100,000 web pages (Chen et al., arXiv 2508.06600).
+
+Read are the files of the project's repository after its own decryption script has run, and the corpus, which comes as
+Parquet and must be turned into JSON lines first:
+
+    data/browsecomp_plus_decrypted.jsonl   {"query_id", "query", "answer", "evidence_docs": [{"docid", "text"}, …], …}
+    topics-qrels/qrel_evidence.txt         TREC qrels: the pages that are needed to answer
+    topics-qrels/qrel_golds.txt            TREC qrels: those of them that hold the answer
+    topics-qrels/queries.tsv               query and its text, for questions without the first file (no answers then)
+    any other .jsonl                       the corpus: {"docid", "text"}
+
+A folder is searched for them, with its `data`, `topics-qrels` and `corpus`. `gold_ids` are the evidence and
+`meta.gold_docs` the pages with the answer: the qrels' where there are any, else those of the decrypted file. Without a
+corpus file, the pages of the questions themselves (hard negatives, too) are the corpus. Pages have no title of their
+own; what stands on top of their text stays there.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coseek.data.errors import DataError
+from coseek.data.files import Json, read_lines
+from coseek.data.imports._reading import Reading
+from coseek.data.imports._sources import Row, kind_of, read_rows
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.data.trec import Qrels, read_qrels
+
+_FOLDERS = ("", "data", "topics-qrels", "corpus")
+_OWN = ("evidence_docs", "gold_docs", "negative_docs")
+
+
+@dataclass
+class _Found:
+    """The sources, sorted by what they hold."""
+
+    passages: dict[str, Passage] = field(default_factory=dict)
+    questions: list[Row] = field(default_factory=list)
+    bare: dict[str, str] = field(default_factory=dict)
+    """Queries of the .tsv."""
+    evidence: Qrels | None = None
+    golds: Qrels | None = None
+
+
+def files(sources: Sequence[Path]) -> list[Path]:
+    """Files stay; a folder gives those of its files and of three folders in it that this format has."""
+    found: list[Path] = []
+    for source in sources:
+        inside = [path for name in _FOLDERS for path in sorted((source / name).glob("*")) if _is_ours(path)]
+        found += inside if source.is_dir() else [source]
+    if not found:
+        raise DataError(f"{', '.join(map(str, sources))} holds no BrowseComp-Plus files; name them one by one")
+    return list(dict.fromkeys(found))
+
+
+def read(sources: Sequence[Path]) -> Reading:
+    """Questions in the order of their file; a page that stands twice is one passage."""
+    found = _Found()
+    for path in sources:
+        _sort(path, found)
+    notes = {} if found.passages else {"questions whose own pages are the corpus": len(found.questions)}
+    if not found.passages:
+        for row in found.questions:
+            for name in _OWN:
+                _add(found, row.rows(name) if row.has(name) else ())
+    questions = [_question(row, found) for row in found.questions] or _bare_questions(found)
+    return Reading(tuple(found.passages.values()), tuple(questions), notes)
+
+
+def _is_ours(path: Path) -> bool:
+    return path.is_file() and (kind_of(path) == ".jsonl" or path.name == "queries.tsv" or path.name.startswith("qrel_"))
+
+
+def _sort(path: Path, found: _Found) -> None:
+    if path.name.startswith("qrel_evidence"):
+        found.evidence = read_qrels(path)
+    elif path.name.startswith("qrel_gold"):
+        found.golds = read_qrels(path)
+    elif kind_of(path) == ".tsv":
+        found.bare.update(_tsv(path))
+    else:
+        for row in read_rows(path):
+            if row.has("query_id"):
+                found.questions.append(row)
+            else:
+                _add(found, [row])
+
+
+def _tsv(path: Path) -> dict[str, str]:
+    queries: dict[str, str] = {}
+    for number, line in read_lines(path):
+        ident, tab, text = line.strip().partition("\t")
+        if not tab and line.strip():
+            raise DataError(f"{path}, line {number}: a query and its text, parted by a tab, are needed")
+        queries[ident] = text
+    queries.pop("", None)
+    return queries
+
+
+def _add(found: _Found, pages: Iterable[Row]) -> None:
+    for page in pages:
+        ident, text = page.text("docid"), page.text("text")
+        known = found.passages.setdefault(ident, Passage(ident, "", text))
+        if known.text != text:
+            raise DataError(f"{page.where}: the page {ident!r} has another text elsewhere; keep one of them")
+
+
+def _question(row: Row, found: _Found) -> Question:
+    ident = row.text("query_id")
+    return Question(
+        id=ident,
+        question=row.text("query"),
+        answers=(row.text("answer"),),
+        gold_ids=tuple(_judged(found.evidence, ident) if found.evidence else _pages(row, "evidence_docs")),
+        meta=_meta(_judged(found.golds, ident) if found.golds else _pages(row, "gold_docs")),
+    )
+
+
+def _bare_questions(found: _Found) -> list[Question]:
+    return [
+        Question(
+            ident,
+            text,
+            gold_ids=tuple(_judged(found.evidence or {}, ident)),
+            meta=_meta(_judged(found.golds or {}, ident)),
+        )
+        for ident, text in found.bare.items()
+    ]
+
+
+def _judged(qrels: Qrels, ident: str) -> list[str]:
+    return [page for page, grade in qrels.get(ident, {}).items() if grade > 0]
+
+
+def _pages(row: Row, name: str) -> list[str]:
+    return [page.text("docid") for page in row.rows(name)] if row.has(name) else []
+
+
+def _meta(gold_docs: list[str]) -> dict[str, Json]:
+    return {"gold_docs": [*gold_docs]} if gold_docs else {}

@@ -1,0 +1,150 @@
+"""TREC files: qrels (what is relevant to which question) and run files (what was found for it), as trec_eval has them.
+
+    q1 0 d7 2                       qrels: question, (unused), passage, grade; a grade above 0 is relevant
+    q1 Q0 d7 1 12.5 bm25            run: question, (unused), passage, rank, score, tag
+
+Blanks part the columns, so a blank inside an id is written as its percent code (`Ada Lovelace` as `Ada%20Lovelace`) and
+never read back: whoever compares ids with those of a file passes them through `trec_id` first. An id without blanks is
+the same on both sides, percent signs included.
+
+The order of a run file is that of its scores, whatever its ranks say; equal scores fall by id, the greatest first, and
+scores are float32. So does trec_eval. A file written here keeps the order it was given (`falling`).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import quote
+
+import numpy as np
+
+from coseek.data.errors import DataError
+from coseek.data.files import atomic_write, read_lines
+
+Qrels: TypeAlias = dict[str, dict[str, int]]
+"""Question → passage → grade."""
+Ranked: TypeAlias = list[tuple[str, float]]
+"""Passages with their scores, best first."""
+
+_BLANK = re.compile(r"\s")
+_FIELD = re.compile(r"[^ \t\r\n\f\v]+")
+_LARGEST = float(np.finfo(np.float32).max)
+_WRITTEN = 3e38
+"""The largest score that is written: below `-_WRITTEN` float32 still has room for many smaller ones."""
+
+
+def trec_id(ident: str) -> str:
+    """An id as it stands in a TREC file."""
+    if not ident:
+        raise DataError("an empty id cannot stand in a TREC file; give every question and passage an id")
+    return _BLANK.sub(lambda found: quote(found.group()), ident)
+
+
+def read_qrels(path: Path) -> Qrels:
+    """Read TREC qrels, or BEIR's three columns (question, passage, grade, parted by tabs, under a header)."""
+    qrels: Qrels = {}
+    for number, line in _lines(path):
+        where = f"{path}, line {number}"
+        columns = line.rstrip("\r\n").split("\t")
+        beir = len(columns) == 3
+        columns = columns if beir else _FIELD.findall(line)
+        if beir and number == 1 and not _is_whole(columns[2]):
+            continue  # the header
+        if not beir and len(columns) != 4:
+            raise DataError(f"{where}: {len(columns)} columns; qrels have 4: question, 0, passage, grade")
+        question, passage, grade = columns[0], columns[-2], columns[-1]
+        if not _is_whole(grade):
+            raise DataError(f"{where}: the grade {grade!r} is not a whole number")
+        grades = qrels.setdefault(question, {})
+        if grades.setdefault(passage, int(grade)) != int(grade):
+            raise DataError(f"{where}: {passage!r} has another grade for {question!r} further up; keep one of them")
+    if not qrels:
+        raise DataError(f"{path} holds no judgements; it needs at least one line")
+    return qrels
+
+
+def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
+    """Write qrels whole or not at all."""
+    with atomic_write(path) as file:
+        for question, grades in qrels.items():
+            for passage, grade in grades.items():
+                file.write(f"{trec_id(question)} 0 {trec_id(passage)} {grade}\n")
+
+
+def read_run(path: Path) -> dict[str, Ranked]:
+    """Read a run file: for every question its passages, in the order that trec_eval would give them."""
+    found: dict[str, dict[str, float]] = {}
+    for number, line in _lines(path):
+        where = f"{path}, line {number}"
+        columns = _FIELD.findall(line)
+        if len(columns) != 6:
+            raise DataError(
+                f"{where}: {len(columns)} columns; a TREC run has 6: question, Q0, passage, rank, score, tag"
+            )
+        question, _, passage, _, written, _ = columns
+        scores = found.setdefault(question, {})
+        if passage in scores:
+            raise DataError(f"{where}: the passage {passage!r} stands twice for the question {question!r}; keep one")
+        scores[passage] = _score(written, where)
+    if not found:
+        raise DataError(f"{path} holds no results; it needs at least one line")
+    return {question: trec_order(scores.items()) for question, scores in found.items()}
+
+
+def write_run(path: Path, found: Mapping[str, Sequence[tuple[str, float]]], tag: str) -> None:
+    """Write a run file whole or not at all. A question without any passage has no line, as the format has it."""
+    with atomic_write(path) as file:
+        for question, ranked in found.items():
+            passages = [trec_id(passage) for passage, _ in ranked]
+            if len(set(passages)) < len(passages):
+                raise DataError(f"two passages found for {question!r} have the same id in a TREC file; rename one")
+            scores = falling([score for _, score in ranked])
+            for rank, (passage, score) in enumerate(zip(passages, scores, strict=True), start=1):
+                file.write(f"{trec_id(question)} Q0 {passage} {rank} {score:.9g} {trec_id(tag)}\n")
+
+
+def trec_order(scored: Iterable[tuple[str, float]]) -> Ranked:
+    """Passages by falling float32 score; equal scores by falling id (its UTF-8 bytes)."""
+    # Sorted twice: the second sort keeps the order of the first among equal scores.
+    by_id = sorted(scored, key=lambda item: item[0].encode(), reverse=True)
+    return sorted(by_id, key=lambda item: -_float32(item[1]))
+
+
+def falling(scores: Iterable[float]) -> list[float]:
+    """The scores as float32 that fall at every step, so that sorting again changes nothing.
+
+    A score that is not below the one before it (a tie, or a difference that float32 cannot hold) becomes the next
+    smaller float32. Scores beyond ±3e38 become that.
+    """
+    made: list[float] = []
+    for score in scores:
+        if score != score:
+            raise DataError("a score is not a number, so it has no place in a ranking")
+        single = np.float32(_float32(score, _WRITTEN))
+        if made and not single < np.float32(made[-1]):
+            single = np.nextafter(np.float32(made[-1]), np.float32(-np.inf))
+        made.append(float(single))
+    return made
+
+
+def _float32(score: float, largest: float = _LARGEST) -> float:
+    return float(np.float32(min(max(score, -largest), largest)))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in read_lines(path) if line.strip())
+
+
+def _score(text: str, where: str) -> float:
+    try:
+        score = float(text)
+    except ValueError:
+        raise DataError(f"{where}: the score {text!r} is not a number") from None
+    if score != score:
+        raise DataError(f"{where}: the score {text!r} is not a number")
+    return score
+
+
+def _is_whole(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]+", text.strip()) is not None

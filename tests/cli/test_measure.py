@@ -1,0 +1,127 @@
+"""`coseek measure`, typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from coseek.cli.commands.measure import tags
+from coseek.data.files import JsonObject
+from coseek.data.question import Question, save_questions
+from coseek.data.trec import read_qrels, read_run
+from coseek.retrieval.index import build_index
+
+
+@pytest.fixture(scope="module")
+def noise(world: Path) -> Path:
+    folder = world.with_name("world-noise")
+    build_index(world, "random", folder)
+    return folder
+
+
+def means(printed: str) -> dict[str, dict[str, float]]:
+    """Retriever → metric → mean over all questions."""
+    tree = json.loads(printed)
+    return {
+        one["run"]: {name: value["mean"] for name, value in one["metrics"].items()}
+        for one in tree["summaries"]
+        if one["group"] == "all"
+    }
+
+
+def test_retrievers_are_compared_in_pairs(world: Path, index: Path, noise: Path, coseek: Type) -> None:
+    words = ("measure", world, index, noise, "--split", "test", "--metrics", "recall@5,ndcg@10")
+    printed = coseek(*words, "--json").out
+    assert means(printed)[str(index)]["recall@5"] > 0.3 > means(printed)[str(noise)]["recall@5"]
+    (pair,) = (one for one in json.loads(printed)["comparisons"] if one["group"] == "all")
+    assert (pair["run"], pair["metrics"]["recall@5"]["p"] < 0.01) == (str(noise), True)
+    shown = coseek(*words)
+    assert shown.code == 0
+    assert all(word in shown.out for word in ("retriever", "recall@5", "ndcg@10", "1 hop", "< .001"))
+
+
+def test_what_is_written_for_trec_measures_the_same(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    words = ("measure", world, "--split", "test", "--json", "--metrics", "mrr,ndcg@10,answer_hit@3", "--depth", 20)
+    first = coseek(*words, index, "--trec-out", tmp_path / "out")
+    run = tmp_path / "out" / f"{index.name}.run"
+    assert len(read_run(run)) == 30
+    assert len(read_qrels(tmp_path / "out" / "qrels.txt")) == 30
+    again = coseek(*words, run, "--qrels", tmp_path / "out" / "qrels.txt")
+    assert list(means(again.out).values()) == list(means(first.out).values())
+
+
+def test_every_question_has_its_line(world: Path, index: Path, noise: Path, tmp_path: Path, coseek: Type) -> None:
+    path = tmp_path / "each.jsonl"
+    words = ("measure", world, index, noise, "--split", "test", "--count", 4, "--metrics", "mrr")
+    assert coseek(*words, "--per-question", path).code == 0
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [row["retriever"] for row in rows] == [str(index)] * 4 + [str(noise)] * 4
+    assert all(0 <= row["metrics"]["mrr"] <= 1 for row in rows)
+
+
+def test_grades_weigh_in_ndcg_and_come_from_qrels_where_they_are_given(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    corpus = (world / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    first, second = (json.loads(line) for line in corpus[:2])
+    graded: JsonObject = {"relevance": {first["id"]: 1, second["id"]: 3}}
+    save_questions(tmp_path / "q.jsonl", [Question("q", first["text"], gold_ids=(first["id"],), meta=graded)])
+    (tmp_path / "qrels").write_text(f"q 0 {first['id']} 1\n", encoding="utf-8")
+    words = ("measure", tmp_path / "q.jsonl", index, "--metrics", "ndcg@1", "--json")
+    assert means(coseek(*words).out)[str(index)]["ndcg@1"] == pytest.approx(1 / 3)
+    assert means(coseek(*words, "--qrels", tmp_path / "qrels").out)[str(index)]["ndcg@1"] == 1
+
+
+def test_questions_that_a_run_file_lacks_count_as_asked_or_not(tmp_path: Path, coseek: Type) -> None:
+    questions = [Question(ident, "?", gold_ids=("a",)) for ident in ("q1", "q2")] + [Question("q3", "?")]
+    save_questions(tmp_path / "q.jsonl", questions)
+    (tmp_path / "one.run").write_text("q1 Q0 a 1 1 x\n", encoding="utf-8")
+    words = ("measure", tmp_path / "q.jsonl", tmp_path / "one.run", "--metrics", "mrr")
+    counted = coseek(*words)
+    assert "0.500" in counted.out
+    assert "1 of 3 questions have no relevant passage" in " ".join(counted.out.split())
+    left_out = coseek(*words, "--missing", "leave-out")
+    assert "1.000" in left_out.out
+    assert "2 questions are not in the run file" in " ".join(left_out.out.split())
+
+
+def test_a_retriever_that_is_away_scores_nothing_and_ends_with_one(
+    world: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    (tmp_path / "away.yaml").write_text("retriever: remote\nurl: http://127.0.0.1:9/\nretries: 0\n", encoding="utf-8")
+    outcome = coseek(
+        *(
+            "measure",
+            world,
+            index,
+            tmp_path / "away.yaml",
+            "--split",
+            "test",
+            "--count",
+            2,
+            "--metrics",
+            "mrr",
+            "--json",
+        )
+    )
+    tree = json.loads(outcome.out)
+    assert outcome.code == 1
+    assert "2 of 2 searches failed" in outcome.err
+    assert tree["stops"][str(tmp_path / "away.yaml")] == {"fault": 2}
+    assert means(outcome.out)[str(tmp_path / "away.yaml")] == {}
+    assert means(outcome.out)[str(index)]["mrr"] > 0
+
+
+def test_retrievers_of_one_name_get_files_of_their_own(world: Path, tmp_path: Path, coseek: Type) -> None:
+    for place in ("a", "b"):
+        build_index(world, "random", tmp_path / place / "in dex", {"seed": ord(place)})
+    words = ("measure", world, tmp_path / "a" / "in dex", tmp_path / "b" / "in dex", "--split", "test")
+    assert coseek(*words, "--trec-out", tmp_path / "out", "--count", 2).code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["in-dex-2.run", "in-dex.run", "qrels.txt"]
+
+
+def test_a_retriever_is_tagged_by_the_last_part_of_its_name() -> None:
+    names = ["a/bm25/", "b/bm25", "http://127.0.0.1:8000", "mine.yaml", "the [red] one.run", "/", "über"]
+    expected = ["bm25", "bm25-2", "127.0.0.1-8000", "mine", "the-red-one", "retriever", "ber"]
+    assert tags(names) == expected
