@@ -39,6 +39,7 @@ FLOORS = {
 
 NEIGHBOURS = {
     ("rewards", "measure"): "what counts as a right answer is said once, for paying and for measuring",
+    ("cli", "serve"): "the command line starts the services",
 }
 """The only ways between two rooms of one floor, each with its reason."""
 

@@ -1,0 +1,155 @@
+"""Serve retrievers and models over HTTP, for programs that are not coseek and for agents that run elsewhere."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from coseek.cli.agents import check_folder
+from coseek.cli.retrievers import open_named
+from coseek.cli.terminal import new_app, say
+from coseek.data.errors import SettingError
+from coseek.data.settings import make_settings
+from coseek.retrieval.encoder import usable_device
+from coseek.retrieval.index import IndexCard, open_index
+from coseek.retrieval.opening import needs
+from coseek.retrieval.retriever import Retriever
+from coseek.serve.settings import ModelServeSettings, ServeSettings
+
+app = new_app()
+_NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
+_OURS = ServeSettings()
+_MODEL = ModelServeSettings()
+TOGETHER_CPU, TOGETHER_GPU = 8, 64
+"""Queries in one forward pass: 8 short ones keep a processor busy, and more only pad the short to the longest."""
+
+
+@app.callback()
+def serve() -> None:
+    """Serve retrievers and models over HTTP."""
+
+
+@app.command("retriever")
+def serve_retriever(
+    retrievers: Annotated[
+        list[str],
+        typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file; NAME=… gives it a name."),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = _OURS.host,
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = _OURS.port,
+    token_env: Annotated[
+        str | None,
+        typer.Option(help="The environment variable with the token that requests must bring; needed beyond loopback."),
+    ] = None,
+    topk: Annotated[int, typer.Option(min=1, help="Passages a query where a request does not say.")] = _OURS.topk,
+    batch: Annotated[int, typer.Option(min=1, help="Queries searched together, at most.")] = _OURS.batch,
+    wait_ms: Annotated[
+        float, typer.Option(min=0, help="How long a request waits for company while nothing is searched.")
+    ] = _OURS.wait_ms,
+    queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more get a 503.")] = _OURS.queue,
+    max_queries: Annotated[int, typer.Option(min=1, help="Queries a request, at most.")] = _OURS.max_queries,
+    max_topk: Annotated[int, typer.Option(min=1, help="Passages a query, at most.")] = _OURS.max_topk,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")] = False,
+    log_queries: Annotated[bool, typer.Option("--log-queries", help="Write the queries into the log, too.")] = False,
+) -> None:
+    """Serve one or several retrievers: POST /retrieve (the first) and /NAME/retrieve, GET /health and /info.
+
+    Prints the URL once everything is open. Ctrl-C or SIGTERM: what was accepted is answered, then it ends.
+    """
+    needs("fastapi", "`coseek serve`", "serve")
+    needs("uvicorn", "`coseek serve`", "serve")
+    needs("httptools", "`coseek serve`", "serve")
+    # Here and not above: help need not wait for a web server.
+    from coseek.serve.running import serve as run
+
+    given = {
+        "host": host,
+        "port": port,
+        "token_env": token_env,
+        "topk": topk,
+        "batch": batch,
+        "wait_ms": wait_ms,
+        "queue": queue,
+        "max_queries": min(max_queries, queue),
+        "max_topk": max_topk,
+        "log": not quiet,
+        "log_queries": log_queries,
+    }
+    settings = make_settings(ServeSettings, given)
+    openers = named(retrievers)
+    say(f"opening {', '.join(openers)} …")
+    run(openers, settings, lambda url: print(f"coseek serves {', '.join(openers)} at {url}", flush=True))
+
+
+@app.command("model")
+def serve_model(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder.")],
+    name: Annotated[str | None, typer.Option(help="What requests call it; the folder's name when not given.")] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = _MODEL.host,
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = _MODEL.port,
+    token_env: Annotated[
+        str | None,
+        typer.Option(help="The environment variable with the token that requests must bring; needed beyond loopback."),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Texts written at once.")] = _MODEL.max_rows,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get a 503.")] = _MODEL.queue,
+    precision: Annotated[str, typer.Option(help="float32, or bfloat16.")] = _MODEL.precision,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")] = False,
+) -> None:
+    """Serve a model: POST /v1/completions (text or ids, with ids and log-probabilities when asked) and
+    /v1/chat/completions, GET /v1/models, /health and /info. No streaming.
+
+    Prints the URL once the model is open. Ctrl-C or SIGTERM: what was accepted is answered, then it ends.
+    """
+    for library in ("fastapi", "uvicorn", "httptools"):
+        needs(library, "`coseek serve`", "serve")
+    check_folder(folder)
+    # Here and not above: help need not wait for a web server.
+    from coseek.serve.model_app import serve_model as run
+
+    settings = make_settings(
+        ModelServeSettings,
+        {
+            "host": host,
+            "port": port,
+            "token_env": token_env,
+            "max_rows": rows,
+            "queue": queue,
+            "precision": precision,
+            "log": not quiet,
+        },
+    )
+    say(f"opening {folder} …")
+    run(folder, settings, name, lambda url: print(f"coseek serves {name or folder} at {url}", flush=True))
+
+
+def named(texts: list[str]) -> dict[str, Callable[[], Retriever]]:
+    """`NAME=RETRIEVER` or `RETRIEVER`, which is then called as its folder, file or host."""
+    openers: dict[str, Callable[[], Retriever]] = {}
+    for text in texts:
+        found = None if Path(text).exists() else _NAMED.fullmatch(text)
+        name, source = (found[1], found[2]) if found else (_own_name(text), text)
+        if name in openers:
+            raise SettingError(f"two retrievers would be served as {name!r}; write NAME={source} for one of them")
+        openers[name] = partial(opened, source)
+    return openers
+
+
+def opened(source: str) -> Retriever:
+    """As everywhere, but an index that encodes its queries may encode several at once."""
+    path = Path(source)
+    card = IndexCard.read(path) if path.is_dir() else None
+    if card is None or "queries_together" not in card.settings:
+        return open_named(source)
+    on_cpu = usable_device(str(card.settings.get("device", "cpu"))) == "cpu"
+    return open_index(path, overrides={"queries_together": TOGETHER_CPU if on_cpu else TOGETHER_GPU})
+
+
+def _own_name(source: str) -> str:
+    if "://" in source:
+        return urlsplit(source).hostname or "remote"
+    return Path(source).resolve().name.removesuffix(".yaml").removesuffix(".yml")

@@ -1,0 +1,1 @@
+"""Serve: coseek behind HTTP, for programs that are not coseek. Needs the extra `serve`."""

@@ -1,0 +1,177 @@
+"""App: the paths of the service. Each answers with JSON; a refusal is `{"error": sentence}`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from coseek import __version__
+from coseek.data.errors import RetrieverError
+from coseek.data.files import JsonObject
+from coseek.data.passage import Hit
+from coseek.retrieval.query import Query
+from coseek.serve.batching import Job
+from coseek.serve.contract import Refused, Wish, answer, blank, passages_of, read_wish
+from coseek.serve.door import RECORD, App, Door
+from coseek.serve.logs import Log
+from coseek.serve.openapi import answers, request_body
+from coseek.serve.service import Service
+from coseek.serve.settings import ListenSettings
+
+_MANY_HITS = 2_000
+"""So many are written out in a thread, so that other requests are not held up."""
+_STOP_S = 5.0
+
+
+def make_app(service: Service, token: str | None = None, log: Log | None = None) -> App:
+    """The whole application, ready for a server: it starts the service with its own lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        if log is not None:
+            log.start()
+        yield
+        service.close(_STOP_S)
+        if log is not None:
+            log.close()
+
+    # No pages of documentation: they would load scripts from elsewhere.
+    app = FastAPI(title="coseek", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_api_route("/health", _health(service), methods=["GET"], summary="Whether it can search, and why not.")
+    for name in (None, *service.names):
+        _add_index(app, service, name)
+    app.add_exception_handler(Refused, _refusal)
+    app.add_exception_handler(RetrieverError, _fault)
+    app.add_exception_handler(HTTPException, _no_such_path)
+    app.add_exception_handler(Exception, _bug)
+    return Door(cast(App, app), service, token, log)
+
+
+def _add_index(app: FastAPI, service: Service, name: str | None) -> None:
+    """The paths of one index; `None`: those of the default."""
+    prefix = "" if name is None else f"/{name}"
+    known = name or service.names[0]
+    app.add_api_route(
+        f"{prefix}/retrieve",
+        _retrieve(service, known),
+        methods=["POST"],
+        summary=f"Search {known}.",
+        responses=answers(),
+        openapi_extra=request_body(service.settings),
+        operation_id=f"retrieve_{name or 'default'}",
+    )
+    app.add_api_route(
+        f"{prefix}/info", _info(service, known), methods=["GET"], operation_id=f"info_{name or 'default'}"
+    )
+
+
+def _health(service: Service) -> Callable[[], Awaitable[Response]]:
+    async def health() -> Response:
+        found = service.health()
+        return JSONResponse(found, 200 if found["ready"] else 503)
+
+    return health
+
+
+def _info(service: Service, name: str) -> Callable[[], Awaitable[Response]]:
+    async def info() -> Response:
+        return JSONResponse(service.info(name))
+
+    return info
+
+
+def _retrieve(service: Service, name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def retrieve(request: Request) -> Response:
+        body = await whole_body(request, service.settings)
+        record = cast(JsonObject, request.scope[RECORD])
+        index = service.index(name)
+        wish = read_wish(body, service.settings)
+        k = passages_of(wish, service.settings, index.passages)
+        record |= {"index": name, "queries": len(wish.queries), "k": k}
+        if service.settings.log_queries:
+            record["texts"] = [Query.of(query).text for query in wish.queries]
+        asked = [query for query in wish.queries if not blank(query)]
+        lists: list[list[Hit]] = []
+        if asked:
+            job = await service.batcher.search(index.retriever, asked, k)
+            record |= _times(job)
+            if job.fault is not None:
+                raise job.fault
+            lists = job.lists
+        return Response(await _written(_in_place(wish, lists), wish.scores), media_type="application/json")
+
+    return retrieve
+
+
+async def whole_body(request: Request, limits: ListenSettings) -> bytes:
+    """The whole body, within its limits of size and time."""
+    most = limits.max_body_bytes
+    too_large = Refused(413, f"the request has more than {most} bytes; send less at a time")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > most:
+        raise too_large
+    parts: list[bytes] = []
+    try:
+        async with asyncio.timeout(limits.body_s):
+            async for part in request.stream():
+                parts.append(part)
+                most -= len(part)
+                if most < 0:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(408, f"the request had not come whole after {limits.body_s:g} seconds") from None
+    except ClientDisconnect:
+        raise Refused(400, "the connection was closed before the request had come whole") from None
+    return b"".join(parts)
+
+
+def _in_place(wish: Wish, lists: list[list[Hit]]) -> list[list[Hit]]:
+    """A list a query, an empty one where nothing was asked."""
+    if len(lists) == len(wish.queries):
+        return lists
+    found = iter(lists)
+    return [[] if blank(query) else next(found) for query in wish.queries]
+
+
+async def _written(lists: list[list[Hit]], scores: bool) -> bytes:
+    try:
+        if sum(map(len, lists)) < _MANY_HITS:
+            return answer(lists, scores)
+        return await asyncio.to_thread(answer, lists, scores)
+    except ValueError:
+        raise RetrieverError("the retriever gave a score that is no number") from None
+
+
+def _times(job: Job) -> JsonObject:
+    return {
+        "queue_ms": round((job.began - job.arrived) * 1_000, 2),
+        "engine_ms": round((job.ended - job.began) * 1_000, 2),
+        "batch": job.batch,
+    }
+
+
+def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    if error.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the request is not read
+    return JSONResponse({"error": str(error)}, error.status, headers)
+
+
+def _fault(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": f"the retriever failed: {error}"}, 502)
+
+
+def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "a bug of the service; its log has the details"}, 500)

@@ -1,0 +1,247 @@
+"""Batching: the queries of several requests become one search. One thread searches; requests wait in its queue.
+
+Requests arrive in the thread of the event loop and are answered there. The searching thread takes its next batch by
+itself, so that it never waits for the event loop while there is work.
+"""
+
+import asyncio
+import math
+import sys
+import threading
+import time
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
+
+from coseek.data.errors import RetrieverError
+from coseek.data.passage import Hit
+from coseek.retrieval.query import Asked
+from coseek.retrieval.retriever import Retriever
+from coseek.serve.contract import Refused
+
+ECHO = 0.25
+"""Share of a search's duration that the next one waits for those who were just answered to ask again."""
+ECHO_MOST_S = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The queries of one request."""
+
+    retriever: Retriever
+    queries: Sequence[Asked]
+    k: int
+    done: "asyncio.Future[None]"
+    arrived: float = field(default_factory=time.perf_counter)
+    lists: list[list[Hit]] = field(default_factory=list)
+    fault: Exception | None = None
+    """What the retriever failed with; a `RetrieverError`, or a bug."""
+    taken: int = 0
+    """Queries that were handed to the retriever."""
+    began: float = 0.0
+    ended: float = 0.0
+    batch: int = 0
+    """Size of the largest search that it took part in."""
+
+
+Piece: TypeAlias = tuple[Job, Sequence[Asked]]
+"""A stretch of a job's queries, as one search takes it."""
+
+
+class Batcher:
+    """One thread, one search at a time, over any number of retrievers."""
+
+    def __init__(self, batch: int, queue: int, wait_s: float = 0.0) -> None:
+        self.batch = batch
+        self.queue = queue
+        self.wait_s = wait_s
+        self.faults = 0
+        """Requests that a retriever failed."""
+        self._groups: OrderedDict[tuple[int, int], deque[Job]] = OrderedDict()
+        """Waiting jobs by (retriever, k): only those can be searched together. The first group is next."""
+        self._waiting = 0
+        self._wanted = 1
+        """The searching thread is woken when so many queries wait."""
+        self._per_query_s = 0.0
+        self._ended, self._searched, self._took_s = -math.inf, 0, 0.0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Queries in the queue."""
+        return self._waiting
+
+    def start(self, first: Callable[[], bool]) -> None:
+        """Start the thread from within the event loop. It does `first`, and searches if that returns true."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, args=(first,), name="coseek-search", daemon=True)
+        self._thread.start()
+
+    def close(self, wait_s: float) -> bool:
+        """Finish what waits and end the thread; false if it is still at it after `wait_s`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(wait_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    async def search(self, retriever: Retriever, queries: Sequence[Asked], k: int) -> Job:
+        """Wait in the queue, and be searched. `Refused` with 503 when the queue is full."""
+        job = Job(retriever, queries, k, asyncio.get_running_loop().create_future())
+        with self._changed:
+            if self._waiting + len(queries) > self.queue:
+                raise Refused(503, f"{self._waiting} queries are waiting already; come back later", self._patience())
+            self._groups.setdefault((id(retriever), k), deque()).append(job)
+            self._waiting += len(queries)
+            if self._waiting >= self._wanted:
+                self._changed.notify()
+        await job.done
+        return job
+
+    def _patience(self) -> int:
+        """Seconds until the queue of now will be about done."""
+        return min(60, max(1, math.ceil(self._waiting * self._per_query_s)))
+
+    def _work(self, first: Callable[[], bool]) -> None:
+        if not first():
+            return
+        while True:
+            pieces = self._next()
+            if not pieces:
+                return
+            finished = self._searched_pieces(pieces)
+            if finished and self._loop is not None:
+                self._loop.call_soon_threadsafe(_finish, finished)
+
+    def _next(self) -> list[Piece]:
+        """The next batch, as soon as there is one; nothing when closed."""
+        with self._changed:
+            self._wanted = 1
+            while not self._waiting:
+                if self._closed:
+                    return []
+                self._changed.wait()
+            self._gather()
+            return self._take()
+
+    def _gather(self) -> None:
+        """Wait for company, within bounds: clients that were answered together mostly ask again together."""
+        now = time.perf_counter()
+        first = next(iter(self._groups.values()))[0].arrived
+        echo_until = self._ended + min(ECHO * self._took_s, ECHO_MOST_S)
+        self._wanted, until = min(self._searched, self.batch), echo_until
+        if self.wait_s and first + self.wait_s > echo_until:
+            self._wanted, until = self.batch, first + self.wait_s
+        while self._waiting < self._wanted and now < until and not self._closed:
+            self._changed.wait(until - now)
+            now = time.perf_counter()
+
+    def _take(self) -> list[Piece]:
+        """A batch of the group whose turn it is: as equal shares of its requests as can be."""
+        key, jobs = self._groups.popitem(last=False)
+        members = list(islice(jobs, self.batch))
+        pieces: list[Piece] = []
+        now = time.perf_counter()
+        for job, share in zip(
+            members, shares([len(job.queries) - job.taken for job in members], self.batch), strict=True
+        ):
+            pieces.append((job, job.queries[job.taken : job.taken + share]))
+            job.began = job.began or now
+            job.taken += share
+            self._waiting -= share
+        self._keep(key, jobs)
+        return [piece for piece in pieces if piece[1]]
+
+    def _keep(self, key: tuple[int, int], jobs: deque[Job]) -> None:
+        """What is left of a group goes behind the others."""
+        left = deque(job for job in jobs if job.taken < len(job.queries))
+        if left:
+            self._groups[key] = left
+
+    def _searched_pieces(self, pieces: list[Piece]) -> list[Job]:
+        """Search a batch; the jobs that are finished now."""
+        began = time.perf_counter()
+        size = sum(len(queries) for _, queries in pieces)
+        if not self._together(pieces):
+            for piece in pieces:
+                self._alone(piece)
+        self._ended, self._searched = time.perf_counter(), size
+        self._took_s = self._ended - began
+        self._per_query_s = 0.8 * self._per_query_s + 0.2 * self._took_s / size
+        for job, _ in pieces:
+            job.ended, job.batch = self._ended, max(job.batch, size)
+        return [job for job, _ in pieces if job.fault or len(job.lists) == len(job.queries)]
+
+    def _together(self, pieces: list[Piece]) -> bool:
+        """Search for several requests at once; false if that failed, whosever fault it was."""
+        if len(pieces) == 1:
+            return False
+        try:
+            self._fill(pieces)
+        except Exception:  # noqa: BLE001 (it is met again, and told, when the request that it concerns is alone)
+            return False
+        return True
+
+    def _alone(self, piece: Piece) -> None:
+        """Search for one request; its fault is its own."""
+        job = piece[0]
+        try:
+            self._fill([piece])
+        except RetrieverError as error:
+            job.fault = error
+        except Exception as error:  # noqa: BLE001 (a bug of a retriever fails its request and not the service)
+            traceback.print_exc(file=sys.stderr)
+            job.fault = error
+        if job.fault is not None:
+            self.faults += 1
+            self._drop_rest(job)
+
+    def _drop_rest(self, job: Job) -> None:
+        """A request that failed needs no further search."""
+        with self._changed:
+            left = len(job.queries) - job.taken
+            if left:
+                job.taken = len(job.queries)
+                self._waiting -= left
+                key = (id(job.retriever), job.k)
+                self._keep(key, self._groups.pop(key))
+
+    def _fill(self, pieces: list[Piece]) -> None:
+        """One search for all pieces, which are of the same retriever and k."""
+        first = pieces[0][0]
+        queries = [query for _, part in pieces for query in part]
+        found = first.retriever.search(queries, first.k)
+        if len(found) != len(queries):
+            raise RetrieverError(f"{first.retriever.name} gave {len(found)} lists for {len(queries)} queries")
+        start = 0
+        for job, part in pieces:
+            job.lists += found[start : start + len(part)]
+            start += len(part)
+
+
+def shares(wanted: Sequence[int], room: int) -> list[int]:
+    """Deal `room` out: nobody gets more than is wanted, and nobody less than another unless content with less."""
+    given = [0] * len(wanted)
+    hungry = [place for place, want in enumerate(wanted) if want]
+    while room and hungry:
+        each = max(1, room // len(hungry))
+        for place in hungry[:room]:
+            more = min(each, wanted[place] - given[place], room)
+            given[place] += more
+            room -= more
+        hungry = [place for place in hungry if given[place] < wanted[place]]
+    return given
+
+
+def _finish(jobs: list[Job]) -> None:
+    """In the event loop: wake the requests. One whose client has gone was cancelled."""
+    for job in jobs:
+        if not job.done.done():
+            job.done.set_result(None)

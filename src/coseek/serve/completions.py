@@ -1,0 +1,233 @@
+"""Completions: what the two OpenAI-compatible paths may be asked, and how they answer. Knows JSON; not HTTP, no rows.
+
+`/v1/completions` takes text or ids and gives, when asked, the ids that were sampled with their log-probabilities: the
+fields that vLLM has for it. Streaming is not offered.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar, cast
+
+from pydantic import ConfigDict, Field
+
+from coseek.data.errors import SettingError
+from coseek.data.files import Json, JsonObject
+from coseek.data.settings import Settings, make_settings
+from coseek.models.model import Turn, TurnEnd
+from coseek.serve.contract import Refused
+from coseek.serve.writing import Kind
+
+_ONLY: dict[str, tuple[Json, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "stream": (False,),
+    "stream_options": (),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "logit_bias": ({},),
+    "skip_special_tokens": (False,),
+    "spaces_between_special_tokens": (False, True),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "store": (False,),
+}
+"""Fields of others that change nothing with these values (or null), and are refused with any other."""
+_PASSED_OVER = ("user", "metadata")
+_SENTENCE = 400
+_MOST_STOPS = 64
+_LONGEST_STOP = 256
+
+IdList = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+class _Asked(Settings):
+    """What both paths may be asked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
+
+    model: str | None = None
+    """The name of the model that is served; may be left out."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Tokens to write, at most."""
+    temperature: float | None = Field(default=None, ge=0, le=1_000, allow_inf_nan=False)
+    """0 takes the most likely token; 1 when not set."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Draw from the most likely tokens of this mass only."""
+    top_k: int | None = Field(default=None, ge=-1)
+    """Draw from this many most likely tokens only; 0 and -1 mean all."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    """What is drawn depends on it and on the row's own tokens alone; by chance when not set."""
+    stop: str | list[str] | None = None
+    """Strings that end a text."""
+    include_stop_str_in_output: bool = False
+    """Leave the stop string in the text. The ids hold it in any case."""
+    return_token_ids: bool | None = None
+    """Give the ids of the prompt and of what was written."""
+
+    @property
+    def kind(self) -> Kind:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > _MOST_STOPS or not all(0 < len(stop) <= _LONGEST_STOP for stop in stops):
+            raise Refused(400, f"stop holds up to {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters")
+        return Kind(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(0, self.top_k or 0),
+            stops=tuple(dict.fromkeys(stops)),
+        )
+
+    @property
+    def drawn_seed(self) -> int:
+        return secrets.randbits(64) if self.seed is None else self.seed
+
+
+class CompletionAsked(_Asked):
+    """What `/v1/completions` may be asked."""
+
+    prompt: str | list[str] | IdList | list[IdList]
+    """Text or ids, or a list of either. Special tokens in text are special tokens."""
+    logprobs: int | None = Field(default=None, ge=0)
+    """Any number: the log-probability of each token that was written; those of others are not given."""
+    add_special_tokens: bool = True
+    """Put the beginning of text in front of text where the tokenizer has one."""
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One prompt a text."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0] if self.prompt else None, int):
+            return [cast("str | list[int]", self.prompt)]
+        return cast("list[str | list[int]]", self.prompt)
+
+
+class MessageAsked(Settings):
+    """One message of a chat."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    """Who says it."""
+    content: str
+    """What is said; a special token in it is ordinary characters."""
+
+
+class ChatAsked(_Asked):
+    """What `/v1/chat/completions` may be asked."""
+
+    messages: list[MessageAsked] = Field(min_length=1)
+    """The chat so far."""
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """Another name of `max_tokens`."""
+    logprobs: bool | None = None
+    """Give the log-probability of each token that was written."""
+    top_logprobs: Literal[0] | None = None
+    """Log-probabilities of other tokens are not given."""
+
+
+A = TypeVar("A", CompletionAsked, ChatAsked)
+
+
+def read_asked(kind: type[A], body: bytes) -> A:
+    """Read a request; what it may not hold is `Refused` with 400 and a sentence."""
+    try:
+        row = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused(400, "the request is not JSON in UTF-8") from None
+    if not isinstance(row, dict):
+        raise Refused(400, "the request is a JSON object")
+    for name, neutral in _ONLY.items():
+        value = row.pop(name, None)
+        if value is not None and value not in neutral:
+            raise Refused(400, f"{name} = {_short(value)} is not offered here; leave it out")
+    try:
+        return make_settings(kind, {name: value for name, value in row.items() if name not in _PASSED_OVER})
+    except SettingError as error:
+        raise Refused(400, str(error)[:_SENTENCE]) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A text that was written, in the words of an answer."""
+
+    turn: Turn
+    pieces: tuple[str, ...]
+    """What each token decodes to by itself."""
+    text: str
+    """What all of them decode to, without the end of text."""
+    stop: str | None
+    """The stop string that ended it."""
+    prompt_ids: tuple[int, ...]
+
+    @property
+    def finish(self) -> JsonObject:
+        return {"finish_reason": "length" if self.turn.end is TurnEnd.LENGTH else "stop", "stop_reason": self.stop}
+
+    def shown(self, with_stop: bool) -> str:
+        """The text up to its stop string, or with it."""
+        if self.stop is None:
+            return self.text
+        end = self.text.find(self.stop)
+        # With it means with all of its last token, which may reach further: the text is then what the ids say.
+        return self.text if with_stop else self.text[:end]
+
+
+def completion(asked: CompletionAsked, model: str, told: Sequence[Told]) -> JsonObject:
+    """The answer of `/v1/completions`."""
+    choices: list[Json] = []
+    for index, one in enumerate(told):
+        choice: JsonObject = {"index": index, "text": one.shown(asked.include_stop_str_in_output), **one.finish}
+        choice["logprobs"] = None
+        if asked.logprobs is not None:
+            choice["logprobs"] = {
+                "tokens": [*one.pieces],
+                "token_logprobs": [*one.turn.logprobs],
+                "top_logprobs": None,
+            }
+        if asked.return_token_ids:
+            choice |= {"token_ids": [*one.turn.ids], "prompt_token_ids": [*one.prompt_ids]}
+        choices.append(choice)
+    return _answer("cmpl", "text_completion", model, choices, told)
+
+
+def chat_completion(asked: ChatAsked, model: str, one: Told) -> JsonObject:
+    """The answer of `/v1/chat/completions`."""
+    content = one.shown(asked.include_stop_str_in_output)
+    choice: JsonObject = {"index": 0, "message": {"role": "assistant", "content": content}, **one.finish}
+    choice["logprobs"] = None
+    if asked.logprobs:
+        pairs = zip(one.pieces, one.turn.logprobs, strict=True)
+        rows: list[Json] = [
+            {"token": piece, "logprob": logprob, "bytes": None, "top_logprobs": []} for piece, logprob in pairs
+        ]
+        choice["logprobs"] = {"content": rows}
+    if asked.return_token_ids:
+        choice |= {"token_ids": [*one.turn.ids], "prompt_token_ids": [*one.prompt_ids]}
+    return _answer("chatcmpl", "chat.completion", model, [choice], [one])
+
+
+def _answer(kind: str, name: str, model: str, choices: list[Json], told: Sequence[Told]) -> JsonObject:
+    read, written = sum(len(one.prompt_ids) for one in told), sum(len(one.turn.ids) for one in told)
+    usage: JsonObject = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    ident = f"{kind}-{secrets.token_hex(12)}"
+    return {
+        "id": ident,
+        "object": name,
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

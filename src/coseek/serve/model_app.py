@@ -1,0 +1,144 @@
+"""Model app: the paths of a model's service. All answer with JSON; a refusal is `{"error": {"message": sentence}}`."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from coseek import __version__
+from coseek.data.errors import ModelError
+from coseek.data.files import JsonObject
+from coseek.serve.app import whole_body
+from coseek.serve.completions import ChatAsked, CompletionAsked, read_asked
+from coseek.serve.contract import Refused
+from coseek.serve.door import RECORD, App, Door
+from coseek.serve.logs import Log
+from coseek.serve.model_service import ModelService
+from coseek.serve.running import Listener, run, token_of
+from coseek.serve.settings import ModelServeSettings
+
+_STOP_S = 5.0
+
+T = TypeVar("T")
+
+
+def serve_model(folder: Path, settings: ModelServeSettings, name: str | None, ready: Callable[[str], None]) -> None:
+    """Serve until a signal comes; `ready` is told the URL once the model is open."""
+    token = token_of(settings)
+    service = ModelService(folder, settings, name)
+    run(service, ModelServer(service, token), ready)
+
+
+class ModelServer(Listener):
+    """The server of a model."""
+
+    def __init__(self, service: ModelService, token: str | None = None) -> None:
+        super().__init__(service, make_model_app(service, token, Log() if service.settings.log else None))
+
+
+def make_model_app(service: ModelService, token: str | None = None, log: Log | None = None) -> App:
+    """The whole application, ready for a server: it starts the service with its own lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        if log is not None:
+            log.start()
+        yield
+        service.close(_STOP_S)
+        if log is not None:
+            log.close()
+
+    # No pages of documentation: they would load scripts from elsewhere.
+    app = FastAPI(
+        title="coseek", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
+
+    async def health() -> Response:
+        found = service.health()
+        return JSONResponse(found, 200 if found["ready"] else 503)
+
+    async def info() -> Response:
+        return JSONResponse(service.info())
+
+    async def models() -> Response:
+        return JSONResponse(service.models())
+
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/info", info, methods=["GET"])
+    app.add_api_route("/v1/models", models, methods=["GET"])
+    app.add_api_route("/v1/completions", _completions(service), methods=["POST"])
+    app.add_api_route("/v1/chat/completions", _chat(service), methods=["POST"])
+    app.add_exception_handler(Refused, _refusal)
+    app.add_exception_handler(ModelError, _fault)
+    app.add_exception_handler(HTTPException, _no_such_path)
+    app.add_exception_handler(Exception, _bug)
+    return Door(cast(App, app), service, token, log)
+
+
+def _completions(service: ModelService) -> Callable[[Request], Awaitable[Response]]:
+    async def completions(request: Request) -> Response:
+        asked = read_asked(CompletionAsked, await whole_body(request, service.settings))
+        record = cast(JsonObject, request.scope[RECORD])
+        return _written(await _while_wanted(request, service.complete(asked, record)))
+
+    return completions
+
+
+def _chat(service: ModelService) -> Callable[[Request], Awaitable[Response]]:
+    async def chat(request: Request) -> Response:
+        asked = read_asked(ChatAsked, await whole_body(request, service.settings))
+        record = cast(JsonObject, request.scope[RECORD])
+        return _written(await _while_wanted(request, service.chat(asked, record)))
+
+    return chat
+
+
+async def _while_wanted(request: Request, work: Awaitable[T]) -> T:
+    """The result, unless the client goes away first: then the work is broken off."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refused(499, "the client has gone")
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+def _written(answer: JsonObject) -> Response:
+    # ASCII: a text may end within a character.
+    return Response(json.dumps(answer, allow_nan=False).encode(), media_type="application/json")
+
+
+def _error(status: int, sentence: str, kind: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": {"message": sentence, "type": kind, "code": status}}, status, headers)
+
+
+def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    if error.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the request is not read
+    return _error(error.status, str(error), "refused", headers)
+
+
+def _fault(request: Request, error: Exception) -> Response:
+    return _error(500, f"the model failed: {error}", "model_error")
+
+
+def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, str(error.detail), "refused")
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    return _error(500, "a bug of the service; its log has the details", "bug")

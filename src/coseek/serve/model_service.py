@@ -1,0 +1,222 @@
+"""Model service: a folder's model behind a desk, and the way from what is asked to ids. Knows no HTTP."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coseek import __version__
+from coseek.data.errors import DataError, ModelError
+from coseek.data.files import JsonObject
+from coseek.data.fingerprint import fingerprint
+from coseek.models.chat import Message, chat_ids
+from coseek.models.model import TurnEnd
+from coseek.models.tokenizer import HfTokenizer
+from coseek.serve.completions import ChatAsked, CompletionAsked, Told, chat_completion, completion
+from coseek.serve.contract import Refused
+from coseek.serve.settings import ModelServeSettings
+from coseek.serve.writing import Desk, Job, Kind, Order
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from coseek.models.sampler import Sampler
+
+_DEFAULT_TOKENS = 16
+"""Tokens of a completion that does not say how many: OpenAI's."""
+_LONG = 20_000
+"""Characters from which a prompt is encoded in a thread, so that other requests are not held up."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model that is open."""
+
+    network: "PreTrainedModel"
+    tokenizer: HfTokenizer
+    vocabulary: int
+    context: int
+    """Tokens that prompt and text may have together."""
+    bos_ids: tuple[int, ...]
+    identity: str
+
+    @classmethod
+    def of(cls, folder: Path, settings: ModelServeSettings) -> "Weights":
+        from coseek.models.loading import load_model
+
+        network = load_model(folder, settings.precision)
+        tokenizer = HfTokenizer.load(folder)
+        config = network.config.get_text_config()
+        longest = int(getattr(config, "max_position_embeddings", 0) or 2**20)
+        bos_id = tokenizer.fast.bos_token_id
+        begins = isinstance(bos_id, int) and list(tokenizer.fast("").input_ids)[:1] == [bos_id]
+        return cls(
+            network,
+            tokenizer,
+            int(config.vocab_size),
+            min(longest, settings.max_context or longest),
+            (bos_id,) if begins else (),
+            fingerprint(folder),
+        )
+
+
+class ModelService:
+    """Opens the model in the writing thread, so that `/health` answers while it is being read."""
+
+    def __init__(self, folder: Path, settings: ModelServeSettings, name: str | None = None) -> None:
+        self.settings = settings
+        self.name = name or folder.resolve().name
+        self.desk = Desk(self._sampler, settings.max_rows, settings.queue)
+        self.weights: Weights | None = None
+        self.failure: Exception | None = None
+        self.stopping = False
+        self.when_open: Callable[[], None] = lambda: None
+        self._folder = folder
+
+    def start(self) -> None:
+        """Begin to open the model; called in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def first() -> bool:
+            try:
+                self.weights = Weights.of(self._folder, self.settings)
+            except Exception as error:  # noqa: BLE001 (raised again by whoever runs the service)
+                self.failure = error
+            loop.call_soon_threadsafe(self.when_open)
+            return self.failure is None
+
+        self.desk.start(first)
+
+    def close(self, wait_s: float) -> bool:
+        return self.desk.close(wait_s)
+
+    @property
+    def not_ready(self) -> str:
+        """Why nothing can be written now; empty when it can."""
+        if self.stopping:
+            return "the service is stopping"
+        if self.failure is not None:
+            return f"{self.name} could not be opened"
+        return "" if self.weights is not None else f"{self.name} is being opened"
+
+    def health(self) -> JsonObject:
+        why, desk = self.not_ready, self.desk
+        return {"ready": not why, "why": why, "waiting": desk.waiting, "running": desk.running, "faults": desk.faults}
+
+    def models(self) -> JsonObject:
+        """What `/v1/models` lists."""
+        card: JsonObject = {"id": self.name, "object": "model", "owned_by": "coseek"}
+        if self.weights is not None:
+            card["max_model_len"] = self.weights.context
+        return {"object": "list", "data": [card]}
+
+    def info(self) -> JsonObject:
+        weights = self._open_weights()
+        return {
+            "model": self.name,
+            "identity": weights.identity,
+            "architecture": type(weights.network).__name__,
+            "vocabulary": weights.vocabulary,
+            "max_context": weights.context,
+            "chat_template": weights.tokenizer.fast.chat_template is not None,
+            "precision": self.settings.precision,
+            "written_tokens": self.desk.written_tokens,
+            "reused_tokens": self.desk.reused_tokens,
+            "coseek": __version__,
+        }
+
+    async def complete(self, asked: CompletionAsked, record: JsonObject) -> JsonObject:
+        """Answer `/v1/completions`; what happened is added to the log's `record`."""
+        weights = self._named(asked.model)
+        prompts = asked.prompts
+        if not 0 < len(prompts) <= self.settings.max_prompts:
+            raise Refused(400, f"a request has 1 to {self.settings.max_prompts} prompts, not {len(prompts)}")
+        bos = weights.bos_ids if asked.add_special_tokens else ()
+        orders = []
+        for prompt in prompts:
+            ids = (*bos, *await self._encoded(prompt)) if isinstance(prompt, str) else tuple(prompt)
+            wanted = asked.max_tokens or _DEFAULT_TOKENS
+            orders.append(self._order(weights, ids, wanted, asked.drawn_seed, asked.kind))
+        jobs = await self.desk.write(orders)
+        return completion(asked, self.name, self._told(weights, jobs, record))
+
+    async def chat(self, asked: ChatAsked, record: JsonObject) -> JsonObject:
+        """Answer `/v1/chat/completions`."""
+        weights = self._named(asked.model)
+        messages = [Message(message.role, message.content) for message in asked.messages]
+        self._check_length(sum(len(message.content) for message in messages))
+        try:
+            ids = await asyncio.to_thread(chat_ids, weights.tokenizer, messages)
+        except DataError as error:
+            raise Refused(400, str(error)) from None
+        wanted = asked.max_tokens or asked.max_completion_tokens or max(1, weights.context - len(ids))
+        jobs = await self.desk.write([self._order(weights, ids, wanted, asked.drawn_seed, asked.kind)])
+        return chat_completion(asked, self.name, self._told(weights, jobs, record)[0])
+
+    def _open_weights(self) -> Weights:
+        if self.weights is None:
+            raise Refused(503, f"{self.not_ready or 'not ready'}; come back later", retry_after_s=1)
+        return self.weights
+
+    def _named(self, name: str | None) -> Weights:
+        if name is not None and name != self.name:
+            raise Refused(404, f"there is no model {name[:200]!r} here; it is called {self.name!r}")
+        return self._open_weights()
+
+    async def _encoded(self, text: str) -> list[int]:
+        self._check_length(len(text))
+        encode = self._open_weights().tokenizer.encode
+        return encode(text) if len(text) < _LONG else await asyncio.to_thread(encode, text)
+
+    def _check_length(self, chars: int) -> None:
+        if chars > self.settings.max_prompt_chars:
+            raise Refused(413, f"a prompt has {chars} characters, and at most {self.settings.max_prompt_chars} go in")
+
+    def _order(self, weights: Weights, ids: tuple[int, ...], max_tokens: int, seed: int, kind: Kind) -> Order:
+        if not ids:
+            raise Refused(400, "the prompt is empty; a model needs something to go on from")
+        if len(ids) >= weights.context:
+            raise Refused(
+                400, f"the prompt has {len(ids)} tokens, which leaves no room in the {weights.context} that fit"
+            )
+        if max(ids) >= weights.vocabulary:
+            raise Refused(400, f"the prompt holds the id {max(ids)}, and the vocabulary ends at {weights.vocabulary}")
+        return Order(ids, min(max_tokens, weights.context - len(ids)), seed, kind)
+
+    def _told(self, weights: Weights, jobs: list[Job], record: JsonObject) -> list[Told]:
+        record["texts"] = len(jobs)
+        record["read"] = sum(len(job.order.ids) for job in jobs)
+        record["reused"] = sum(job.reused for job in jobs)
+        record["written"] = sum(len(job.turn.ids) for job in jobs if job.turn is not None)
+        for job in jobs:
+            if job.fault is not None:
+                raise Refused(500, "a bug of the service; its log has the details")
+        return [_told(weights.tokenizer, job) for job in jobs]
+
+    def _sampler(self, kind: Kind) -> "Sampler":
+        from coseek.models.sampler import Sampler, SamplerSettings
+
+        weights = self._open_weights()
+        settings = SamplerSettings(
+            temperature=kind.temperature,
+            top_p=kind.top_p,
+            top_k=kind.top_k,
+            max_rows=self.settings.max_rows,
+            max_tokens=weights.context,
+            dtype=self.settings.precision,
+            patience=0.0,  # every text goes out as soon as it is done
+        )
+        return Sampler(weights.network, weights.tokenizer, kind.stops, settings)
+
+
+def _told(tokenizer: HfTokenizer, job: Job) -> Told:
+    turn = job.turn
+    assert turn is not None
+    if turn.end is TurnEnd.FAULT:
+        raise ModelError(turn.fault)
+    text = tokenizer.decode(turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids)
+    stop = None
+    if turn.end is TurnEnd.STOP:
+        stop = min((stop for stop in job.order.kind.stops if stop in text), key=text.find)
+    return Told(turn, tuple(tokenizer.decode((ident,)) for ident in turn.ids), text, stop, job.order.ids)

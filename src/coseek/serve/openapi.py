@@ -1,0 +1,89 @@
+"""OpenAPI: the contract as a document that programs read. `contract.py` is what holds; a fuzzer compares the two."""
+
+from coseek.data.files import JsonObject
+from coseek.serve.settings import ServeSettings
+
+
+def request_body(limits: ServeSettings) -> JsonObject:
+    """The body of `/retrieve`."""
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _request(limits)}}},
+    }
+
+
+def answers() -> dict[int | str, dict[str, object]]:
+    """What `/retrieve` answers, by status."""
+    said = {
+        400: "not JSON in UTF-8",
+        401: "no token, or a wrong one",
+        408: "the request took too long to come",
+        413: "too much for one request",
+        422: "JSON that breaks the contract",
+        502: "the retriever failed",
+        503: "the queue is full, or the service is not ready; Retry-After says when to come back",
+    }
+    found: dict[int | str, dict[str, object]] = {status: _answer(text, _ERROR) for status, text in said.items()}
+    return {200: _answer("one list a query, in input order", _RESULT), **found}
+
+
+def _answer(description: str, schema: JsonObject) -> dict[str, object]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _request(limits: ServeSettings) -> JsonObject:
+    text: JsonObject = {"type": "string", "maxLength": limits.max_query_chars}
+    texts: JsonObject = {
+        "oneOf": [{"type": "array", "items": text, "maxItems": limits.max_queries}, text],
+        "description": "The queries; a single string is a list of one.",
+    }
+    return {
+        "type": "object",
+        "required": ["queries"],
+        "properties": {
+            "queries": texts,
+            "topk": {
+                "type": ["integer", "null"],
+                "minimum": 0,
+                "description": f"Passages a query; null and 0 mean {limits.topk}.",
+            },
+            "return_scores": {"type": "boolean", "default": False},
+            "contexts": {
+                "type": ["array", "null"],
+                "items": {"oneOf": [{"type": "null"}, _CONTEXT]},
+                "description": "What led to each query, for retrievers whose view reads it; as many as queries.",
+            },
+        },
+    }
+
+
+_STRING: JsonObject = {"type": "string"}
+_TURN: JsonObject = {
+    "type": "object",
+    "properties": {"query": _STRING, "reasoning": _STRING, "documents": {"type": "array", "items": _STRING}},
+}
+_CONTEXT: JsonObject = {
+    "type": "object",
+    "properties": {
+        "question": _STRING,
+        "reasoning": _STRING,
+        "history": {"type": "array", "items": _TURN, "description": "Earlier searches, oldest first."},
+    },
+}
+_DOCUMENT: JsonObject = {
+    "type": "object",
+    "required": ["id", "contents", "title", "text"],
+    "properties": {"id": _STRING, "contents": _STRING, "title": _STRING, "text": _STRING},
+}
+_SCORED: JsonObject = {
+    "type": "object",
+    "required": ["document", "score"],
+    "properties": {"document": _DOCUMENT, "score": {"type": "number"}},
+}
+_RESULT: JsonObject = {
+    "type": "object",
+    "required": ["result"],
+    "properties": {
+        "result": {"type": "array", "items": {"type": "array", "items": {"anyOf": [_SCORED, _DOCUMENT]}}},
+    },
+}
+_ERROR: JsonObject = {"type": "object", "required": ["error"], "properties": {"error": _STRING}}

@@ -1,0 +1,165 @@
+"""Service: several retrievers behind names, one batcher, and what is said about them. Knows no HTTP."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit, urlunsplit
+
+from coseek import __version__
+from coseek.data.errors import RetrieverError, SettingError
+from coseek.data.files import Json, JsonObject
+from coseek.data.settings import Settings, save_settings
+from coseek.retrieval.retriever import Retriever
+from coseek.serve.batching import Batcher
+from coseek.serve.contract import Refused
+from coseek.serve.settings import ServeSettings
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""What an index may be called: it becomes a part of a path."""
+TAKEN = frozenset({"retrieve", "info", "health", "openapi.json"})
+_SECRET = frozenset({"token", "secret", "password", "key", "authorization"})
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A retriever that is open."""
+
+    retriever: Retriever
+    passages: int | None
+    """`None` where the corpus is far away."""
+    card: JsonObject
+    """What `/info` says of it."""
+
+    @classmethod
+    def of(cls, name: str, retriever: Retriever) -> "Index":
+        corpus = retriever.corpus
+        passages = None if corpus is None else len(corpus)
+        settings = getattr(retriever, "settings", None)
+        shown = without_secrets(save_settings(settings)) if isinstance(settings, Settings) else {}
+        view = getattr(settings, "view", "query")
+        card: JsonObject = {
+            "index": name,
+            "name": retriever.name,
+            "identity": retriever.identity,
+            "view": str(view),
+            "passages": passages,
+            "settings": shown,
+        }
+        return cls(retriever, passages, card)
+
+
+class Service:
+    """Opens retrievers in the searching thread, so that `/health` answers while they are being read."""
+
+    def __init__(self, openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings) -> None:
+        """`openers`: by the names that they will be served under; the first is the default."""
+        for name in openers:
+            check_name(name)
+        if not openers:
+            raise SettingError("there is nothing to serve; name an index")
+        if settings.max_queries > settings.queue:
+            raise SettingError(
+                f"a request may bring {settings.max_queries} queries and the queue holds {settings.queue}; "
+                "make the queue longer or requests smaller"
+            )
+        self.settings = settings
+        self.names = tuple(openers)
+        self.batcher = Batcher(settings.batch, settings.queue, settings.wait_ms / 1_000)
+        self.indexes: dict[str, Index] = {}
+        self.failure: Exception | None = None
+        """Why the retrievers could not be opened."""
+        self.stopping = False
+        self.when_open: Callable[[], None] = lambda: None
+        """Called in the event loop once all are open, or could not be (then there is a `failure`)."""
+        self._openers = openers
+        self._opening = next(iter(openers))
+
+    def start(self) -> None:
+        """Begin to open the retrievers; called in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def first() -> bool:
+            try:
+                self._open()
+            except Exception as error:  # noqa: BLE001 (raised again by whoever runs the service)
+                self.failure = error
+            # The service may have been stopped meanwhile, and its loop closed.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.when_open)
+            return self.failure is None
+
+        self.batcher.start(first)
+
+    def close(self, wait_s: float) -> bool:
+        return self.batcher.close(wait_s)
+
+    @property
+    def unopened(self) -> str:
+        """Why nothing can be searched yet; empty when all is open."""
+        if self.failure is not None:
+            return f"{self._opening} could not be opened"
+        return f"{self._opening} is being opened" if len(self.indexes) < len(self.names) else ""
+
+    def index(self, name: str) -> Index:
+        """An open index, or `Refused` with 503. The thread that searches has to open all of them first."""
+        if self.unopened:
+            raise Refused(503, f"{self.unopened}; come back later", retry_after_s=1)
+        return self.indexes[name]
+
+    def health(self) -> JsonObject:
+        why = "the service is stopping" if self.stopping else self.unopened
+        return {"ready": not why, "why": why, "waiting": self.batcher.waiting, "faults": self.batcher.faults}
+
+    def info(self, name: str) -> JsonObject:
+        return {**self.index(name).card, "topk": self.settings.topk, "indexes": list(self.names), "coseek": __version__}
+
+    def _open(self) -> None:
+        for name, opener in self._openers.items():
+            self._opening = name
+            index = Index.of(name, opener())
+            if index.passages is not None:
+                _warm_up(index.retriever)
+            self.indexes[name] = index
+
+
+def _warm_up(retriever: Retriever) -> None:
+    """One search, so that encoders are loaded before the first request. Not far away: that may cost money."""
+    try:
+        retriever.search(["warm up"], 1)
+    except RetrieverError:
+        return  # a request that meets it, too, is told
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that could not be part of a path, or is one of the service's own."""
+    if not NAME.fullmatch(name):
+        raise SettingError(f"an index cannot be served as {name!r}; use letters, digits, '-', '_' and '.'")
+    if name in TAKEN:
+        raise SettingError(f"{name!r} is a path of the service itself; serve the index under another name")
+
+
+def without_secrets(value: Json) -> JsonObject:
+    """Settings as strangers may see them: no value of a `key` or `token`, no name or password inside a URL."""
+    return cast(JsonObject, _open_to_all(value))
+
+
+def _open_to_all(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: _open_to_all(one) for key, one in value.items() if not _SECRET & set(key.lower().split("_"))}
+    if isinstance(value, list):
+        return [_open_to_all(one) for one in value]
+    if isinstance(value, str) and "://" in value:
+        return _bare_url(value)
+    return value
+
+
+def _bare_url(url: str) -> str:
+    """The URL without user, password and query."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,0 +1,456 @@
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.serve.live import CORPUS, EchoRetriever, live
+
+from coseek.data.errors import RetrieverError, SettingError
+from coseek.data.files import Json, JsonObject
+from coseek.data.passage import Passage
+from coseek.data.settings import make_settings
+from coseek.retrieval.answers import read_answer
+from coseek.retrieval.breaker import Breaker
+from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.query import Asked, PastTurn, Query
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.remote import Remote, RemoteSettings, retry_after_s
+
+ROOT = Path(__file__).resolve().parents[2]
+Reply: TypeAlias = tuple[int, dict[str, str], bytes]
+Answer: TypeAlias = Callable[[str, JsonObject], "Reply | Json"]
+DEEP = Query("x", "Who?", "A poet", (PastTurn("Ada", "why", ("doc",)),))
+
+
+class Foreign:
+    """A server that answers as a test says, and remembers what it was asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, JsonObject, dict[str, str]]] = []
+        self.url = ""
+
+    def reply(self, path: str, body: JsonObject, headers: dict[str, str]) -> Reply:
+        self.asked.append((path, body, headers))
+        found = self.answer(path, body)
+        return found if isinstance(found, tuple) else (200, {}, json.dumps(found).encode())
+
+
+class Quiet(ThreadingHTTPServer):
+    """Says nothing of clients that lost patience."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        assert isinstance(sys.exception(), ConnectionError)
+
+
+@contextmanager
+def foreign(answer: Answer) -> Iterator[Foreign]:
+    """A plain HTTP server in a thread."""
+    server = Foreign(answer)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self._send(*server.reply(self.path, body, {key.lower(): value for key, value in self.headers.items()}))
+
+        def do_GET(self) -> None:
+            self._send(*server.reply(self.path, {}, {}))
+
+        def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = Quiet(("127.0.0.1", 0), Handler)
+    server.url = f"http://127.0.0.1:{http.server_address[1]}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join(5)
+
+
+@contextmanager
+def remote(url: str, **settings: object) -> Iterator[Remote]:
+    given = {"url": url, "backoff_s": 0.01, "retries": 2, **settings}
+    client = Remote(make_settings(RemoteSettings, given), random.Random(0))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def asking(answer: Answer, **settings: object) -> Iterator[tuple[Remote, Foreign]]:
+    with foreign(answer) as server, remote(server.url, **settings) as client:
+        yield client, server
+
+
+def document(ident: str) -> JsonObject:
+    return {"id": ident, "contents": f'"{ident}"\ntext of {ident}'}
+
+
+def found(path: str, body: JsonObject) -> Json:
+    """What Search-R1's server would answer: every query finds a document of its own name."""
+    queries = body["queries"]
+    assert isinstance(queries, list)
+    return {"result": [[{"document": document(str(query)), "score": 1.0}] for query in queries]}
+
+
+def ids(client: Retriever, queries: Sequence[Asked], k: int = 3) -> list[list[str]]:
+    return [[hit.passage.id for hit in hits] for hits in client.search(queries, k)]
+
+
+def test_over_http_the_same_is_found_as_in_the_process() -> None:
+    bm25 = Bm25.over(CORPUS)
+    queries = ["radium in Paris", "the father of Ada", "", "moon 月が海", "nothing of the kind"]
+    with live({"bm25": bm25}) as url, remote(url) as client:
+        assert client.search(queries, 3) == bm25.search(queries, 3)
+        assert client.corpus is None
+
+
+def test_an_index_of_several_is_asked_by_its_name() -> None:
+    retrievers: dict[str, Retriever] = {"echo": EchoRetriever(), "bm25": Bm25.over(CORPUS)}
+    with live(retrievers) as url, remote(url, index="bm25") as client, remote(f"{url}/bm25/retrieve") as same:
+        assert ids(client, ["radium"]) == [["curie"]] == ids(same, ["radium"])
+        with remote(url, index="../info") as odd, pytest.raises(RetrieverError, match="404"):
+            odd.search(["x"], 1)
+
+
+def test_what_led_to_a_query_is_sent_to_a_server_that_can_read_it() -> None:
+    echo = EchoRetriever()
+    with live({"echo": echo}) as url, remote(url) as client:
+        client.search([DEEP, "plain"], 1)
+        assert echo.batches[-1] == [DEEP, Query("plain")]
+        assert client.seen("plain") == "plain"
+        assert client.seen(DEEP) != client.seen(Query("x"))
+
+
+@pytest.mark.parametrize("dialect", ["search-r1", "single"])
+def test_other_servers_are_sent_what_they_know(dialect: str) -> None:
+    rows: list[Json] = [document("a")]
+    with asking(lambda path, body: {"result": rows if "query" in body else [rows]}, dialect=dialect) as (
+        client,
+        server,
+    ):
+        assert ids(client, [DEEP]) == [["a"]]
+        assert client.seen(DEEP) == "x"
+    (path, body, _) = server.asked[0]
+    asked = {"query": "x"} if dialect == "single" else {"queries": ["x"]}
+    assert (path, body) == ("/retrieve", {**asked, "topk": 3, "return_scores": True})
+
+
+def test_many_queries_are_split_and_their_lists_keep_the_order() -> None:
+    with foreign(found) as server, remote(server.url, max_queries=3, concurrency=4) as client:
+        queries = [f"q{number}" for number in range(20)]
+        assert ids(client, queries) == [[query] for query in queries]
+    assert (
+        sorted(len(body["queries"]) for _, body, _ in server.asked if isinstance(body["queries"], list))
+        == [2] + [3] * 6
+    )
+
+
+def test_a_query_of_blanks_is_not_asked() -> None:
+    with foreign(found) as server, remote(server.url) as client:
+        assert ids(client, ["", "a", " \n"]) == [[], ["a"], []]
+        assert client.search([], 3) == []
+    assert [body["queries"] for _, body, _ in server.asked] == [["a"]]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_fault_that_passes_is_tried_again(status: int) -> None:
+    answers: Iterator[Reply] = iter([(status, {}, b"no"), (status, {}, b"no")])
+    with foreign(lambda path, body: next(answers, None) or found(path, body)) as server, remote(server.url) as client:
+        assert ids(client, ["a"]) == [["a"]]
+    assert len(server.asked) == 3
+
+
+def test_a_fault_that_stays_is_one_error_with_the_address_and_what_was_said() -> None:
+    with (
+        asking(lambda path, body: (503, {}, b'{"error": "full"}')) as (client, server),
+        pytest.raises(RetrieverError, match=r"127\.0\.0\.1:\d+/retrieve: it answered 503: .*full.*\(3 tries\)"),
+    ):
+        client.search(["a"], 1)
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 301])
+def test_a_refusal_is_not_tried_again(status: int) -> None:
+    with (
+        asking(lambda path, body: (status, {"Location": "/x"}, b"no")) as (client, server),
+        pytest.raises(RetrieverError, match=str(status)),
+    ):
+        client.search(["a"], 1)
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_is_not_there_is_an_error_and_then_left_alone() -> None:
+    with foreign(found) as server:
+        pass
+    with remote(server.url, retries=1, break_after=2, cool_down_s=60) as client:
+        for _ in range(2):
+            with pytest.raises(RetrieverError, match="2 tries"):
+                client.search(["a"], 1)
+        with pytest.raises(RetrieverError, match="failed 2 times in a row and is left alone"):
+            client.search(["a"], 1)
+
+
+def test_a_server_that_dies_in_the_middle_is_one_error() -> None:
+    gate = threading.Event()
+    with remote("http://127.0.0.1:1", retries=0) as nobody, pytest.raises(RetrieverError):
+        nobody.search(["a"], 1)
+
+    def late(path: str, body: JsonObject) -> Json:
+        gate.wait(10)
+        return found(path, body)
+
+    with asking(late, timeout_s=0.1, retries=1) as (client, _):
+        with pytest.raises(RetrieverError, match="no answer within"):
+            client.search(["a"], 1)
+        gate.set()
+
+
+def test_retry_after_is_obeyed_within_bounds() -> None:
+    answers: Iterator[Reply] = iter([(503, {"Retry-After": "3600"}, b"")])
+    with asking(lambda path, body: next(answers, None) or found(path, body), max_backoff_s=0.3) as (client, _):
+        began = time.perf_counter()
+        assert ids(client, ["a"]) == [["a"]]
+    assert 0.3 <= time.perf_counter() - began < 5
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    assert retry_after_s("7") == 7
+    assert retry_after_s("") == retry_after_s("soon") == retry_after_s("-3") == retry_after_s("²") == 0
+    assert 50 < retry_after_s(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)) <= 60
+    assert retry_after_s(format_datetime(datetime.now(UTC) - timedelta(seconds=60), usegmt=True)) == 0
+
+
+def test_the_token_goes_to_the_server_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSEEK_TEST_TOKEN", "s3cret")
+    with live({"echo": EchoRetriever()}, token="s3cret") as url:
+        with remote(url, token_env="COSEEK_TEST_TOKEN") as client:
+            assert ids(client, ["x"], 1) == [["ada"]]
+        with remote(url) as nameless, pytest.raises(RetrieverError, match="401"):
+            nameless.search(["x"], 1)
+    said: Reply = (400, {}, b"Bearer s3cret was no good")
+    with asking(lambda path, body: said, token_env="COSEEK_TEST_TOKEN") as (client, server):
+        with pytest.raises(RetrieverError) as error:
+            client.search(["x"], 1)
+        assert server.asked[0][2]["authorization"] == "Bearer s3cret"
+        for text in (str(error.value), repr(client), repr(client.settings), client.settings.model_dump_json()):
+            assert "s3cret" not in text
+
+
+def test_a_mistake_in_the_settings_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSEEK_TEST_TOKEN", "two\nlines")
+    for settings, sentence in (
+        ({"url": "ftp://x"}, "no address of a server"),
+        ({"url": "http://"}, "no address of a server"),
+        ({"url": "http://[::1"}, "no address of a server"),
+        ({"url": "http://x/?a=b"}, "no address of a server"),
+        ({"url": "http://me:pw@x"}, "must not hold a password"),
+        ({"url": "http://x", "token_env": "COSEEK_NO_TOKEN"}, "holds no token"),
+        ({"url": "http://x", "token_env": "COSEEK_TEST_TOKEN"}, "holds no token"),
+        ({"url": "http://x", "dialect": "klingon"}, "dialect"),
+    ):
+        with pytest.raises(SettingError, match=sentence) as error:
+            open_retriever({"retriever": "remote", **settings})
+        assert "pw" not in str(error.value)
+
+
+def test_an_address_or_a_file_opens_it(tmp_path: Path) -> None:
+    with live({"echo": EchoRetriever()}) as url:
+        (tmp_path / "far.yaml").write_text(f"retriever: remote\nurl: {url}\nindex: echo\n")
+        for source in (url, tmp_path / "far.yaml"):
+            opened = open_retriever(source)
+            assert isinstance(opened, Remote)
+            assert ids(opened, ["x"], 1) == [["ada"]]
+            opened.close()
+
+
+def test_the_identity_follows_the_server_where_it_gives_one() -> None:
+    cards: list[Json] = [{"identity": "one"}, {"identity": "two"}]
+    with foreign(lambda path, body: cards.pop(0) if cards else (404, {}, b"")) as server:
+        clients = [Remote(RemoteSettings(url=server.url)) for _ in range(4)]
+        identities = [client.identity for client in clients]
+        assert identities == [client.identity for client in clients]  # asked for once
+        for client in clients:
+            client.close()
+    assert [path for path, _, _ in server.asked] == ["/info"] * 4
+    assert identities[2] == identities[3]
+    assert len(set(identities)) == 3
+
+
+def test_the_identity_of_a_server_that_is_away_is_an_error() -> None:
+    with foreign(found) as server:
+        pass
+    with remote(server.url, retries=0) as client, pytest.raises(RetrieverError):
+        _ = client.identity
+
+
+def hits(payload: Json, count: int = 1, k: int = 3) -> list[list[tuple[str, str, str, float]]]:
+    return [
+        [(hit.passage.id, hit.passage.title, hit.passage.text, hit.score) for hit in hits]
+        for hits in read_answer(payload, count, k)
+    ]
+
+
+A, B = ("a", "A", "one", 2.0), ("b", "B", "two", 1.0)
+DOC_A: JsonObject = {"id": "a", "contents": '"A"\none'}
+DOC_B: JsonObject = {"id": "b", "contents": '"B"\ntwo'}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"result": [[{"document": DOC_A, "score": 2.0}, {"document": DOC_B, "score": 1.0}]]},
+        {"result": [{"document": DOC_A, "score": 2.0}, {"document": DOC_B, "score": 1.0}]},
+        {"results": [[{"document": DOC_A, "score": 2}, {"document": DOC_B, "score": 1}]], "took": 3},
+        [[{**DOC_A, "score": 2.0, "url": "x"}, {**DOC_B, "score": 1.0}]],
+        {"result": [{"docid": "a", "title": "A", "text": "one", "score": 2.0},
+                    {"docid": "b", "title": "B", "snippet": "two", "score": 1.0}]},
+        {"result": [[{"document": '"A"\none', "id": "a", "score": 2.0}, {"document": DOC_B, "score": 1.0}]]},
+        {"result": [[{"document": DOC_A, "score": 2.0}, None, {"document": DOC_B, "score": 1.0}, {"document": None}]]},
+        {"result": [[{"document": DOC_A, "score": 2.0}, {"document": DOC_B, "score": 1.0}, -1, {"id": -1}]]},
+    ],
+)  # fmt: skip
+def test_every_dialect_is_read(payload: Json) -> None:
+    assert hits(payload) == [[A, B]]
+
+
+def test_without_good_scores_the_order_of_the_server_stands() -> None:
+    ranked = [[(*A[:3], 1.0), (*B[:3], 0.5)]]
+    assert hits({"result": [[DOC_A, DOC_B]]}) == ranked
+    assert hits({"result": [[{**DOC_A, "score": 0.1}, {**DOC_B, "score": 0.9}]]}) == ranked  # distances
+    assert hits({"result": [[{**DOC_A, "score": 3}, {**DOC_B, "score": None}]]}) == ranked
+
+
+def test_a_document_without_an_id_is_named_by_what_it_says() -> None:
+    first, second = (
+        read_answer({"result": [['"A"\none', '"B"\ntwo', '"A"\none']]}, 1, 3)[0][place].passage for place in (0, 2)
+    )
+    assert first == second
+    assert (first.title, first.text) == ("A", "one")
+    assert first.id.startswith("sha256:")
+
+
+def test_lists_are_cut_at_k_and_may_be_short() -> None:
+    assert hits({"result": [[DOC_A, DOC_B], [], None, [DOC_B]]}, 4, 1) == [
+        [(*A[:3], 1.0)],
+        [],
+        [],
+        [(*B[:3], 1.0)],
+    ]
+    assert hits({"result": []}) == [[]]
+    assert hits({"result": []}, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "count"),
+    [
+        (None, 1), ("x", 1), ({}, 1), ({"result": None}, 1), ({"result": {"a": 1}}, 1), ({"error": "no"}, 1),
+        ({"result": [[]]}, 2), ({"result": []}, 2), ({"result": [[], []]}, 1), ({"result": [DOC_A, DOC_B]}, 2),
+        ({"result": [[7]]}, 1), ({"result": [[{"id": "a"}]]}, 1), ({"result": [[{"document": [1]}]]}, 1),
+        ({"result": [[{**DOC_A, "score": "high"}]]}, 1), ({"result": [[{**DOC_A, "score": float("nan")}]]}, 1),
+        ({"result": [[{**DOC_A, "score": float("inf")}]]}, 1), ({"result": [[{**DOC_A, "score": True}]]}, 1),
+    ],
+)  # fmt: skip
+def test_an_answer_that_breaks_the_contract_is_an_error(payload: Json, count: int) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_answer(payload, count, 3)
+    queries = [f"q{number}" for number in range(count)]
+    body = json.dumps(payload).encode()
+    with (
+        asking(lambda path, _: (200, {}, body)) as (client, server),
+        pytest.raises(RetrieverError, match="cannot be understood"),
+    ):
+        client.search(queries, 3)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xfe", b"[" * 100_000])
+def test_an_answer_that_is_no_json_is_an_error(body: bytes) -> None:
+    with (
+        asking(lambda path, _: (200, {}, body)) as (client, _),
+        pytest.raises(RetrieverError, match="cannot be understood"),
+    ):
+        client.search(["x"], 3)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 5) | st.floats() | st.sampled_from(["", "a", '"T"\nb']),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["result", "document", "score", "id", "contents", "title", "text"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON, st.integers(0, 3), st.integers(1, 3))
+def test_any_answer_is_hits_in_order_or_a_value_error(payload: Json, count: int, k: int) -> None:
+    try:
+        lists = read_answer(payload, count, k)
+    except ValueError:
+        return
+    assert len(lists) == count
+    for one in lists:
+        assert len(one) <= k
+        assert all(isinstance(hit.passage, Passage) for hit in one)
+        assert [hit.score for hit in one] == sorted((hit.score for hit in one), reverse=True)
+
+
+def test_the_breaker_opens_lets_one_probe_pass_and_closes() -> None:
+    now = [0.0]
+    breaker = Breaker(2, 10.0, lambda: now[0])
+    breaker.failed()
+    assert breaker.wait_s() == 0
+    breaker.failed()
+    assert breaker.wait_s() == 10
+    now[0] = 10.0
+    assert [breaker.wait_s(), breaker.wait_s()] == [0, 10]
+    breaker.failed()
+    now[0] = 15.0
+    assert breaker.wait_s() == 5
+    breaker.worked()
+    assert breaker.wait_s() == 0
+    breaker.failed()
+    assert breaker.wait_s() == 0
+
+
+def test_a_server_that_is_killed_while_it_searches_is_one_error() -> None:
+    command = [sys.executable, "-m", "tests.serve.slow_server", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        with remote(url, retries=1) as client, ThreadPoolExecutor(1) as pool:
+            search = pool.submit(client.search, ["a"], 1)
+            time.sleep(0.5)
+            assert not search.done()
+            server.kill()
+            assert isinstance(search.exception(10), RetrieverError)
+            assert "(2 tries)" in str(search.exception())

@@ -1,0 +1,89 @@
+"""What the tests of the service share: a server in a thread, and retrievers that are slow or fail on purpose."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import httpx
+
+from coseek.data.errors import RetrieverError
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.settings import make_settings
+from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.retriever import Retriever
+from coseek.serve.running import Server, bound
+from coseek.serve.service import Service
+from coseek.serve.settings import ServeSettings
+
+CORPUS = Corpus(
+    [
+        Passage("ada", "Ada Lovelace", "She wrote the first program."),
+        Passage("byron", "Lord Byron", "A poet, and the father of Ada."),
+        Passage("curie", "Marie Curie", 'She studied "radium" in Paris.\nTwice a laureate.'),
+        Passage("tide", "Tide", "The moon moves the sea. 月が海を動かす。"),
+    ]
+)
+
+
+WEB = httpx.Client(trust_env=False, verify=False, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
+"""One for all: to make one, httpx reads certificates, which takes longer than a request."""
+
+
+class EchoRetriever:
+    """Finds every passage, in corpus order; a query of `fail` fails, and one of `bug` is one.
+
+    `batches` keeps what each search was asked; `gate`, when given, must be opened before a search ends.
+    """
+
+    name = "echo"
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        self.corpus: Corpus | None = CORPUS
+        self.batches: list[list[Query]] = []
+        self.gate = gate
+
+    @property
+    def identity(self) -> str:
+        return "echo"
+
+    def seen(self, query: Asked) -> str:
+        return repr(Query.of(query))
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        self.batches.append([Query.of(query) for query in queries])
+        texts = [query.text for query in self.batches[-1]]
+        if self.gate is not None and texts != ["warm up"]:
+            assert self.gate.wait(30)
+        if "fail" in texts:
+            raise RetrieverError("the shelf fell down")
+        if "bug" in texts:
+            raise ZeroDivisionError("a bug")
+        return [[Hit(passage, 1.0 / rank) for rank, passage in enumerate(CORPUS[:k], start=1)] for _ in queries]
+
+
+def _same(retriever: Retriever) -> Retriever:
+    return retriever
+
+
+@contextmanager
+def live(retrievers: Mapping[str, Retriever], token: str | None = None, **settings: float | str) -> Iterator[str]:
+    """The URL of a server in a thread, which is stopped in the end."""
+    given = make_settings(ServeSettings, {"port": 0, "log": False, **settings})
+    listening = bound(given.host, given.port)
+    service = Service({name: partial(_same, one) for name, one in retrievers.items()}, given)
+    ready = threading.Event()
+    service.when_open = ready.set
+    server = Server(service, token)
+    server.grace_s = 0.0
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(10)
+        assert service.failure is None
+        host, port = listening.getsockname()[:2]
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()

@@ -1,0 +1,60 @@
+"""What the tests of the model service share: a tiny policy on disk, and its server in a thread."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coseek.data.settings import make_settings
+from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.serve.model_app import ModelServer
+from coseek.serve.model_service import ModelService
+from coseek.serve.running import bound
+from coseek.serve.settings import ModelServeSettings
+
+SMALL = LaptopSettings(hidden=32, feed_forward=48, vocabulary=320, max_positions=2048)
+TAGS = ("<think>", "</think>", "<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
+TEXTS = (" one fish two fish red fish blue fish", " the cat sat on the mat", " ada wrote the first program .")
+
+
+def tiny_policy(folder: Path, seed: int = 3, loud: float = 0.3) -> Path:
+    """An untrained policy whose weights are large enough for its distributions to be far from uniform."""
+    import torch
+
+    from coseek.models.loading import load_model, save_model
+    from coseek.models.tokenizer import HfTokenizer
+
+    make_policy(SMALL, TEXTS, TAGS, folder, seed)
+    network, tokenizer = load_model(folder), HfTokenizer.load(folder)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(seed)
+        for weight in network.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=loud, generator=generator)
+        # Tags come often enough for turns to end in every way.
+        embedding = network.get_input_embeddings().weight
+        assert isinstance(embedding, torch.Tensor)
+    save_model(network, tokenizer, folder)
+    return folder
+
+
+@contextmanager
+def live_model(folder: Path, token: str | None = None, **settings: float | str) -> Iterator[tuple[str, ModelService]]:
+    """The URL of a model's server in a thread, which is stopped in the end, and the service behind it."""
+    given = make_settings(ModelServeSettings, {"port": 0, "log": False, **settings})
+    listening = bound(given.host, given.port)
+    service = ModelService(folder, given, "policy")
+    ready = threading.Event()
+    service.when_open = ready.set
+    server = ModelServer(service, token)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(30)
+        assert service.failure is None, service.failure
+        host, port = listening.getsockname()[:2]
+        yield f"http://{host}:{port}", service
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()

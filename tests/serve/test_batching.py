@@ -1,0 +1,195 @@
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.serve.live import EchoRetriever
+
+from coseek.data.errors import RetrieverError
+from coseek.retrieval.query import Query
+from coseek.serve.batching import Batcher, Job, shares
+from coseek.serve.contract import Refused
+
+
+def run(batcher: Batcher, scenario: Callable[[], Awaitable[None]]) -> None:
+    """Play a scenario in an event loop, with the searching thread at work."""
+
+    async def play() -> None:
+        batcher.start(lambda: True)
+        try:
+            await asyncio.wait_for(scenario(), 20)
+        finally:
+            assert batcher.close(10)
+
+    asyncio.run(play())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def texts(retriever: EchoRetriever) -> list[list[str]]:
+    return [[query.text for query in batch] for batch in retriever.batches]
+
+
+def found(job: Job) -> list[int]:
+    return [len(hits) for hits in job.lists]
+
+
+class Busy:
+    """A retriever that is searching something else until `gate` opens, so that requests gather."""
+
+    def __init__(self, batch: int = 4, queue: int = 100) -> None:
+        self.gate = threading.Event()
+        self.retriever = EchoRetriever(self.gate)
+        self.batcher = Batcher(batch, queue)
+
+    async def ask(self, *queries: str, k: int = 2) -> "asyncio.Task[Job]":
+        """A request that has reached the queue."""
+        task = asyncio.create_task(self.batcher.search(self.retriever, [Query(text) for text in queries], k))
+        await asyncio.sleep(0)
+        return task
+
+    async def occupy(self) -> "asyncio.Task[Job]":
+        task = await self.ask("first")
+        await until(lambda: len(self.retriever.batches) == 1)
+        return task
+
+
+def test_requests_that_wait_are_searched_together_and_each_gets_its_own() -> None:
+    busy = Busy()
+
+    async def scenario() -> None:
+        await busy.occupy()
+        tasks = [await busy.ask("a", "b"), await busy.ask("c"), await busy.ask("d")]
+        busy.gate.set()
+        assert [found(await task) for task in tasks] == [[2, 2], [2], [2]]
+        assert texts(busy.retriever) == [["first"], ["a", "b", "c", "d"]]
+        assert [(await task).batch for task in tasks] == [4, 4, 4]
+
+    run(busy.batcher, scenario)
+
+
+def test_only_searches_of_the_same_k_are_joined() -> None:
+    busy = Busy()
+
+    async def scenario() -> None:
+        await busy.occupy()
+        tasks = [await busy.ask("a", k=1), await busy.ask("b", k=3), await busy.ask("c", k=1)]
+        busy.gate.set()
+        assert [found(await task) for task in tasks] == [[1], [3], [1]]
+        assert texts(busy.retriever) == [["first"], ["a", "c"], ["b"]]
+
+    run(busy.batcher, scenario)
+
+
+def test_a_large_request_does_not_keep_a_small_one_waiting() -> None:
+    busy = Busy()
+
+    async def scenario() -> None:
+        await busy.occupy()
+        large = await busy.ask(*(f"l{number}" for number in range(9)))
+        small = await busy.ask("s")
+        busy.gate.set()
+        assert found(await small) == [2]
+        assert found(await large) == [2] * 9
+        assert texts(busy.retriever)[1] == ["l0", "l1", "l2", "s"]
+        assert [text for batch in texts(busy.retriever) for text in batch if text[0] == "l"] == [
+            f"l{number}" for number in range(9)
+        ]
+
+    run(busy.batcher, scenario)
+
+
+def test_a_fault_fails_the_request_that_it_concerns_and_spares_its_siblings() -> None:
+    busy = Busy()
+
+    async def scenario() -> None:
+        await busy.occupy()
+        tasks = [await busy.ask("a"), await busy.ask("fail"), await busy.ask("b")]
+        busy.gate.set()
+        jobs = [await task for task in tasks]
+        assert [found(job) for job in jobs] == [[2], [], [2]]
+        assert isinstance(jobs[1].fault, RetrieverError)
+        assert [job.fault for job in (jobs[0], jobs[2])] == [None, None]
+        assert busy.batcher.faults == 1
+
+    run(busy.batcher, scenario)
+
+
+def test_a_bug_of_a_retriever_fails_one_request_and_not_the_service(capsys: pytest.CaptureFixture[str]) -> None:
+    batcher, retriever = Batcher(4, 100), EchoRetriever()
+
+    async def scenario() -> None:
+        job = await batcher.search(retriever, ["bug"], 1)
+        assert isinstance(job.fault, ZeroDivisionError)
+        assert found(await batcher.search(retriever, ["a"], 1)) == [1]
+
+    run(batcher, scenario)
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_the_rest_of_a_request_that_failed_is_not_searched() -> None:
+    batcher, retriever = Batcher(2, 100), EchoRetriever()
+
+    async def scenario() -> None:
+        job = await batcher.search(retriever, ["a", "fail", "c", "d", "e", "f"], 1)
+        assert isinstance(job.fault, RetrieverError)
+        assert batcher.waiting == 0
+
+    run(batcher, scenario)
+    assert texts(retriever) == [["a", "fail"]]
+
+
+def test_a_full_queue_turns_away_and_says_when_to_come_back() -> None:
+    busy = Busy(queue=3)
+
+    async def scenario() -> None:
+        await busy.occupy()
+        waiting = [await busy.ask("a", "b"), await busy.ask("c")]
+        with pytest.raises(Refused, match="3 queries are waiting") as refused:
+            await busy.batcher.search(busy.retriever, ["d"], 2)
+        assert refused.value.status == 503
+        assert refused.value.retry_after_s == 1
+        busy.gate.set()
+        assert [found(await task) for task in waiting] == [[2, 2], [2]]
+        assert found(await busy.batcher.search(busy.retriever, ["d"], 2)) == [2]
+
+    run(busy.batcher, scenario)
+
+
+def test_closing_finishes_what_waits() -> None:
+    busy = Busy()
+
+    async def scenario() -> None:
+        await busy.occupy()
+        task = await busy.ask("a")
+        busy.gate.set()
+        assert busy.batcher.close(10)
+        assert found(await task) == [2]
+
+    run(busy.batcher, scenario)
+
+
+def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told() -> None:
+    batcher, retriever = Batcher(2, 100, wait_s=5.0), EchoRetriever()
+
+    async def scenario() -> None:
+        jobs = await asyncio.gather(batcher.search(retriever, ["a"], 1), batcher.search(retriever, ["b"], 1))
+        assert [found(job) for job in jobs] == [[1], [1]]  # the second filled the batch, long before five seconds
+
+    run(batcher, scenario)
+    assert texts(retriever) == [["a", "b"]]
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(0, 60))
+def test_shares_use_the_room_and_are_as_equal_as_can_be(wanted: list[int], room: int) -> None:
+    given_out = shares(wanted, room)
+    assert sum(given_out) == min(room, sum(wanted))
+    assert all(0 <= share <= want for share, want in zip(given_out, wanted, strict=True))
+    unmet = [share for share, want in zip(given_out, wanted, strict=True) if share < want]
+    if unmet:
+        assert max(given_out) <= min(unmet) + 1

@@ -1,0 +1,230 @@
+"""The contract of `/retrieve`, row by row of trap 32, asked of a live server by a plain HTTP client."""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from tests.serve.live import CORPUS, EchoRetriever, live
+
+from coseek.retrieval.query import PastTurn, Query
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25
+
+
+@pytest.fixture(scope="module")
+def echo() -> EchoRetriever:
+    return EchoRetriever()
+
+
+@pytest.fixture(scope="module")
+def url(echo: EchoRetriever) -> Iterator[str]:
+    retrievers: dict[str, Retriever] = {"echo": echo, "bm25": Bm25.over(CORPUS)}
+    with live(retrievers, max_queries=50, max_query_chars=100, max_body_bytes=20_000, queue=100) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        yield client
+
+
+def ids(reply: httpx.Response) -> list[list[str]]:
+    assert reply.status_code == 200, reply.text
+    return [[row["document"]["id"] for row in rows] for rows in reply.json()["result"]]
+
+
+def refused(reply: httpx.Response, status: int) -> str:
+    assert reply.status_code == status, reply.text
+    sentence = reply.json()["error"]
+    assert isinstance(sentence, str) and sentence
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_a_batch_is_answered_with_one_list_a_query_in_input_order(client: httpx.Client) -> None:
+    reply = client.post(
+        "/bm25/retrieve", json={"queries": ["radium", "poet", "moon"], "topk": 1, "return_scores": True}
+    )
+    assert ids(reply) == [["curie"], ["byron"], ["tide"]]
+
+
+def test_a_document_has_id_contents_title_and_text(client: httpx.Client) -> None:
+    reply = client.post("/bm25/retrieve", json={"queries": ["radium"], "topk": 1, "return_scores": True})
+    (row,) = reply.json()["result"][0]
+    assert row["document"] == {
+        "id": "curie",
+        "contents": '"Marie Curie"\nShe studied "radium" in Paris.\nTwice a laureate.',
+        "title": "Marie Curie",
+        "text": 'She studied "radium" in Paris.\nTwice a laureate.',
+    }
+    assert row["score"] > 0
+
+
+@pytest.mark.parametrize("body", [{"return_scores": False}, {}, {"return_scores": None}])
+def test_without_scores_the_inner_lists_hold_the_documents_alone(client: httpx.Client, body: dict[str, object]) -> None:
+    reply = client.post("/retrieve", json={"queries": ["x"], "topk": 2, **body})
+    assert [[document["id"] for document in documents] for documents in reply.json()["result"]] == [["ada", "byron"]]
+
+
+@pytest.mark.parametrize(
+    "body", [{"queries": "x"}, {"query": "x"}, {"query": ["x"]}, {"queries": ["x"]}, {"queries": None, "query": "x"}]
+)
+def test_a_single_query_in_any_dialect_is_answered_with_a_list_of_one_list(
+    client: httpx.Client, body: dict[str, object]
+) -> None:
+    assert ids(client.post("/retrieve", json={**body, "topk": 1, "return_scores": True})) == [["ada"]]
+
+
+@pytest.mark.parametrize("body", [{"topk": None}, {"topk": 0}, {}])
+def test_topk_null_zero_or_missing_is_the_default_of_the_server(client: httpx.Client, body: dict[str, object]) -> None:
+    assert ids(client.post("/retrieve", json={"queries": ["x"], "return_scores": True, **body})) == [
+        ["ada", "byron", "curie"]
+    ]
+
+
+@pytest.mark.parametrize("topk", [-1, -(10**9), True, "3", 2.5, [3], {}])
+def test_a_topk_that_counts_nothing_is_refused(client: httpx.Client, topk: object) -> None:
+    assert "topk" in refused(client.post("/retrieve", json={"queries": ["x"], "topk": topk}), 422)
+
+
+@pytest.mark.parametrize("topk", [4, 5, 1_000_000, 10**30, 4.0])
+def test_more_than_the_corpus_holds_is_all_of_it(client: httpx.Client, topk: object) -> None:
+    reply = client.post("/retrieve", json={"queries": ["x"], "topk": topk, "return_scores": True})
+    assert ids(reply) == [["ada", "byron", "curie", "tide"]]
+
+
+def test_fewer_than_topk_are_given_when_no_more_are_found(client: httpx.Client) -> None:
+    reply = client.post("/bm25/retrieve", json={"queries": ["radium", "nonsense"], "topk": 3, "return_scores": True})
+    assert ids(reply) == [["curie"], []]
+
+
+def test_an_empty_batch_has_an_empty_result(client: httpx.Client) -> None:
+    assert client.post("/retrieve", json={"queries": []}).json() == {"result": []}
+
+
+def test_an_empty_query_finds_nothing_and_disturbs_no_other(client: httpx.Client, echo: EchoRetriever) -> None:
+    echo.batches.clear()
+    reply = client.post("/retrieve", json={"queries": ["", "x", " \n"], "topk": 1, "return_scores": True})
+    assert ids(reply) == [[], ["ada"], []]
+    assert echo.batches == [[Query("x")]]
+
+
+def test_fields_that_are_not_known_are_passed_over(client: httpx.Client) -> None:
+    body = {"queries": ["x"], "topk": 1, "return_scores": True, "data_source": "nq", "ids": [7]}
+    assert ids(client.post("/retrieve", json=body)) == [["ada"]]
+
+
+def test_the_type_of_the_content_is_not_asked_for(client: httpx.Client) -> None:
+    assert ids(client.post("/retrieve", content=b'{"queries": ["x"], "topk": 1, "return_scores": true}')) == [["ada"]]
+
+
+def test_text_of_any_script_comes_through(client: httpx.Client) -> None:
+    reply = client.post("/bm25/retrieve", json={"queries": ["月が海"], "topk": 1, "return_scores": True})
+    assert reply.json()["result"][0][0]["document"]["text"].endswith("月が海を動かす。")
+
+
+def test_half_a_surrogate_in_a_query_breaks_nothing(client: httpx.Client, echo: EchoRetriever) -> None:
+    echo.batches.clear()
+    body = rb'{"queries": ["a\ud800b", "\ud83d\ude00"], "topk": 1, "return_scores": true}'
+    assert ids(client.post("/retrieve", content=body)) == [["ada"], ["ada"]]
+    assert echo.batches == [[Query("a?b"), Query("😀")]]
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"queries", 400),
+        (b'{"queries": ["x"]', 400),
+        (b'{"queries": ["\xff"]}', 400),
+        (b"[" * 100_000, 413),
+        (b"[" * 19_000, 400),
+        (b"[]", 422),
+        (b"null", 422),
+        (b"{}", 422),
+        (b'{"queries": 3}', 422),
+        (b'{"queries": {"a": 1}}', 422),
+        (b'{"queries": ["x", 3]}', 422),
+        (b'{"queries": [null]}', 422),
+        (b'{"queries": [["x"]]}', 422),
+        (b'{"queries": ["x"], "topk": NaN}', 422),
+        (b'{"queries": ["x"], "topk": ' + b"9" * 5_000 + b"}", 400),
+        (b'{"queries": ["x"], "return_scores": "yes"}', 422),
+        (b'{"queries": ["x"], "contexts": {}}', 422),
+        (b'{"queries": ["x"], "contexts": []}', 422),
+        (b'{"queries": ["x"], "contexts": ["y"]}', 422),
+        (b'{"queries": ["x"], "contexts": [{"question": 3}]}', 422),
+        (b'{"queries": ["x"], "contexts": [{"history": "none"}]}', 422),
+        (b'{"queries": ["x"], "contexts": [{"history": [{"documents": [1]}]}]}', 422),
+    ],
+)
+def test_what_breaks_the_contract_is_refused_with_a_sentence(client: httpx.Client, content: bytes, status: int) -> None:
+    refused(client.post("/retrieve", content=content), status)
+
+
+def test_too_much_for_one_request_is_refused(client: httpx.Client) -> None:
+    assert "split" in refused(client.post("/retrieve", json={"queries": ["x"] * 51}), 413)
+    assert "characters" in refused(client.post("/retrieve", json={"queries": ["x" * 101]}), 413)
+    assert "bytes" in refused(client.post("/retrieve", json={"queries": ["x" * 30_000]}), 413)
+
+    def unannounced() -> Iterator[bytes]:  # sent in chunks: no Content-Length says how long it will be
+        yield b'{"queries": ["'
+        for _ in range(100):
+            yield b"x" * 1_000
+
+    assert "bytes" in refused(client.post("/retrieve", content=unannounced()), 413)
+
+
+def test_what_led_to_a_query_reaches_the_retriever(client: httpx.Client, echo: EchoRetriever) -> None:
+    echo.batches.clear()
+    context = {
+        "question": "Who was her father?",
+        "reasoning": "A poet, I think",
+        "history": [{"query": "Ada", "reasoning": "", "documents": ['"Ada"\nText']}],
+    }
+    body = {"queries": ["x", "y"], "topk": 1, "return_scores": True, "contexts": [context, None]}
+    assert ids(client.post("/retrieve", json=body)) == [["ada"], ["ada"]]
+    past = (PastTurn("Ada", "", ('"Ada"\nText',)),)
+    assert echo.batches == [[Query("x", "Who was her father?", "A poet, I think", past), Query("y")]]
+
+
+def test_a_fault_of_the_retriever_is_a_502_with_its_sentence(client: httpx.Client) -> None:
+    assert "the shelf fell down" in refused(client.post("/retrieve", json={"queries": ["x", "fail"]}), 502)
+    assert client.get("/health").json()["faults"] >= 1
+
+
+def test_paths_and_methods_that_do_not_exist_are_refused_as_json(client: httpx.Client) -> None:
+    refused(client.get("/retrieve"), 405)
+    refused(client.post("/nowhere", json={}), 404)
+    refused(client.post("/echo/../../etc/passwd", json={}), 404)
+
+
+def test_info_says_what_is_served(client: httpx.Client, echo: EchoRetriever) -> None:
+    card = client.get("/info").json()
+    assert (card["index"], card["identity"], card["passages"], card["topk"]) == ("echo", "echo", 4, 3)
+    assert card["indexes"] == ["echo", "bm25"]
+    card = client.get("/bm25/info").json()
+    assert (card["name"], card["view"], card["settings"]["k1"]) == ("bm25", "query", 1.2)
+    assert client.get("/health").json()["ready"] is True
+
+
+def test_every_answer_has_an_id_and_a_clients_own_is_kept(client: httpx.Client) -> None:
+    first, second = (client.get("/health").headers["x-request-id"] for _ in range(2))
+    assert first != second
+    assert client.get("/health", headers={"x-request-id": "turn-7.a"}).headers["x-request-id"] == "turn-7.a"
+    assert client.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
+
+
+def test_the_document_of_the_contract_names_every_path(client: httpx.Client) -> None:
+    paths = json.loads(client.get("/openapi.json").text)["paths"]
+    assert set(paths) == {
+        "/health",
+        "/retrieve",
+        "/info",
+        "/echo/retrieve",
+        "/echo/info",
+        "/bm25/retrieve",
+        "/bm25/info",
+    }

@@ -1,0 +1,317 @@
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.serve.live import CORPUS, WEB, EchoRetriever, live
+
+from coseek.cli.commands.serve import TOGETHER_CPU, named, opened
+from coseek.cli.main import main
+from coseek.data.errors import DataError, SettingError
+from coseek.data.passage import Corpus
+from coseek.retrieval.index import build_index
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.dense import Dense
+from coseek.serve.running import Server, bound, is_loopback, serve, token_of
+from coseek.serve.service import Service, check_name, without_secrets
+from coseek.serve.settings import ServeSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def process(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A Python process that serves, and its URL; killed at the latest when the test ends."""
+    running = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        assert running.stdout is not None
+        line = running.stdout.readline()
+        assert "http://" in line, running.stderr.read() if running.stderr else ""
+        yield running, line[line.index("http://") :].strip()
+    finally:
+        running.kill()
+        running.communicate(timeout=10)
+
+
+def ask(url: str, query: str = "x", **more: object) -> httpx.Response:
+    body = {"queries": [query], "topk": 1, "return_scores": True, **more}
+    return WEB.post(f"{url}/retrieve", json=body)
+
+
+def waiting(url: str) -> int:
+    count = WEB.get(f"{url}/health").json()["waiting"]
+    assert isinstance(count, int)
+    return count
+
+
+@pytest.mark.parametrize("log", ["", pytest.param("queries", marks=pytest.mark.slow)])
+def test_after_sigterm_every_accepted_request_is_answered(log: str) -> None:
+    with process("-m", "tests.serve.slow_server", "0.1", log) as (running, url), ThreadPoolExecutor(32) as pool:
+        replies = [pool.submit(ask, url, f"secret{number}") for number in range(32)]
+        while waiting(url) < 20:
+            time.sleep(0.002)
+        running.send_signal(signal.SIGTERM)
+        assert [reply.result().status_code for reply in replies] == [200] * 32
+        assert running.wait(10) == 0
+        assert running.stderr is not None
+        lines = [json.loads(line) for line in running.stderr.read().splitlines()]
+    served = [line for line in lines if line["path"] == "/retrieve"]
+    assert [line["status"] for line in served] == [200] * 32
+    assert max(line["batch"] for line in served) == 4
+    assert sum(line["queue_ms"] for line in served) > 0
+    asked = sorted(text for line in served for text in line.get("texts", []))
+    assert asked == (sorted(f"secret{number}" for number in range(32)) if log else [])
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with process("-m", "tests.serve.slow_server", "60") as (running, url), ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(ask, url)
+        while WEB.get(f"{url}/health").json()["waiting"]:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert running.poll() is None
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(5) == 128 + signal.SIGTERM
+        assert isinstance(reply.exception(), httpx.HTTPError)
+
+
+def test_the_command_serves_several_indexes_under_their_names(tmp_path: Path) -> None:
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    build_index(tmp_path / "corpus.jsonl", "bm25", tmp_path / "words")
+    build_index(tmp_path / "corpus.jsonl", "random", tmp_path / "noise")
+    command = ("-m", "coseek.cli.main", "serve", "retriever", str(tmp_path / "words"), f"dice={tmp_path / 'noise'}")
+    with process(*command, "--port", "0", "--quiet") as (running, url):
+        assert ask(url, "radium").json()["result"][0][0]["document"]["id"] == "curie"
+        assert WEB.get(f"{url}/dice/info").json()["name"] == "random"
+        running.send_signal(signal.SIGINT)
+        assert running.wait(10) == 0
+
+
+def test_a_mistake_of_the_user_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    build_index(tmp_path / "corpus.jsonl", "bm25", tmp_path / "words")
+    index = str(tmp_path / "words")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        wrong = {
+            f"port {port} of 127.0.0.1 cannot be used": [index, "--port", port],
+            "0.0.0.0 can be reached from other machines": [index, "--host", "0.0.0.0"],
+            "no address 'nowhere.invalid'": [index, "--host", "nowhere.invalid", "--token-env", "COSEEK_TEST_TOKEN"],
+            "COSEEK_NO_TOKEN is empty": [index, "--token-env", "COSEEK_NO_TOKEN"],
+            "there is no index": [f"{index}-gone", "--port", "0"],
+            "write NAME=": [index, index],
+            "a path of the service itself": [f"health={index}"],
+            "setting 'port'": [index, "--port", "70000"],
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COSEEK_TEST_TOKEN", "t")
+            for sentence, arguments in wrong.items():
+                assert main(["serve", "retriever", *arguments]) == 2, sentence
+                said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("opening")]
+                assert len(said) == 1
+                assert sentence in said[0]
+
+
+def test_names_come_from_folders_files_and_hosts(tmp_path: Path) -> None:
+    (tmp_path / "a=b").mkdir()
+    assert list(named(["x/wiki-bm25", "e5=http://h/?a=b", "http://far:1/", str(tmp_path / "two.yaml")])) == [
+        "wiki-bm25",
+        "e5",
+        "far",
+        "two",
+    ]
+    assert list(named([str(tmp_path / "a=b")])) == ["a=b"]
+    for name in ("a=b", "", "a/b", "..", "-x", "info"):
+        with pytest.raises(SettingError):
+            check_name(name)
+
+
+def test_a_token_is_asked_for_everywhere_but_at_health() -> None:
+    with live({"echo": EchoRetriever()}, token="s3cret") as url:
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "s3cret"},
+            {"authorization": "Bearer"},
+        ):
+            for reply in (
+                WEB.post(f"{url}/retrieve", json={"queries": ["x"]}, headers=headers),
+                WEB.get(f"{url}/info", headers=headers),
+                WEB.get(f"{url}/openapi.json", headers=headers),
+            ):
+                assert reply.status_code == 401
+                assert "token" in reply.json()["error"]
+                assert "s3cret" not in reply.text
+        allowed = {"authorization": "Bearer s3cret"}
+        reply = WEB.post(f"{url}/retrieve", json={"queries": ["x"]}, headers=allowed)
+        assert reply.status_code == 200
+        assert WEB.get(f"{url}/health").status_code == 200
+
+
+def test_tokens_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSEEK_TEST_TOKEN", " s3cret\n")
+    settings = ServeSettings(host="0.0.0.0", token_env="COSEEK_TEST_TOKEN")
+    assert token_of(settings) == "s3cret"
+    assert "s3cret" not in repr(settings)
+    assert token_of(ServeSettings()) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("10.0.0.1", False), ("example.org", False)],
+)  # fmt: skip
+def test_only_this_machines_own_addresses_are_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_a_full_queue_is_a_503_with_a_time_to_come_back() -> None:
+    gate = threading.Event()
+    echo = EchoRetriever(gate)
+    with live({"echo": echo}, queue=2, max_queries=2, batch=1) as url, ThreadPoolExecutor(3) as pool:
+        taken = pool.submit(ask, url)
+        while len(echo.batches) < 2:  # the first was the warm-up
+            time.sleep(0.005)
+        queued = [pool.submit(ask, url) for _ in range(2)]
+        while waiting(url) < 2:
+            time.sleep(0.005)
+        reply = ask(url)
+        assert reply.status_code == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        assert "come back later" in reply.json()["error"]
+        gate.set()
+        assert [one.result().status_code for one in (taken, *queued)] == [200] * 3
+
+
+def test_health_says_what_is_still_being_opened() -> None:
+    may_open, ready = threading.Event(), threading.Event()
+
+    def opener() -> Retriever:
+        assert may_open.wait(20)
+        return EchoRetriever()
+
+    service = Service({"big": opener}, ServeSettings(port=0, log=False))
+    service.when_open = ready.set
+    listening = bound("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server = Server(service)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    try:
+        reply = WEB.get(f"{url}/health")
+        assert (reply.status_code, reply.json()["why"]) == (503, "big is being opened")
+        refused = ask(url)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        may_open.set()
+        assert ready.wait(10)
+        assert ask(url).status_code == 200
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def test_an_index_that_cannot_be_opened_ends_the_service_with_its_error() -> None:
+    def opener() -> Retriever:
+        raise DataError("there is no index here")
+
+    with pytest.raises(DataError, match="no index here"):
+        serve({"gone": opener}, ServeSettings(port=0, log=False), print)
+
+
+def connected(url: str) -> socket.socket:
+    return socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0), timeout=10)
+
+
+def test_a_client_that_sends_slowly_is_not_waited_for() -> None:
+    with live({"echo": EchoRetriever()}, headers_s=0.2, body_s=0.2) as url:
+        with connected(url) as silent:
+            assert silent.recv(1) == b""
+        with connected(url) as headers:
+            headers.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\n")
+            assert headers.recv(1) == b""
+        with connected(url) as body:
+            body.sendall(b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"queries"')
+            assert body.recv(12) == b"HTTP/1.1 408"
+        assert ask(url).status_code == 200
+
+
+def test_a_client_that_leaves_disturbs_nobody() -> None:
+    gate = threading.Event()
+    echo = EchoRetriever(gate)
+    body = b'{"queries": ["x"]}'
+    with live({"echo": echo}) as url:
+        with connected(url) as leaving:
+            leaving.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            while len(echo.batches) < 2:
+                time.sleep(0.005)
+        gate.set()
+        assert ask(url).status_code == 200
+
+
+def test_what_is_no_http_is_refused() -> None:
+    with live({"echo": EchoRetriever()}) as url:
+        with connected(url) as odd:
+            odd.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+            assert odd.recv(12) == b"HTTP/1.1 400"
+        assert ask(url).status_code == 200
+
+
+def test_settings_are_shown_without_secrets() -> None:
+    given = {
+        "url": "https://me:pw@host:1/path?key=abc",
+        "api_key": "abc",
+        "query_tokens": 32,
+        "parts": [{"token": "abc", "k1": 1.2}],
+    }
+    shown = without_secrets(json.loads(json.dumps(given)))
+    assert shown == {"url": "https://host:1/path", "query_tokens": 32, "parts": [{"k1": 1.2}]}
+
+
+def test_a_queue_that_no_request_would_fit_into_is_refused() -> None:
+    with pytest.raises(SettingError, match="make the queue longer"):
+        Service({"a": EchoRetriever}, ServeSettings(queue=10, max_queries=11))
+
+
+def test_scores_that_are_no_numbers_are_a_fault_and_not_broken_json() -> None:
+    class Odd(EchoRetriever):
+        def search(self, queries, k):  # type: ignore[no-untyped-def]
+            return [[type(hit)(hit.passage, float("nan")) for hit in hits] for hits in super().search(queries, k)]
+
+    with live({"odd": Odd()}) as url:
+        reply = ask(url)
+    assert reply.status_code == 502
+    assert "no number" in reply.json()["error"]
+
+
+def test_many_passages_are_given_whole() -> None:
+    echo = EchoRetriever()
+    with live({"echo": echo}) as url:
+        body = {"queries": ["x"] * 800, "topk": 4, "return_scores": True}
+        result = WEB.post(f"{url}/retrieve", json=body).json()["result"]
+    assert [len(rows) for rows in result] == [4] * 800
+    assert isinstance(CORPUS, Corpus)
+
+
+@pytest.mark.slow
+def test_a_dense_index_is_served_with_several_queries_encoded_together(tmp_path: Path) -> None:
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    build_index(tmp_path / "corpus.jsonl", "dense", tmp_path / "index")
+    retriever = opened(str(tmp_path / "index"))
+    assert isinstance(retriever, Dense)
+    assert retriever.settings.queries_together == TOGETHER_CPU
+    with live({"dense": retriever}) as url:
+        assert ask(url, "who studied radioactivity").json()["result"][0][0]["document"]["id"] == "curie"
