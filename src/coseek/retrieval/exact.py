@@ -1,0 +1,171 @@
+"""Exact: the k best rows of a vector store by looking at all of them, in float32 blocks.
+
+A block's product with the queries is computed in float32, by numpy or torch, on a processor or a GPU. Its rounding
+error has a proven bound, and the shortlist settles in float64 what the bound leaves open.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from coseek.data.settings import Settings
+from coseek.retrieval.products import GROUP, Product, peaks_of
+from coseek.retrieval.shortlist import Bounds, Found, Queries, Shortlist, score_error, search
+from coseek.retrieval.vectors import Floats, Rows, VectorStore
+
+_UNIT = 2.0**-24
+"""Relative error of one float32 operation."""
+_REDUCED = 2.0**-7
+"""And of a product of two numbers that were cut to bfloat16 first (eight digits each), with room to spare."""
+_FITS = 1e37
+"""No float32 product of vectors and queries with smaller norms overflows on the way."""
+
+
+class Searcher(Protocol):
+    """Finds the best rows of a store."""
+
+    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
+        """`(rows_QK, scores_QK)`, best first, equal scores by row; K is k, or N when there are fewer rows."""
+        ...
+
+    def find(self, queries_QD: Queries, k: int) -> Found:
+        """The same, and how many rows each query had rescored."""
+        ...
+
+
+class ExactSettings(Settings):
+    """How the products are made; none of it changes what is found."""
+
+    device: str = "cpu"
+    """`cpu`, `cuda`, `cuda:1` …; a GPU keeps the vectors when they fit into most of its free memory."""
+    block_rows: int = Field(default=65_536, ge=1)
+    """Rows in one product: with 64 queries its result takes 16 MB."""
+    together: int = Field(default=64, ge=1)
+    """Queries in one product; more are taken in turns."""
+
+
+class ExactSearch:
+    """Looks at every row in float32."""
+
+    def __init__(self, store: VectorStore, settings: ExactSettings | None = None) -> None:
+        self._store = store
+        self._settings = settings or ExactSettings()
+        with_torch = self._settings.device != "cpu" or importlib.util.find_spec("torch") is not None
+        self._products: _Products = _TorchProducts(store, self._settings) if with_torch else _NumpyProducts()
+
+    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
+        found = self.find(queries_QD, k)
+        return found.rows_QK, found.scores_QK
+
+    def find(self, queries_QD: Queries, k: int) -> Found:
+        return search(self._store, queries_QD, k, self._scan, self._settings.together)
+
+    def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
+        dim = self._store.dim
+        # A power of two changes no digit: with queries of about 1, only huge vectors can make a product overflow.
+        power_Q = np.frexp(np.abs(queries_QD).max(axis=1))[1]
+        scaled_QD = np.ldexp(queries_QD, -power_Q[:, None]).astype(np.float32)
+        unit_Q = np.ldexp(1.0, power_Q)
+        norms_Q = np.sqrt(np.square(queries_QD, dtype=np.float64).sum(axis=1))
+        whole_Q = norms_Q * (product_error(dim) + self._products.cut + score_error(dim))
+        # Processors may take numbers under 2⁻¹²⁶ for 0: in the vector, in a product and in a sum.
+        rest_Q = unit_Q * (4.0 * dim * 2.0**-126)
+        multiply = self._products.by(scaled_QD)
+        for start, vectors_BD in self._store.blocks(self._settings.block_rows):
+            norms_B = self._store.norms_N[start : start + len(vectors_BD)]
+            bounds = Bounds(unit_Q, norms_B, whole_Q, np.ones(len(norms_B)), rest_Q)
+            fits = float(norms_B.max()) * dim**0.5 < _FITS
+            product_BQ = multiply(start, vectors_BD) if fits else _wide_product(vectors_BD, scaled_QD)
+            rows_B = np.arange(start, start + len(vectors_BD))
+            shortlist.take(product_BQ, peaks_of(product_BQ), rows_B, bounds)
+
+
+class _Products(Protocol):
+    """A way to multiply blocks with queries in float32."""
+
+    @property
+    def cut(self) -> float:
+        """Relative error of what is multiplied: 0 for float32."""
+        ...
+
+    def by(self, queries_QD: Queries) -> Callable[[int, Floats], Product]:
+        """A function of a block's first row and its vectors; its result lives until the next call."""
+        ...
+
+
+class _NumpyProducts:
+    cut = 0.0
+
+    def by(self, queries_QD: Queries) -> Callable[[int, Floats], Product]:
+        queries_DQ = np.ascontiguousarray(queries_QD.T)
+        out_BQ = np.zeros((0, len(queries_QD)), dtype=np.float32)
+
+        def multiply(start: int, vectors_BD: Floats) -> Product:
+            nonlocal out_BQ
+            if len(out_BQ) != padded(len(vectors_BD)):
+                out_BQ = np.zeros((padded(len(vectors_BD)), len(queries_QD)), dtype=np.float32)
+            np.matmul(vectors_BD.astype(np.float32, copy=False), queries_DQ, out=out_BQ[: len(vectors_BD)])
+            return out_BQ
+
+        return multiply
+
+
+class _TorchProducts:
+    """On a GPU the vectors are kept there, if they fit."""
+
+    def __init__(self, store: VectorStore, settings: ExactSettings) -> None:
+        import torch
+
+        self._device = torch.device(settings.device)
+        self._resident: dict[int, torch.Tensor] = {}
+        if self._device.type == "cuda" and store.nbytes < 0.8 * torch.cuda.mem_get_info(self._device)[0]:
+            for start, vectors_BD in store.blocks(settings.block_rows):
+                self._resident[start] = torch.from_numpy(vectors_BD).to(self._device)
+
+    @property
+    def cut(self) -> float:
+        """TF32 and bfloat16 inside float32 products are somebody's choice: a wider bound then, and the same hits."""
+        import torch
+
+        backend = torch.backends.cuda if self._device.type == "cuda" else torch.backends.mkldnn
+        return 0.0 if backend.matmul.fp32_precision in ("none", "ieee") else _REDUCED
+
+    def by(self, queries_QD: Queries) -> Callable[[int, Floats], Product]:
+        import torch
+
+        queries_DQ = torch.from_numpy(queries_QD.T.copy()).to(self._device)
+        out_BQ = torch.zeros((0, len(queries_QD)), dtype=torch.float32, device=self._device)
+
+        def multiply(start: int, vectors_BD: Floats) -> Product:
+            nonlocal out_BQ
+            if len(out_BQ) != padded(len(vectors_BD)):
+                out_BQ = torch.zeros((padded(len(vectors_BD)), len(queries_QD)), device=self._device)
+            block = self._resident[start] if self._resident else torch.from_numpy(vectors_BD).to(self._device)
+            torch.mm(block.float(), queries_DQ, out=out_BQ[: len(vectors_BD)])
+            return out_BQ
+
+        return multiply
+
+
+def padded(rows: int) -> int:
+    """Rows of a product, filled up to whole groups."""
+    return -(-rows // GROUP) * GROUP
+
+
+def _wide_product(vectors_BD: Floats, queries_QD: Queries) -> Product:
+    """The product in float64, for vectors so long that float32 may overflow."""
+    out_BQ = np.zeros((padded(len(vectors_BD)), len(queries_QD)))
+    np.matmul(vectors_BD.astype(np.float64), queries_QD.T.astype(np.float64), out=out_BQ[: len(vectors_BD)])
+    return out_BQ
+
+
+def product_error(dim: int) -> float:
+    """How far a float32 product of D terms may be off, as a factor of ‖x‖‖q‖: γ_D = D·u / (1 − D·u), in any order.
+
+    Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, §3.1; Cauchy–Schwarz bounds Σ|x_i q_i|.
+    """
+    return dim * _UNIT / (1.0 - dim * _UNIT)

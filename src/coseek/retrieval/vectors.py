@@ -1,0 +1,256 @@
+"""Vectors: an array of N rows of D numbers on disk, in shards that are mapped and never loaded whole.
+
+    store.json          what it is: rows, dimension, number type, rows a shard
+    shard-00000.npy     the rows, an ordinary numpy file each
+    norms.npy           the Euclidean norm of every row
+    progress.json       while it is being written: how many rows are safely there
+
+Files have their final headers from the start and grow at the end, so that a writer that was killed goes on at the row
+that `progress.json` names, and the bytes are those that it would have written anyway. Knows nothing of texts.
+"""
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coseek.data.errors import DataError
+from coseek.data.files import JsonObject, read_json, write_json
+
+Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
+Rows: TypeAlias = NDArray[np.int64]
+FloatName: TypeAlias = Literal["float32", "float16"]
+
+SCHEMA = 1
+SHARD_ROWS = 262_144
+_CARD, _PROGRESS, _NORMS = "store.json", "progress.json", "norms.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """What `store.json` says."""
+
+    rows: int
+    dim: int
+    dtype: FloatName
+    shard_rows: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.dim < 1 or self.shard_rows < 1:
+            raise DataError(f"vectors need at least one row, one dimension and one row a shard, not {self}")
+        if self.dtype not in ("float32", "float16"):
+            raise DataError(f"vectors are kept as float32 or float16, not as {self.dtype}")
+
+    @property
+    def shards(self) -> int:
+        return -(-self.rows // self.shard_rows)
+
+    def rows_of(self, shard: int) -> int:
+        return min(self.shard_rows, self.rows - shard * self.shard_rows)
+
+    def to_json(self) -> JsonObject:
+        shape: JsonObject = {"rows": self.rows, "dim": self.dim, "dtype": self.dtype}
+        return {"schema": SCHEMA, **shape, "shard_rows": self.shard_rows}
+
+    @classmethod
+    def read(cls, folder: Path) -> "_Card":
+        row = read_json(folder / _CARD)
+        if not isinstance(row, dict) or row.get("schema") != SCHEMA:
+            raise DataError(f"{folder / _CARD} is not of schema {SCHEMA}, which this coseek reads; make the index anew")
+        try:
+            sizes = [int(cast(int, row[name])) for name in ("rows", "dim", "shard_rows")]
+            return cls(sizes[0], sizes[1], cast(FloatName, row["dtype"]), sizes[2])
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{folder / _CARD} does not describe vectors; make the index anew") from None
+
+
+def _shard(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.npy"
+
+
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The beginning of a numpy file of that shape."""
+    file = io.BytesIO()
+    description = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    np.lib.format.write_array_header_1_0(file, {"descr": description, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+class VectorStore:
+    """Rows that are all there. Indexing does not copy: what is not touched is not read."""
+
+    def __init__(self, shards: Sequence[Floats], norms_N: NDArray[np.float64], folder: Path | None = None) -> None:
+        self.folder = folder
+        self.norms_N = norms_N
+        """The Euclidean norm of every row, a few units in the last place off at most."""
+        self._shards = shards
+        self._starts = np.cumsum([0] + [len(shard) for shard in shards])
+
+    @classmethod
+    def open(cls, folder: Path) -> "VectorStore":
+        """Map the shards of a folder; an unfinished or cut one is refused."""
+        card = _Card.read(folder)
+        if (folder / _PROGRESS).exists():
+            raise DataError(f"the vectors in {folder} are not complete; go on with the command that began them")
+        shards: list[Floats] = [
+            cast(NDArray[np.float32], mapped(_shard(folder, number), card.dtype, (card.rows_of(number), card.dim)))
+            for number in range(card.shards)
+        ]
+        norms_N = cast(NDArray[np.float64], mapped(folder / _NORMS, "float64", (card.rows,)))
+        return cls(shards, norms_N, folder)
+
+    @classmethod
+    def of(cls, vectors_ND: Floats) -> "VectorStore":
+        """Vectors in memory."""
+        if vectors_ND.ndim != 2 or not vectors_ND.size or vectors_ND.dtype.name not in ("float32", "float16"):
+            raise DataError(f"vectors are float32 or float16 rows, not {vectors_ND.dtype} {vectors_ND.shape}")
+        rows_ND = cast(NDArray[np.float32], np.ascontiguousarray(vectors_ND))
+        return cls([rows_ND], row_norms(rows_ND))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def dim(self) -> int:
+        return int(self._shards[0].shape[1])
+
+    @property
+    def dtype(self) -> FloatName:
+        return "float16" if self._shards[0].dtype == np.float16 else "float32"
+
+    @property
+    def nbytes(self) -> int:
+        """Of the vectors alone."""
+        return sum(shard.nbytes for shard in self._shards)
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Floats]]:
+        """`(first row, vectors_BD)` of at most `rows` rows each, in order; a block ends where its shard ends."""
+        for first, shard in zip(self._starts.tolist(), self._shards, strict=False):
+            for start in range(0, len(shard), rows):
+                yield first + start, shard[start : start + rows]
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the shape and of up to 1,024 rows spread over the store."""
+        rows = np.unique(np.linspace(0, len(self) - 1, 1_024).astype(np.int64))
+        sha = hashlib.sha256(f"{len(self)} {self.dim} {self.dtype}".encode())
+        sha.update(self.gather(rows).tobytes() + self.norms_N[rows].tobytes())
+        return sha.hexdigest()
+
+    def gather(self, rows_M: Rows) -> Floats:
+        """The vectors of some rows, in the order asked for: fastest when rows rise."""
+        if len(self._shards) == 1:
+            return self._shards[0].take(rows_M, axis=0)
+        found_MD = np.empty((len(rows_M), self.dim), dtype=self.dtype)
+        shards_M = np.searchsorted(self._starts, rows_M, side="right") - 1
+        for number in np.flatnonzero(np.bincount(shards_M)).tolist():
+            here = np.flatnonzero(shards_M == number)
+            found_MD[here] = self._shards[number].take(rows_M[here] - self._starts[number], axis=0)
+        return found_MD
+
+
+def row_norms(vectors_BD: Floats, first: int = 0) -> NDArray[np.float64]:
+    """Euclidean norms, a piece at a time; a number that is not finite is refused with its row, counted from `first`."""
+    step = max(1, 1_000_000 // vectors_BD.shape[1])
+    norms_B = np.empty(len(vectors_BD), dtype=np.float64)
+    for start in range(0, len(vectors_BD), step):
+        wide = vectors_BD[start : start + step].astype(np.float64)
+        norms_B[start : start + step] = np.sqrt((wide * wide).sum(axis=1))
+    if not np.isfinite(norms_B).all():
+        row = int(np.flatnonzero(~np.isfinite(norms_B))[0])
+        raise DataError(
+            f"vector {first + row} holds a number that is not finite; mend the encoder or the passage behind it"
+        )
+    return norms_B
+
+
+def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """Map a numpy file of just this type and shape; anything else is refused."""
+    if not path.is_file():
+        raise DataError(f"{path} is missing; make the index anew")
+    if path.stat().st_size != len(_header(dtype, shape)) + int(np.prod(shape)) * np.dtype(dtype).itemsize:
+        raise DataError(f"{path} has not the size of {dtype} {shape}; make the index anew")
+    # Mode c: the pages are the file's own, shared and clean, but torch takes an array only when it may be written.
+    found = np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
+    if found.shape != shape or found.dtype != np.dtype(dtype):
+        raise DataError(f"{path} holds {found.dtype} {found.shape}, not {dtype} {shape}; make the index anew")
+    return cast(NDArray[np.generic], found)
+
+
+class VectorWriter:
+    """Writes a store from its first row to its last, whatever happens in between.
+
+    `rows`, `dim`, `dtype` and `shard_rows` say what the whole will be. When the folder holds the beginning of just
+    that, `written` rows are there already, and the next `append` brings the row after them.
+    """
+
+    def __init__(
+        self, folder: Path, rows: int, dim: int, dtype: FloatName = "float32", shard_rows: int = SHARD_ROWS
+    ) -> None:
+        self.folder = folder
+        self._card = _Card(rows, dim, dtype, shard_rows)
+        self.written = self._resume() if (folder / _CARD).exists() else self._begin()
+
+    def append(self, vectors_BD: NDArray[np.float32]) -> None:
+        """Add rows; when it returns they are on the disk. A float16 store rounds; what does not fit is refused."""
+        card = self._card
+        if vectors_BD.ndim != 2 or vectors_BD.shape[1] != card.dim or self.written + len(vectors_BD) > card.rows:
+            raise DataError(
+                f"vectors of shape {vectors_BD.shape} do not fit after row {self.written} of {card.rows} × {card.dim}"
+            )
+        with np.errstate(over="ignore"):  # an overflow is refused as not finite, below
+            block_BD = cast(NDArray[np.float32], np.ascontiguousarray(vectors_BD, dtype=card.dtype))
+        norms_B = row_norms(block_BD, self.written)
+        done = 0
+        while done < len(block_BD):
+            shard, offset = divmod(self.written + done, card.shard_rows)
+            piece = block_BD[done : done + card.rows_of(shard) - offset]
+            header = _header(card.dtype, (card.rows_of(shard), card.dim))
+            _put(_shard(self.folder, shard), header, offset * card.dim * piece.itemsize, piece.tobytes())
+            done += len(piece)
+        _put(self.folder / _NORMS, _header("float64", (card.rows,)), self.written * 8, norms_B.tobytes())
+        self.written += len(block_BD)
+        write_json(self.folder / _PROGRESS, {"rows": self.written})
+
+    def finish(self) -> VectorStore:
+        """Declare the store complete and open it."""
+        if self.written != self._card.rows:
+            raise DataError(f"{self.written} of {self._card.rows} vectors are written; the rest is missing")
+        (self.folder / _PROGRESS).unlink(missing_ok=True)
+        return VectorStore.open(self.folder)
+
+    def _begin(self) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / _PROGRESS, {"rows": 0})
+        write_json(self.folder / _CARD, self._card.to_json())
+        return 0
+
+    def _resume(self) -> int:
+        if _Card.read(self.folder) != self._card:
+            raise DataError(f"{self.folder} holds other vectors than {self._card}; choose another folder or delete it")
+        if not (self.folder / _PROGRESS).exists():
+            return self._card.rows
+        progress = read_json(self.folder / _PROGRESS)
+        written = progress.get("rows") if isinstance(progress, dict) else None
+        if not isinstance(written, int) or not 0 <= written <= self._card.rows:
+            raise DataError(f"{self.folder / _PROGRESS} does not say how many rows are written; delete {self.folder}")
+        return written
+
+
+def _put(path: Path, header: bytes, offset: int, data: bytes) -> None:
+    """Make `data` the end of a file that begins with `header` and `offset` bytes; on the disk when this returns."""
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        # Whatever a killed writer left behind the rows that count is cut off, half a header, too.
+        file.truncate(len(header) + offset if offset else 0)
+        file.seek(0, os.SEEK_END)
+        if not offset:
+            file.write(header)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

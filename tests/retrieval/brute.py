@@ -1,0 +1,90 @@
+"""The ranking by its definition, and arrays that are hard to rank: shared by the tests of exact and int8 search."""
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+def brute_force(vectors_ND: NDArray[np.float32] | NDArray[np.float16], queries_QD: Floats, k: int) -> NDArray[np.int64]:
+    """Every score in float64, sorted; equal scores by row."""
+    wide_ND = vectors_ND.astype(np.float64)
+    scores_QN = np.stack([(wide_ND * query_D.astype(np.float64)).sum(axis=1) for query_D in queries_QD])
+    return np.argsort(-scores_QN, axis=1, kind="stable")[:, :k]
+
+
+def unit_rows(rng: np.random.Generator, rows: int, dim: int) -> Floats:
+    vectors = rng.standard_normal((rows, dim))
+    unit: Floats = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return unit
+
+
+def copies(rng: np.random.Generator, rows: int, dim: int) -> Floats:
+    """Few different rows, many times."""
+    return unit_rows(rng, max(1, rows // 20), dim)[rng.integers(0, max(1, rows // 20), rows)]
+
+
+def near_ties(rng: np.random.Generator, rows: int, dim: int) -> Floats:
+    """One row, and every other a unit in the last place away from it in a few numbers."""
+    base = np.tile(unit_rows(rng, 1, dim), (rows, 1))
+    return np.nextafter(base, np.where(rng.random(base.shape) < 2 / dim, np.float32(9), base)).astype(np.float32)
+
+
+def mixed_norms(rng: np.random.Generator, rows: int, dim: int) -> Floats:
+    """Norms from 1e-20 to 1e20, and rows of zeros."""
+    scales = 10.0 ** rng.uniform(-20, 20, (rows, 1)) * (rng.random((rows, 1)) < 0.9)
+    return (unit_rows(rng, rows, dim) * scales).astype(np.float32)
+
+
+def outliers(rng: np.random.Generator, rows: int, dim: int) -> Floats:
+    """A few numbers a thousand times the others: one scale suits such a row badly."""
+    vectors = rng.standard_normal((rows, dim)) * np.where(rng.random((rows, dim)) < 0.02, 1e3, 1)
+    return vectors.astype(np.float32)
+
+
+def denormals(rng: np.random.Generator, rows: int, dim: int) -> Floats:
+    """Numbers that processors may take for zero."""
+    return (rng.standard_normal((rows, dim)) * 10.0 ** rng.uniform(-45, -36, (rows, 1))).astype(np.float32)
+
+
+def huge(rng: np.random.Generator, rows: int, dim: int) -> Floats:
+    """Products of float32 numbers that overflow, with both signs."""
+    return (rng.uniform(-1, 1, (rows, dim)) * 3e38).astype(np.float32)
+
+
+def zeros(_: np.random.Generator, rows: int, dim: int) -> Floats:
+    return np.zeros((rows, dim), dtype=np.float32)
+
+
+def whole_numbers(rng: np.random.Generator, rows: int, dim: int) -> Floats:
+    """Ties without copies."""
+    return rng.integers(-2, 3, (rows, dim)).astype(np.float32)
+
+
+Maker = Callable[[np.random.Generator, int, int], Floats]
+MAKERS: tuple[Maker, ...] = (
+    unit_rows,
+    copies,
+    near_ties,
+    mixed_norms,
+    outliers,
+    denormals,
+    huge,
+    zeros,
+    whole_numbers,
+)
+
+
+@st.composite
+def hard_cases(draw: st.DrawFn) -> tuple[Floats, Floats, int]:
+    """Vectors, queries (some of them rows, some zeros) and k."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows, dim, count = draw(st.integers(1, 250)), draw(st.integers(1, 70)), draw(st.integers(1, 9))
+    vectors = draw(st.sampled_from(MAKERS))(rng, rows, dim)
+    queries = draw(st.sampled_from(MAKERS))(rng, count, dim)
+    from_rows = rng.random(count) < 0.5
+    queries[from_rows] = vectors[rng.integers(0, rows, int(from_rows.sum()))]
+    return vectors, queries, draw(st.integers(1, 30) | st.integers(1, 300))

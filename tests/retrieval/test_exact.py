@@ -1,0 +1,164 @@
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.retrieval.brute import brute_force, copies, denormals, hard_cases, mixed_norms, near_ties, unit_rows
+
+from coseek.data.errors import RetrieverError
+from coseek.retrieval.exact import ExactSearch, ExactSettings, product_error
+from coseek.retrieval.products import peaks_of, reaching, reaching_on_device
+from coseek.retrieval.shortlist import score_error, scores_of
+from coseek.retrieval.vectors import VectorStore, VectorWriter
+
+Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
+
+
+@settings(max_examples=40, deadline=None)
+@given(hard_cases(), st.sampled_from([33, 100]), st.sampled_from([3, 20]))
+def test_what_is_found_is_the_float64_ranking_to_the_last_id(case: Case, block_rows: int, together: int) -> None:
+    vectors, queries, k = case
+    search = ExactSearch(VectorStore.of(vectors), ExactSettings(block_rows=block_rows, together=together))
+    rows, scores = search.search(queries, k)
+    assert np.array_equal(rows, brute_force(vectors, queries, k))
+    assert scores.shape == rows.shape and np.isfinite(scores).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(hard_cases())
+def test_it_is_the_same_without_torch(case: Case) -> None:
+    vectors, queries, k = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        search = ExactSearch(VectorStore.of(vectors))
+        assert np.array_equal(search.search(queries, k)[0], brute_force(vectors, queries, k))
+
+
+@pytest.mark.parametrize("k", [1, 10, 100])
+def test_a_hundred_thousand_vectors_are_ranked_as_brute_force_ranks_them(k: int) -> None:
+    rng = np.random.default_rng(k)
+    vectors, queries = unit_rows(rng, 100_000, 64), unit_rows(rng, 12, 64)
+    vectors[50_000:50_020] = vectors[7]
+    queries[3] = vectors[7]
+    found = ExactSearch(VectorStore.of(vectors)).find(queries, k)
+    assert np.array_equal(found.rows_QK, brute_force(vectors, queries, k))
+    assert found.rescored_Q.max() < 2 * k + 50
+
+
+def test_a_query_finds_the_same_in_every_batch_to_the_last_bit() -> None:
+    rng = np.random.default_rng(0)
+    vectors, queries = near_ties(rng, 3_000, 48), unit_rows(rng, 20, 48)
+    search = ExactSearch(VectorStore.of(vectors))
+    rows, scores = search.search(queries, 25)
+    for size in (1, 3, 7):
+        for start in range(0, 20, size):
+            part_rows, part_scores = search.search(queries[start : start + size], 25)
+            assert part_rows.tobytes() == rows[start : start + size].tobytes()
+            assert part_scores.tobytes() == scores[start : start + size].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_shards_change_nothing(tmp_path: Path, dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    vectors, queries = unit_rows(rng, 1_000, 20), unit_rows(rng, 9, 20)
+    writer = VectorWriter(tmp_path, 1_000, 20, "float16" if dtype == "float16" else "float32", shard_rows=130)
+    writer.append(vectors)
+    rows, _ = ExactSearch(writer.finish(), ExactSettings(block_rows=50)).search(queries, 30)
+    assert np.array_equal(rows, brute_force(vectors.astype(dtype), queries, 30))
+
+
+def test_copies_by_the_million_are_ranked_by_row_in_bounded_memory() -> None:
+    """No bound can tell copies apart: all of them are scored, a piece at a time."""
+    vectors = np.tile(unit_rows(np.random.default_rng(2), 1, 4), (1_300_000, 1))
+    found = ExactSearch(VectorStore.of(vectors)).find(vectors[:1], 3)
+    assert found.rows_QK.tolist() == [[0, 1, 2]]
+
+
+def test_a_query_of_zeros_finds_the_first_rows() -> None:
+    vectors = unit_rows(np.random.default_rng(3), 50, 8)
+    found = ExactSearch(VectorStore.of(vectors)).find(np.zeros((1, 8), dtype=np.float32), 5)
+    assert found.rows_QK.tolist() == [[0, 1, 2, 3, 4]]
+    assert found.rescored_Q.tolist() == [0]
+
+
+def test_no_query_finds_nothing() -> None:
+    rows, scores = ExactSearch(VectorStore.of(np.ones((5, 8), dtype=np.float32))).search(np.zeros((0, 8), "f4"), 3)
+    assert rows.shape == scores.shape == (0, 3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_query_that_is_not_finite_is_refused(bad: float) -> None:
+    queries = np.ones((4, 8), dtype=np.float32)
+    queries[2, 5] = bad
+    with pytest.raises(RetrieverError, match="query 2"):
+        ExactSearch(VectorStore.of(np.ones((5, 8), dtype=np.float32))).search(queries, 3)
+
+
+def test_a_query_of_another_dimension_is_refused() -> None:
+    with pytest.raises(RetrieverError, match="8 dimensions"):
+        ExactSearch(VectorStore.of(np.ones((5, 8), dtype=np.float32))).search(np.ones((1, 9), dtype=np.float32), 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(hard_cases())
+def test_a_float32_product_is_never_further_off_than_its_bound(case: Case) -> None:
+    vectors, queries, _ = case
+    dim = vectors.shape[1]
+    wide, wide_queries = vectors.astype(np.float64), queries.astype(np.float64)
+    norms_NQ = np.linalg.norm(wide, axis=1)[:, None] * np.linalg.norm(wide_queries, axis=1)
+    with np.errstate(all="ignore"):
+        product = (vectors @ queries.T).astype(np.float64)
+    true_NQ = np.stack([scores_of(vectors, np.tile(query, (len(vectors), 1))) for query in queries], axis=1)
+    bound_NQ = norms_NQ * (product_error(dim) + score_error(dim)) + 4 * dim * 2.0**-126
+    inside = (norms_NQ < 1e37) & (np.abs(wide_queries).max(axis=1) < 2)
+    assert (np.abs(product - true_NQ) <= bound_NQ)[inside].all()
+
+
+def test_bounds_are_wider_where_torch_may_multiply_in_less_than_float32() -> None:
+    vectors = unit_rows(np.random.default_rng(4), 5_000, 96)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        rows, _ = ExactSearch(VectorStore.of(vectors)).search(vectors[:30], 10)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert np.array_equal(rows, brute_force(vectors, vectors[:30], 10))
+
+
+@settings(max_examples=40, deadline=None)
+@given(hard_cases())
+def test_the_score_of_a_pair_does_not_depend_on_what_is_scored_beside_it(case: Case) -> None:
+    vectors, queries, _ = case
+    together = scores_of(vectors, np.broadcast_to(queries[0], vectors.shape))
+    alone = [scores_of(vectors[row : row + 1], queries[:1])[0] for row in range(len(vectors))]
+    assert together.tobytes() == np.array(alone).tobytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 12))
+def test_a_device_picks_the_same_pairs_as_numpy(seed: int, groups: int, queries: int) -> None:
+    rng = np.random.default_rng(seed)
+    product = rng.integers(-9, 10, (groups * 16, queries)).astype(np.float32)
+    limits = rng.integers(-9, 12, queries).astype(np.float64)
+    limits[rng.random(queries) < 0.2] = -np.inf
+    tensor = torch.from_numpy(product)
+    peaks = peaks_of(tensor)
+    assert isinstance(peaks, torch.Tensor)
+    ours, theirs = reaching(product, peaks_of(product), limits), reaching_on_device(tensor, peaks, limits)
+    expected = {(row, query) for row, query in np.argwhere(product >= limits).tolist()}
+    for places, numbers, values in (ours, theirs):
+        assert set(zip(places.tolist(), numbers.tolist(), strict=True)) == expected
+        assert np.array_equal(values, product[places, numbers])
+
+
+@pytest.mark.parametrize("maker", [copies, mixed_norms, denormals])
+def test_many_rows_of_hard_kinds_are_ranked_right(maker: object) -> None:
+    """More rows than wait for the first floor."""
+    assert callable(maker)
+    rng = np.random.default_rng(5)
+    vectors, queries = maker(rng, 80_000, 6), unit_rows(rng, 2, 6)
+    rows, _ = ExactSearch(VectorStore.of(vectors)).search(queries, 40)
+    assert np.array_equal(rows, brute_force(vectors, queries, 40))

@@ -1,0 +1,139 @@
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.retrieval.brute import brute_force, hard_cases, near_ties, outliers, unit_rows
+
+import coseek.retrieval.int8 as int8
+from coseek.data.errors import DataError, IndexMismatch, RetrieverError
+from coseek.retrieval.exact import ExactSearch
+from coseek.retrieval.int8 import Int8Search, encode, exact_integers, quantise
+from coseek.retrieval.shortlist import scores_of
+from coseek.retrieval.vectors import VectorStore, VectorWriter
+
+Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
+
+
+def int8_search(store: VectorStore, folder: Path, together: int = 64) -> Int8Search:
+    quantise(store, folder / "int8")
+    return Int8Search(store, folder / "int8", together)
+
+
+@settings(max_examples=40, deadline=None)
+@given(hard_cases(), st.sampled_from([3, 20]), st.sampled_from([32, 96]), st.sampled_from([2, 3]))
+def test_what_is_found_is_the_float64_ranking_to_the_last_id(
+    tmp_path_factory: pytest.TempPathFactory, case: Case, together: int, block: int, stretch: int
+) -> None:
+    vectors, queries, k = case
+    with pytest.MonkeyPatch.context() as patch:  # small blocks, so that a small store has many
+        patch.setattr(int8, "BLOCK", block)
+        patch.setattr(int8, "STRETCH", stretch * block)
+        patch.setattr(int8, "TOGETHER", 2 * block)
+        search = int8_search(VectorStore.of(vectors), tmp_path_factory.mktemp("int8"), together)
+        rows, scores = search.search(queries, k)
+    assert np.array_equal(rows, brute_force(vectors, queries, k))
+    assert scores.shape == rows.shape and np.isfinite(scores).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(hard_cases())
+def test_the_bound_is_never_passed(case: Case) -> None:
+    vectors, queries, _ = case
+    codes_ND, (lost_N, kept_N), scale = encode(vectors)
+    assert np.abs(codes_ND).max() <= 127
+    for query in queries[queries.any(axis=1)]:
+        wide = query.astype(np.float64)
+        step = np.abs(wide).max() / 127
+        codes = np.rint(wide / step)
+        approximate = scale * step * (codes_ND.astype(np.float64) @ codes)
+        bound = lost_N * np.linalg.norm(wide) + kept_N * np.linalg.norm(wide - codes * step)
+        true = scores_of(vectors, np.broadcast_to(query, vectors.shape))
+        assert (np.abs(true - approximate) <= bound * (1 + 1e-9) + np.abs(approximate) * 1e-15).all()
+
+
+@pytest.mark.parametrize("k", [1, 10, 100])
+def test_a_hundred_thousand_vectors_are_ranked_as_brute_force_ranks_them(tmp_path: Path, k: int) -> None:
+    rng = np.random.default_rng(k)
+    vectors, queries = unit_rows(rng, 100_000, 64), unit_rows(rng, 12, 64)
+    vectors[50_000:50_020] = vectors[7]
+    queries[3] = vectors[7]
+    found = int8_search(VectorStore.of(vectors), tmp_path).find(queries, k)
+    assert np.array_equal(found.rows_QK, brute_force(vectors, queries, k))
+    assert found.rescored_Q.max() < 10 * k + 100
+
+
+def test_it_finds_the_very_bytes_of_the_float_search(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for vectors in (unit_rows(rng, 2_000, 33), near_ties(rng, 2_000, 33), outliers(rng, 2_000, 33)):
+        store = VectorStore.of(vectors)
+        ours, theirs = int8_search(store, tmp_path).search(vectors[:9], 20), ExactSearch(store).search(vectors[:9], 20)
+        assert [part.tobytes() for part in ours] == [part.tobytes() for part in theirs]
+
+
+def test_a_query_finds_the_same_in_every_batch_to_the_last_bit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    queries = unit_rows(rng, 20, 48)
+    search = int8_search(VectorStore.of(near_ties(rng, 3_000, 48)), tmp_path)
+    rows, scores = search.search(queries, 25)
+    for size in (1, 3, 7):
+        for start in range(0, 20, size):
+            part_rows, part_scores = search.search(queries[start : start + size], 25)
+            assert part_rows.tobytes() == rows[start : start + size].tobytes()
+            assert part_scores.tobytes() == scores[start : start + size].tobytes()
+
+
+def test_integers_without_torch_are_the_same(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    for dim in (30, 1_100):  # the sums of 1,100 products are too large for float32
+        vectors, queries = unit_rows(rng, 500, dim), unit_rows(rng, 5, dim)
+        search = int8_search(VectorStore.of(vectors), tmp_path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "torch", None)
+            exact_integers.cache_clear()
+            rows, _ = search.search(queries, 20)
+        exact_integers.cache_clear()
+        assert np.array_equal(rows, brute_force(vectors, queries, 20))
+
+
+def test_float16_vectors_in_shards_are_ranked_by_their_stored_values(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    vectors, queries = unit_rows(rng, 1_000, 20), unit_rows(rng, 9, 20)
+    writer = VectorWriter(tmp_path / "vectors", 1_000, 20, "float16", shard_rows=130)
+    writer.append(vectors)
+    rows, _ = int8_search(writer.finish(), tmp_path).search(queries, 30)
+    assert np.array_equal(rows, brute_force(vectors.astype(np.float16), queries, 30))
+
+
+def test_the_copy_is_a_quarter_of_float32_and_the_same_bytes_every_time(tmp_path: Path) -> None:
+    store = VectorStore.of(unit_rows(np.random.default_rng(4), 10_000, 384))
+    for name in ("once", "again"):
+        quantise(store, tmp_path / name)
+    once, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("once", "again"))
+    assert once == again
+    assert sum(map(len, once.values())) < 0.32 * store.nbytes
+
+
+def test_a_copy_of_other_vectors_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    vectors = unit_rows(rng, 100, 8)
+    quantise(VectorStore.of(vectors), tmp_path / "int8")
+    with pytest.raises(IndexMismatch, match="other vectors"):
+        Int8Search(VectorStore.of(unit_rows(rng, 100, 8)), tmp_path / "int8")
+    (tmp_path / "int8" / "codes.npy").write_bytes(b"")
+    with pytest.raises(DataError, match=r"codes\.npy"):
+        Int8Search(VectorStore.of(vectors), tmp_path / "int8")
+
+
+def test_a_query_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    search = int8_search(VectorStore.of(np.ones((5, 8), dtype=np.float32)), tmp_path)
+    with pytest.raises(RetrieverError, match="query 0"):
+        search.search(np.full((1, 8), np.nan, dtype=np.float32), 3)
+
+
+def test_vectors_too_long_for_sums_of_32_bits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="search: exact"):
+        quantise(VectorStore.of(np.ones((1, 140_000), dtype=np.float32)), tmp_path / "int8")

@@ -1,0 +1,161 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from coseek.data.errors import DataError
+from coseek.retrieval.vectors import FloatName, VectorStore, VectorWriter
+
+ROWS, DIM, SHARD = 25, 3, 10
+VECTORS_ND = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
+
+
+def write(folder: Path, sizes: list[int], dtype: FloatName = "float32") -> VectorStore:
+    """All rows, in pieces, by one writer after another, as if each had been killed after its piece."""
+    for size in sizes:
+        writer = VectorWriter(folder, ROWS, DIM, dtype, SHARD)
+        writer.append(VECTORS_ND[writer.written : writer.written + size])
+    return VectorWriter(folder, ROWS, DIM, dtype, SHARD).finish()
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_what_was_written_is_read_back_across_shards(tmp_path: Path) -> None:
+    store = write(tmp_path, [7, 7, 7, 4])
+    rows = np.array([24, 0, 10, 9, 10])
+    assert (len(store), store.dim, store.dtype, store.nbytes) == (ROWS, DIM, "float32", ROWS * DIM * 4)
+    assert np.array_equal(store.gather(rows), VECTORS_ND[rows])
+    assert np.allclose(store.norms_N, np.linalg.norm(VECTORS_ND.astype(np.float64), axis=1), rtol=1e-15)
+
+
+def test_every_shard_is_an_ordinary_numpy_file(tmp_path: Path) -> None:
+    write(tmp_path, [ROWS])
+    shards = [np.load(path) for path in sorted(tmp_path.glob("shard-*.npy"))]
+    assert [len(shard) for shard in shards] == [10, 10, 5]
+    assert np.array_equal(np.concatenate(shards), VECTORS_ND)
+
+
+def test_blocks_cover_all_rows_in_order_and_copy_nothing(tmp_path: Path) -> None:
+    store = write(tmp_path, [ROWS])
+    blocks = list(store.blocks(4))
+    assert [start for start, _ in blocks] == [0, 4, 8, 10, 14, 18, 20, 24]
+    assert np.array_equal(np.concatenate([block for _, block in blocks]), VECTORS_ND)
+    assert not any(block.flags.owndata for _, block in blocks)
+
+
+@settings(max_examples=10)  # every piece is synced to the disk
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=30))
+def test_a_writer_killed_after_any_block_and_begun_again_writes_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
+    pieces = np.minimum(np.cumsum(sizes), ROWS)
+    whole = [int(size) for size in np.diff([0, *pieces, ROWS]) if size]
+    folder = tmp_path_factory.mktemp("pieces")
+    write(folder / "pieces", whole)
+    write(folder / "once", [ROWS])
+    assert bytes_of(folder / "pieces") == bytes_of(folder / "once")
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 400), st.integers(0, 400), st.booleans())
+def test_what_a_killed_writer_left_half_written_is_written_over(
+    tmp_path_factory: pytest.TempPathFactory, vectors: int, norms: int, next_shard: bool
+) -> None:
+    """Killed inside `append`: some bytes of shards and norms are there, `progress.json` does not count them."""
+    folder = tmp_path_factory.mktemp("torn")
+    writer = VectorWriter(folder / "torn", ROWS, DIM, "float32", SHARD)
+    writer.append(VECTORS_ND[:8])
+    for name, junk in (("shard-00000.npy", vectors), ("norms.npy", norms)):
+        with (folder / "torn" / name).open("ab") as file:
+            file.write(b"x" * junk)
+    if next_shard:
+        (folder / "torn" / "shard-00001.npy").write_bytes(b"x" * vectors)
+    write(folder / "torn", [9, 8])
+    write(folder / "once", [ROWS])
+    assert bytes_of(folder / "torn") == bytes_of(folder / "once")
+
+
+def test_float16_rounds_and_keeps_its_norms(tmp_path: Path) -> None:
+    store = write(tmp_path, [20, 5], "float16")
+    halves = VECTORS_ND.astype(np.float16)
+    assert store.dtype == "float16"
+    assert np.array_equal(store.gather(np.arange(ROWS)), halves)
+    assert np.allclose(store.norms_N, np.linalg.norm(halves.astype(np.float64), axis=1), rtol=1e-15)
+
+
+def test_an_unfinished_store_is_not_opened(tmp_path: Path) -> None:
+    writer = VectorWriter(tmp_path, ROWS, DIM)
+    writer.append(VECTORS_ND[:5])
+    with pytest.raises(DataError, match="not complete"):
+        VectorStore.open(tmp_path)
+    with pytest.raises(DataError, match="5 of 25"):
+        writer.finish()
+
+
+def test_a_finished_store_has_nothing_left_to_write(tmp_path: Path) -> None:
+    write(tmp_path, [ROWS])
+    writer = VectorWriter(tmp_path, ROWS, DIM, "float32", SHARD)
+    assert writer.written == ROWS
+    with pytest.raises(DataError, match="do not fit"):
+        writer.append(VECTORS_ND[:1])
+
+
+def test_a_writer_of_other_vectors_is_refused(tmp_path: Path) -> None:
+    VectorWriter(tmp_path, ROWS, DIM)
+    with pytest.raises(DataError, match="other vectors"):
+        VectorWriter(tmp_path, ROWS, DIM + 1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_refused_with_its_row(tmp_path: Path, bad: float) -> None:
+    vectors = VECTORS_ND.copy()
+    vectors[17, 1] = bad
+    writer = VectorWriter(tmp_path, ROWS, DIM)
+    writer.append(vectors[:10])
+    with pytest.raises(DataError, match="vector 17"):
+        writer.append(vectors[10:])
+    with pytest.raises(DataError, match="vector 17"):
+        VectorStore.of(vectors)
+
+
+def test_a_number_too_large_for_float16_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="vector 0"):
+        VectorWriter(tmp_path, 1, 1, "float16").append(np.array([[1e6]], dtype=np.float32))
+
+
+@pytest.mark.parametrize("shape", [(5, DIM + 1), (ROWS + 1, DIM), (DIM,)])
+def test_vectors_of_another_shape_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match="do not fit"):
+        VectorWriter(tmp_path, ROWS, DIM).append(np.zeros(shape, dtype=np.float32))
+
+
+def broken(path: Path, content: bytes | None) -> None:
+    path.unlink() if content is None else path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["shard-00001.npy", "norms.npy", "store.json"])
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]"])
+def test_a_missing_cut_or_foreign_file_is_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
+    write(tmp_path, [ROWS])
+    broken(tmp_path / name, content)
+    with pytest.raises(DataError):
+        VectorStore.open(tmp_path)
+
+
+def test_a_file_of_the_right_size_and_another_kind_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, [ROWS])
+    foreign: NDArray[np.int32] = np.zeros((10, DIM), dtype=np.int32)
+    np.save(tmp_path / "shard-00001.npy", foreign)
+    with pytest.raises(DataError, match="int32"):
+        VectorStore.open(tmp_path)
+
+
+def test_a_changed_vector_changes_the_fingerprint() -> None:
+    changed = VECTORS_ND.copy()
+    changed[3, 1] += 1
+    assert VectorStore.of(VECTORS_ND).fingerprint != VectorStore.of(changed).fingerprint
