@@ -3,7 +3,7 @@
     python bench/obvious_server.py INDEX      prints its URL; --bare SECONDS measures the retriever without any server
 
 It is how the public servers are written, and not made worse than they are: no request log, the same HTTP parser and
-event loop as ours, the same retriever over the same index.
+event loop as ours, the same encoder and the same vectors, searched as a script does it.
 """
 
 import argparse
@@ -11,15 +11,45 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from coseek.cli.commands.serve import opened
-from coseek.retrieval.index import open_index
+from coseek.data.passage import Hit
+from coseek.retrieval.encoder import encoder_folder
+from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.dense import VECTORS, Dense
+from coseek.retrieval.vectors import VectorStore
+
+
+class Plain:
+    """A dense index in the hands of a script: `encode`, a product with all vectors, a partial sort."""
+
+    def __init__(self, folder: Path) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        index = open_index(folder)
+        assert isinstance(index, Dense) and index.corpus is not None
+        self.corpus = index.corpus
+        store = VectorStore.open(folder / VECTORS)
+        self.vectors_ND = store.gather(np.arange(len(store))).astype(np.float32)
+        self.encoder = SentenceTransformer(str(encoder_folder(index.settings.encoder)), local_files_only=True)
+        self.encoder.max_seq_length = index.settings.query_tokens
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        queries_QD = self.encoder.encode(list(queries), normalize_embeddings=True, show_progress_bar=False)
+        found = []
+        for scores_N in queries_QD @ self.vectors_ND.T:
+            rows = np.argpartition(-scores_N, k)[:k]
+            rows = rows[np.argsort(-scores_N[rows])]
+            found.append([Hit(self.corpus[row], float(scores_N[row])) for row in rows.tolist()])
+        return found
 
 
 class Request(BaseModel):
@@ -28,7 +58,7 @@ class Request(BaseModel):
     return_scores: bool = False
 
 
-def obvious(retriever: Retriever) -> FastAPI:
+def obvious(retriever: Plain | Retriever) -> FastAPI:
     app = FastAPI()
 
     @app.post("/retrieve")
@@ -77,7 +107,8 @@ def main() -> int:
         queries = json.loads(args.queries.read_text(encoding="utf-8"))
         print(bare(opened(str(args.index)), queries, args.batch, args.bare))
         return 0
-    retriever = open_index(args.index)
+    dense = IndexCard.read(args.index).retriever == "dense"
+    retriever = Plain(args.index) if dense else open_index(args.index)
     retriever.search(["warm up"], 3)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1_024)
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)

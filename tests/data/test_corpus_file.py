@@ -79,3 +79,19 @@ def test_a_corpus_that_is_written_into_while_in_use_is_noticed(tmp_path: Path) -
     corpus.path.write_text("gone")
     with pytest.raises(DiskFault, match="passage 0"):
         corpus[0]
+
+
+def test_a_file_that_looks_as_when_it_was_scanned_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    Corpus([Passage("a", "Ada", "wrote")]).save(path)
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    CorpusFile.scan(path).keep(tmp_path)
+    assert CorpusFile.open(path, tmp_path, "taken on trust").digest == "taken on trust"
+    os.utime(path)
+    assert CorpusFile.open(path, tmp_path, "no longer").digest == Corpus.load(path).digest
+
+
+def test_a_file_that_was_young_when_it_was_scanned_is_read_again(tmp_path: Path) -> None:
+    made = scanned([Passage("a", "Ada", "wrote")], tmp_path)
+    made.keep(tmp_path)
+    assert CorpusFile.open(made.path, tmp_path, "not on trust").digest == made.digest

@@ -125,7 +125,7 @@ def test_lists_that_nobody_asks_for_any_more_make_room(path: Path) -> None:
             retriever.search(["ada", f"once {n}"], 1)
         assert [query for batch in engine.asked for query in batch].count("ada") == 1
     with closing(sqlite3.connect(path)) as database:
-        assert database.execute("SELECT count(*) FROM lists").fetchone()[0] <= 6
+        assert database.execute("SELECT count(*) FROM texts").fetchone()[0] <= 6
 
 
 def test_threads_share_one_cache(path: Path) -> None:

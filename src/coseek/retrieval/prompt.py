@@ -26,15 +26,17 @@ class PromptFile(Settings):
     """One line for people."""
 
 
-def load_prompt(kind: type[P], name: str, folder: Path, fields: Mapping[str, set[str]]) -> P:
-    """Read a prompt: one of ours by its name, or a YAML file (its path as seen from `folder`).
+def load_prompt(
+    kind: type[P], name: str, folder: Path, fields: Mapping[str, set[str]], ours: Path = PROMPTS
+) -> P:
+    """Read a prompt: one of ours (a file in `ours`) by its name, or a YAML file (its path as seen from `folder`).
 
     `fields` says which templates there are, and which fields each may hold.
     """
-    path = folder / Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROMPTS / f"{name}.yaml"
+    path = folder / Path(name).expanduser() if name.endswith((".yaml", ".yml")) else ours / f"{name}.yaml"
     if not path.is_file():
-        if path.parent == PROMPTS:
-            raise UnknownName("prompt", name, [known.stem for known in PROMPTS.glob("*.yaml")])
+        if path.parent == ours:
+            raise UnknownName("prompt", name, [known.stem for known in ours.glob("*.yaml")])
         raise DataError(f"there is no prompt file {path}; check the path")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress, TaskID
 
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
 from coseek.retrieval.index import IndexCard, build_index
 
 app = new_app()
@@ -18,20 +19,38 @@ def index(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings of the retriever, such as k1=0.9.")
     ] = None,
-    retriever: Annotated[str, typer.Option(help="Which retriever: bm25, dense, random.")] = "bm25",
-    encoder: Annotated[str | None, typer.Option(help="For dense: `minilm`, or a sentence-transformers folder.")] = None,
+    retriever: Annotated[str, typer.Option(help="Which retriever: bm25, dense, hnsw, ivf-pq, random.")] = "bm25",
+    encoder: Annotated[
+        str | None, typer.Option(help="For all but bm25 and random: `minilm`, or a sentence-transformers folder.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Build an index over the corpus of a data set.
 
     The index remembers which corpus it was made from; it is refused when that corpus has changed since.
-    It appears whole or not at all.
+    It appears whole or not at all. Encoding a large corpus takes long: Ctrl-C or a crash loses the last minute, and
+    the same command goes on.
     """
     tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
-    build_index(source, retriever, out, tree)
+    with resumable("the same command"), progress_bar() as progress:
+        bars = Bars(progress)
+        build_index(source, retriever, out, tree, bars.report)
     if as_json:
         print_json(IndexCard.read(out).to_json())
     else:
-        print(
-            f"{out}: {retriever} over {IndexCard.read(out).passages:,} passages. Try: coseek search {out} 'words to look for'"
-        )
+        passages = IndexCard.read(out).passages
+        print(f"{out}: {retriever} over {passages:,} passages. Try: coseek search {out} 'words to look for'")
+
+
+class Bars:
+    """A bar for each thing that is counted, one after the other."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def report(self, what: str, done: int, total: int) -> None:
+        if what not in self._tasks:
+            # What an earlier attempt did took no time now: the time left is told from what is still to do.
+            self._tasks[what] = self._progress.add_task(what, total=total, completed=done)
+        self._progress.update(self._tasks[what], completed=done)

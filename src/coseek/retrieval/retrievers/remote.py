@@ -19,12 +19,12 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import Field
 
+from coseek.data.breaker import Breaker
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.files import Json, JsonObject
 from coseek.data.passage import Hit
 from coseek.data.settings import Settings
 from coseek.retrieval.answers import read_answer
-from coseek.retrieval.breaker import Breaker
 from coseek.retrieval.opening import Opening, needs
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k

@@ -1,0 +1,180 @@
+"""Sheet: what a frozen part said about the trajectories of a run, in a file beside them.
+
+The first line says who wrote it; every later line is an entry. An entry is appended as soon as it is known, so that a
+start after a crash does only what is missing. Scoring reads sheets and needs no model: a stored run has the same score
+years later.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Generic, Protocol, Self, TypeVar
+
+from coseek.data.errors import DataError
+from coseek.data.files import JsonObject, atomic_write, dump_line, read_jsonl
+from coseek.data.run import drop_partial_line
+
+SCHEMA = 1
+"""Version of the file, in its first line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a generator made of one trajectory's passages."""
+
+    question_id: str
+    seed: int
+    """Of the trajectory; with the question's id it says which."""
+    context: str
+    """Digest of what the generator was given: an answer to other passages is not this trajectory's."""
+    answer: str | None
+    """`None` when nothing that was written is an answer, or when there was a fault."""
+    text: str = ""
+    """All that the generator wrote."""
+    fault: str | None = None
+    """Why there is no text: a part failed, which says nothing about the passages."""
+    passage_ids: tuple[str, ...] = ()
+    """What was shown, in order."""
+    context_tokens: int = 0
+    """Tokens of titles and texts that were shown."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.question_id, str(self.seed), self.context
+
+    def to_json(self) -> JsonObject:
+        return {
+            "question_id": self.question_id,
+            "seed": self.seed,
+            "context": self.context,
+            "answer": self.answer,
+            "text": self.text,
+            "fault": self.fault,
+            "passage_ids": list(self.passage_ids),
+            "context_tokens": self.context_tokens,
+        }
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> Self:
+        ids, seed, tokens = row["passage_ids"], row["seed"], row["context_tokens"]
+        assert isinstance(ids, list) and isinstance(seed, int) and isinstance(tokens, int)
+        return cls(
+            question_id=str(row["question_id"]),
+            seed=seed,
+            context=str(row["context"]),
+            answer=_text(row, "answer"),
+            text=str(row["text"]),
+            fault=_text(row, "fault"),
+            passage_ids=tuple(map(str, ids)),
+            context_tokens=tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a judge said of one response to one question."""
+
+    question_id: str
+    response: str
+    right: bool | None
+    """`None` for a fault: an unreadable verdict is neither yes nor no."""
+    text: str = ""
+    """All that the judge wrote."""
+    fault: str | None = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.question_id, self.response
+
+    def to_json(self) -> JsonObject:
+        return {
+            "question_id": self.question_id,
+            "response": self.response,
+            "right": self.right,
+            "text": self.text,
+            "fault": self.fault,
+        }
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> Self:
+        right = row["right"]
+        assert right is None or isinstance(right, bool)
+        return cls(str(row["question_id"]), str(row["response"]), right, str(row["text"]), _text(row, "fault"))
+
+
+class Entry(Protocol):
+    """A line of a sheet."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What it is about; of two lines about the same, the later one holds."""
+        ...
+
+    @property
+    def fault(self) -> str | None: ...
+
+    def to_json(self) -> JsonObject: ...
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> Self: ...
+
+
+E = TypeVar("E", bound=Entry)
+
+
+@dataclass(frozen=True)
+class Sheet(Generic[E]):
+    """The file of one frozen part."""
+
+    path: Path
+    kind: type[E]
+    identity: str
+    """Digest of everything that the entries depend on besides what they are about."""
+    card: JsonObject
+    """Who wrote it, for people."""
+
+    @classmethod
+    def beside(cls, folder: Path, kind: type[E], identity: str, card: JsonObject) -> "Sheet[E]":
+        """The sheet of a part in a run's folder; parts that differ in anything have different ones."""
+        name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return cls(folder / f"{kind.__name__.lower()}.{name}.jsonl", kind, identity, card)
+
+    def entries(self) -> dict[tuple[str, ...], E]:
+        """All entries by key; none when the file is not there yet."""
+        return {entry.key: entry for entry in self._lines()}
+
+    def _lines(self) -> Iterator[E]:
+        if not self.path.exists():
+            return
+        for line, row in read_jsonl(self.path):
+            where = f"{self.path}, line {line}"
+            if line == 1:
+                if row.get("schema") != SCHEMA or row.get("identity") != self.identity:
+                    raise DataError(f"{where}: another part wrote this sheet; delete the file to write it again")
+                continue
+            try:
+                yield self.kind.from_json(row)
+            except (KeyError, AssertionError, ValueError):
+                raise DataError(f"{where}: not an entry of this sheet; delete the line") from None
+
+    @contextmanager
+    def appending(self) -> Iterator[IO[str]]:
+        """The file, ready for more entries. A last line that a kill cut short is dropped first."""
+        if not self.path.exists():
+            with atomic_write(self.path) as file:
+                file.write(dump_line({"schema": SCHEMA, "identity": self.identity, "by": self.card}))
+        drop_partial_line(self.path)
+        with self.path.open("a", encoding="utf-8") as file:
+            yield file
+
+    @staticmethod
+    def append(file: IO[str], entry: Entry) -> None:
+        file.write(dump_line(entry.to_json()))
+        file.flush()
+
+
+def _text(row: JsonObject, name: str) -> str | None:
+    value = row[name]
+    return None if value is None else str(value)

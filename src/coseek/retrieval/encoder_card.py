@@ -1,0 +1,171 @@
+"""Encoder card: what an encoder must be given to be used rightly. It lives in the encoder's folder, as `coseek.yaml`.
+
+What `coseek.yaml` does not say is read from the folder's own files (modules, prompts, lengths, similarity), never
+guessed from names. No torch in here: the files are read, the encoder is not loaded.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, cast
+
+import yaml
+from pydantic import Field
+
+from coseek.data.errors import DataError, SettingError
+from coseek.data.files import Json, JsonObject, atomic_write, read_json
+from coseek.data.settings import Settings, make_settings, save_settings
+from coseek.retrieval.views import View
+
+CARD = "coseek.yaml"
+MOST_TOKENS = 512
+"""Where nobody says more, texts are cut here: some encoders could read 32,768 tokens, at a price nobody asked for."""
+
+_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""How older folders say it → how newer ones do."""
+
+
+class EncoderCard(Settings):
+    """What an encoder must be given. `EncoderCard.of(folder)` reads it, `save` puts it into a folder."""
+
+    view: View | None = None
+    """The query view that it was trained with; `None` for none in particular."""
+    query_prompt: str = ""
+    """Written before each query, e.g. `query: ` for E5."""
+    passage_prompt: str = ""
+    """Written before each passage, e.g. `passage: ` for E5."""
+    query_tokens: int = Field(default=MOST_TOKENS, ge=1)
+    """Queries are cut to so many tokens, prompt included."""
+    passage_tokens: int = Field(default=MOST_TOKENS, ge=1)
+    """Passages are cut to so many tokens, prompt included."""
+    pooling: str = "mean"
+    """How the vectors of the tokens become one: `mean`, `cls`, `lasttoken` …, `a+b` for two side by side."""
+    normalise: bool = True
+    """Whether vectors are scaled to length 1."""
+    similarity: Literal["cosine", "dot"] = "cosine"
+    """How a query and a passage are compared."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "EncoderCard":
+        """The card of an encoder folder; what contradicts the folder's own files is refused."""
+        said = _read_yaml(folder / CARD)
+        own = _own(folder, said)
+        try:
+            card = make_settings(cls, {**own, **said})
+        except SettingError as error:
+            raise DataError(f"{folder / CARD}: {error}") from None
+        card._check(folder)
+        return card
+
+    def save(self, folder: Path) -> None:
+        """Write `coseek.yaml` into a sentence-transformers folder, after checking that it fits."""
+        self._check(folder)
+        with atomic_write(folder / CARD) as file:
+            yaml.safe_dump(save_settings(self), file, sort_keys=False, allow_unicode=True)
+
+    def difference(self, other: "EncoderCard") -> str | None:
+        """The first value in which the other card differs, as the middle of a sentence; `None` if there is none."""
+        for name, mine in save_settings(self).items():
+            theirs = getattr(other, name)
+            if mine != theirs:
+                return f"{name} {mine!r} instead of {theirs!r}"
+        return None
+
+    def _check(self, folder: Path) -> None:
+        pooling, normalises = _modules(folder)
+        if pooling != self.pooling:
+            raise DataError(
+                f"{folder}: the card says pooling {self.pooling!r}, its modules do {pooling!r}; mend {CARD}"
+            )
+        if normalises and not self.normalise:
+            raise DataError(f"{folder}: the card says normalise: false, its modules do normalise; mend {CARD}")
+        if self.similarity == "cosine" and not self.normalise:
+            raise DataError(
+                f"{folder}: a cosine is the inner product of vectors of length 1; "
+                f"say normalise: true or similarity: dot in {CARD}"
+            )
+
+
+def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
+    """The card that the folder's own files make."""
+    config = _object(folder / "config_sentence_transformers.json")
+    prompts = cast(dict[str, str | None], config.get("prompts") or {})
+    similarity = said.get("similarity") or config.get("similarity_fn_name") or "cosine"
+    if similarity not in ("cosine", "dot"):
+        raise DataError(f"{folder}: its similarity is {similarity!r}, and only cosine and dot can be searched")
+    pooling, normalises = _modules(folder)
+    tokens = min(_longest(folder), MOST_TOKENS)
+    return {
+        "query_prompt": prompts.get("query") or "",
+        # sentence-transformers' own order; it writes an empty "document" beside another name, hence the `or`
+        "passage_prompt": prompts.get("document") or prompts.get("passage") or prompts.get("corpus") or "",
+        "query_tokens": tokens,
+        "passage_tokens": tokens,
+        "pooling": pooling,
+        "normalise": normalises or similarity == "cosine",
+        "similarity": similarity,
+    }
+
+
+def _modules(folder: Path) -> tuple[str, bool]:
+    """How the folder's modules pool (`none` without such a module), and whether they normalise."""
+    pooling, normalises = "none", False
+    modules = read_json(folder / "modules.json")
+    if not isinstance(modules, list):
+        raise DataError(f"{folder / 'modules.json'} must hold a list of modules")
+    for module in cast(list[dict[str, str]], modules):
+        kind = module.get("type", "").rpartition(".")[2]
+        if kind == "Pooling":
+            pooling = _pooling(_object(folder / module.get("path", "") / "config.json"))
+        normalises = normalises or kind == "Normalize"
+    return pooling, normalises
+
+
+def _pooling(config: JsonObject) -> str:
+    named = config.get("pooling_mode")
+    if isinstance(named, str):
+        return named
+    if isinstance(named, list):
+        return "+".join(str(name) for name in named)
+    return "+".join(name for key, name in _POOLINGS.items() if config.get(key)) or "mean"
+
+
+def _longest(folder: Path) -> int:
+    """Tokens that the encoder is meant to read at most, by the files that say so."""
+    own = _object(folder / "sentence_bert_config.json").get("max_seq_length")
+    if isinstance(own, int):
+        return own
+    limits = [
+        _object(folder / "tokenizer_config.json").get("model_max_length"),
+        _object(folder / "config.json").get("max_position_embeddings"),
+    ]
+    # Tokenizers without a limit say 1e30, as a float.
+    return min((int(limit) for limit in limits if isinstance(limit, int | float) and limit > 0), default=MOST_TOKENS)
+
+
+def _object(path: Path) -> JsonObject:
+    """A JSON object; an empty one where there is no file."""
+    if not path.is_file():
+        return {}
+    value: Json = read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path} must hold a JSON object")
+    return value
+
+
+def _read_yaml(path: Path) -> JsonObject:
+    if not path.is_file():
+        return {}
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path} must hold `name: value` lines")
+    return cast(JsonObject, tree)

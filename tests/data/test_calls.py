@@ -1,0 +1,208 @@
+"""Fears about calls: a key that leaks, a fault that is repeated for ever or not at all, a stall that spreads."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.models.http_site import Asked, Said, site
+
+from coseek.data.breaker import Breaker
+from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in, retry_after_s
+from coseek.data.errors import SettingError
+
+FAST = Patience(first_wait_s=0.001, longest_wait_s=0.05, timeout_s=5.0, attempts=3)
+OK = Said({"ok": True})
+KEY = "sk-very-secret-123"
+
+
+def in_order(*said: Said) -> Callable[[Asked], Said]:
+    """One answer after another, the last one for ever."""
+    return lambda asked: said[min(asked.number, len(said) - 1)]
+
+
+def failure_of(answer: Callable[[Asked], Said], patience: Patience = FAST, key: str | None = None) -> tuple[str, int]:
+    """What a call that fails says, and how often it was made."""
+    with site(answer) as there:
+        calls = Calls(there.url, patience, key)
+        with pytest.raises(CallFailed) as failed:
+            calls.ask("POST", "/x", {"a": 1})
+        calls.close()
+        return str(failed.value), len(there.asked)
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [Said({}, 500), Said({}, 503), Said({}, 429), Said(b"<html>"), Said(b"[1]"), Said(b'{"a": ')],
+    ids=["500", "503", "429", "html", "list", "cut short"],
+)
+def test_what_may_pass_is_asked_again(passing: Said) -> None:
+    with site(in_order(passing, passing, OK)) as there:
+        calls = Calls(there.url, FAST)
+        assert calls.ask("POST", "/x", {"a": 1}) == {"ok": True}
+        assert (calls.stats.calls, calls.stats.retries, calls.stats.answered) == (3, 2, 1)
+        assert [asked.body for asked in there.asked] == [{"a": 1}] * 3
+        calls.close()
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 302])
+def test_what_will_not_pass_is_asked_once(status: int) -> None:
+    sentence, made = failure_of(in_order(Said({"error": "no"}, status, {"location": "http://127.0.0.1:1/"})))
+    assert made == 1
+    assert str(status) in sentence
+
+
+def test_a_call_ends_after_so_many_attempts() -> None:
+    sentence, made = failure_of(in_order(Said({}, 500)))
+    assert made == 3
+    assert sentence.endswith("it answered 500 (3 tries)")
+
+
+def test_the_key_is_in_the_header_and_nowhere_else() -> None:
+    with site(in_order(OK)) as there:
+        calls = Calls(there.url, FAST, KEY)
+        calls.ask("POST", "/x", {"a": 1})
+        assert there.asked[0].headers["authorization"] == f"Bearer {KEY}"
+        assert KEY not in repr(calls) + str(there.asked[0].body) + there.asked[0].path
+        calls.close()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 500])
+def test_a_server_that_repeats_the_key_does_not_bring_it_into_an_error(status: int) -> None:
+    sentence, _ = failure_of(in_order(Said({"error": f"wrong key {KEY}"}, status)), key=KEY)
+    assert KEY not in sentence
+
+
+def test_a_key_that_a_long_answer_repeats_is_not_half_told() -> None:
+    sentence, _ = failure_of(in_order(Said(b"x" * 290 + KEY.encode(), 400)), key=KEY)
+    assert KEY[:8] not in sentence
+
+
+def test_text_that_has_no_bytes_is_sent_escaped() -> None:
+    with site(in_order(OK)) as there:
+        calls = Calls(there.url, FAST)
+        calls.ask("POST", "/x", {"a": "\ud800"})
+        assert there.asked[0].body == {"a": "\ud800"}
+        calls.close()
+
+
+def test_a_stalled_call_ends_and_holds_up_no_other() -> None:
+    gate = threading.Event()
+    with site(lambda asked: Said({}, hold=gate) if asked.body.get("slow") else OK) as there:
+        calls = Calls(there.url, Patience(timeout_s=0.3, attempts=1))
+        slow = calls.submit("POST", "/x", {"slow": True})
+        assert calls.ask("POST", "/x", {}) == {"ok": True}
+        assert not slow.done()
+        with pytest.raises(CallFailed, match=r"no answer within 0\.3 s"):
+            slow.result(5)
+        gate.set()
+        calls.close()
+
+
+def test_no_more_calls_are_under_way_than_were_allowed() -> None:
+    gate = threading.Event()
+    with site(lambda asked: Said({}, hold=gate)) as there:
+        calls = Calls(there.url, Patience(concurrency=3, timeout_s=10))
+        futures = [calls.submit("POST", "/x", {}) for _ in range(8)]
+        time.sleep(0.2)
+        assert there.most_at_once == 3
+        gate.set()
+        assert [future.result(5) for future in futures] == [{}] * 8
+        assert there.most_at_once == 3
+        calls.close()
+
+
+def test_a_cancelled_call_makes_room() -> None:
+    gate = threading.Event()
+    with site(lambda asked: Said({}, hold=gate) if asked.number == 0 else OK) as there:
+        calls = Calls(there.url, Patience(concurrency=1, timeout_s=10))
+        first = calls.submit("POST", "/x", {})
+        while not there.asked:
+            time.sleep(0.01)
+        first.cancel()
+        assert calls.ask("POST", "/x", {}) == {"ok": True}
+        gate.set()
+        calls.close()
+
+
+def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again() -> None:
+    sentence, made = failure_of(in_order(Said({}, 503, {"retry-after": "3600"})))
+    assert made == 1
+    assert "503" in sentence
+
+
+def test_a_server_is_obeyed_in_how_long_to_wait() -> None:
+    with site(in_order(Said({}, 503, {"retry-after": "1"}), OK)) as there:
+        calls = Calls(there.url, Patience(first_wait_s=0.0, longest_wait_s=2.0))
+        began = time.monotonic()
+        calls.ask("GET", "/x")
+        assert time.monotonic() - began >= 1.0
+        calls.close()
+
+
+def test_a_dead_server_is_left_alone() -> None:
+    with site(in_order(Said({}, 500))) as there:
+        calls = Calls(there.url, Patience(attempts=1, break_after=3, cool_down_s=60))
+        for _ in range(3):
+            with pytest.raises(CallFailed, match="answered 500"):
+                calls.ask("GET", "/x")
+        with pytest.raises(CallFailed, match="3 times in a row"):
+            calls.ask("GET", "/x")
+        assert len(there.asked) == 3
+        calls.close()
+
+
+def test_a_call_after_the_end_of_calls_is_refused_and_waits_for_nobody() -> None:
+    with site(in_order(OK)) as there:
+        calls = Calls(there.url, FAST)
+        calls.ask("GET", "/x")
+        calls.close()
+        with pytest.raises(RuntimeError):
+            calls.ask("GET", "/x")
+
+
+def test_the_breaker_lets_one_probe_through() -> None:
+    clock = [0.0]
+    breaker = Breaker(2, 10.0, lambda: clock[0])
+    breaker.failed()
+    assert breaker.wait_s() == 0.0
+    breaker.failed()
+    assert breaker.wait_s() == 10.0
+    clock[0] = 11.0
+    assert breaker.wait_s() == 0.0  # the probe
+    assert breaker.wait_s() == 10.0
+    breaker.worked()
+    assert breaker.wait_s() == 0.0
+
+
+@given(st.text(max_size=40))
+def test_any_retry_after_is_a_wait_or_nothing(said: str) -> None:
+    wait_s = retry_after_s(said, 1e9)
+    assert wait_s is None or wait_s >= 0
+
+
+def test_a_date_in_retry_after_counts_from_now() -> None:
+    assert retry_after_s("Thu, 01 Jan 1970 00:01:00 GMT", 20.0) == 40.0
+    assert retry_after_s(" 7 ", 0) == 7.0
+
+
+@pytest.mark.parametrize(
+    "wrong", ["ftp://x", "http://", "http://a:b@x", "http://x?k=1", "http://x:99999", "x", "http://[1"]
+)
+def test_an_address_that_is_none_is_a_sentence(wrong: str) -> None:
+    with pytest.raises(SettingError):
+        base_of(wrong)
+
+
+def test_what_people_leave_at_the_end_of_an_address_is_taken_off() -> None:
+    assert base_of("http://x:1/v1/", ("/v1",)) == "http://x:1"
+    assert base_of("http://x/team/v1", ("/v1",)) == "http://x/team"
+
+
+def test_an_empty_key_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPTY_KEY", " ")
+    with pytest.raises(SettingError, match="EMPTY_KEY"):
+        key_in("EMPTY_KEY")
+    assert key_in(None) is None

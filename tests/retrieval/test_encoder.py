@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.retrieval.tiny_encoder import make_encoder
+
+from coseek.data.errors import DataError, SettingError, UserError
+from coseek.retrieval.embedding import Reader
+from coseek.retrieval.encoder import Encoder, encoder_folder, usable_device
+from coseek.retrieval.encoder_card import EncoderCard
+
+TEXTS = ["ba be bi", "do", "fa fe fi fo fu ga ge gi go gu", ""]
+
+
+@pytest.fixture(scope="module")
+def mean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoders") / "mean")
+
+
+def test_an_encoder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no encoder 'minilmm'; did you mean 'minilm'"):
+        encoder_folder("minilmm")
+    with pytest.raises(DataError, match=r"no modules\.json"):
+        encoder_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_every_pooling_gives_what_its_name_says(tmp_path: Path, pooling: str) -> None:
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = make_encoder(tmp_path / pooling, pooling, normalise=False)
+    assert EncoderCard.of(folder).pooling == pooling
+    vectors = Encoder.open(folder, "cpu").encode(TEXTS, "", 64, 4, normalise=False)
+    model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    for text, vector in zip(TEXTS, vectors, strict=True):  # one by one: nothing is padded
+        with torch.inference_mode():
+            states_TD = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        expected = {"mean": states_TD.mean(dim=0), "cls": states_TD[0], "lasttoken": states_TD[-1]}[pooling]
+        assert np.allclose(vector, expected.numpy(), atol=1e-5)
+
+
+def test_vectors_are_unit_ones_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    encoder = Encoder.open(make_encoder(tmp_path / "e", normalise=False), "cpu")
+    assert np.allclose(np.linalg.norm(encoder.encode(TEXTS, "", 64, 2), axis=1), 1, atol=1e-6)
+    assert not np.allclose(np.linalg.norm(encoder.encode(TEXTS, "", 64, 2, normalise=False), axis=1), 1, atol=1e-2)
+
+
+def test_prompt_and_length_are_those_of_the_call(mean: Path) -> None:
+    encoder = Encoder.open(mean, "cpu")
+    assert np.array_equal(encoder.encode(["do"], "ba ", 64, 1), encoder.encode(["ba do"], "", 64, 1))
+    cut = encoder.encode(["ba be bi bo bu"], "", 4, 1)  # [CLS] ba be [SEP]
+    assert np.array_equal(cut, encoder.encode(["ba be"], "", 64, 1))
+    assert not np.array_equal(cut, encoder.encode(["ba be bi bo bu"], "", 64, 1))
+
+
+def test_vectors_come_in_the_order_of_their_texts(mean: Path) -> None:
+    encoder = Encoder.open(mean, "cpu")
+    one_by_one = np.concatenate([encoder.encode([text], "", 64, 1) for text in TEXTS])
+    assert np.allclose(encoder.encode(TEXTS, "", 64, 3), one_by_one, atol=1e-6)
+
+
+def test_a_loaded_encoder_is_shared_until_its_folder_changes(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "e", seed=1)
+    first = Encoder.open(folder, "cpu")
+    assert Encoder.open(folder, "cpu") is first
+    assert Encoder.open(folder, "cpu", "bfloat16") is not first
+    make_encoder(folder, seed=2)
+    second = Encoder.open(folder, "cpu")
+    assert not np.array_equal(first.encode(TEXTS, "", 64, 4), second.encode(TEXTS, "", 64, 4))
+
+
+def test_a_gpu_is_taken_when_there_is_one_and_missed_when_it_is_asked_for() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        assert usable_device("auto") == usable_device("cuda") == "cuda"
+    else:
+        assert usable_device("auto") == "cpu"
+        with pytest.raises(SettingError, match="torch sees no GPU here"):
+            usable_device("cuda:1")
+
+
+def test_bfloat16_weights_give_nearly_the_same_float32_vectors(mean: Path) -> None:
+    rough = Encoder.open(mean, "cpu", "bfloat16").encode(TEXTS, "", 64, 4)
+    assert rough.dtype == np.float32
+    assert np.allclose(rough, Encoder.open(mean, "cpu").encode(TEXTS, "", 64, 4), atol=0.05)
+
+
+def test_a_reader_counts_as_the_encoder_does_and_leaves_room_for_the_prompt(mean: Path) -> None:
+    reader = Reader.of(mean, "ba be ", 10)
+    assert reader.separator == "[SEP]"
+    assert reader.count("do da [SEP] du") == 4
+    assert reader.limit == 10 - 2 - 2

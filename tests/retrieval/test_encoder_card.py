@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coseek.data.errors import DataError
+from coseek.data.files import Json
+from coseek.retrieval.encoder import encoder_folder
+from coseek.retrieval.encoder_card import EncoderCard
+
+
+def folder_of(
+    folder: Path,
+    *,
+    pooling: dict[str, Json] | None = None,
+    normalise: bool = True,
+    config: dict[str, Json] | None = None,
+    length: int | None = 100,
+) -> Path:
+    """The files that say how an encoder is used, without weights."""
+    kinds = ["base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling"]
+    kinds += ["base.modules.normalize.Normalize"] if normalise else []
+    modules = [
+        {
+            "idx": place,
+            "name": str(place),
+            "path": f"{place}_" if place else "",
+            "type": f"sentence_transformers.{kind}",
+        }
+        for place, kind in enumerate(kinds)
+    ]
+    (folder / "1_").mkdir(parents=True)
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_" / "config.json").write_text(json.dumps(pooling or {"pooling_mode": "mean"}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config or {}))
+    if length:
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    return folder
+
+
+def test_a_folder_without_a_card_speaks_for_itself(tmp_path: Path) -> None:
+    config: dict[str, Json] = {"prompts": {"query": "query: ", "document": "", "passage": "passage: "}}
+    card = EncoderCard.of(folder_of(tmp_path, config={**config, "similarity_fn_name": "dot"}, normalise=False))
+    assert card == EncoderCard(
+        query_prompt="query: ",
+        passage_prompt="passage: ",
+        query_tokens=100,
+        passage_tokens=100,
+        normalise=False,
+        similarity="dot",
+    )
+    assert card.view is None
+
+
+def test_nothing_is_guessed_from_a_name(tmp_path: Path) -> None:
+    plain, e5 = folder_of(tmp_path / "plain"), folder_of(tmp_path / "intfloat-e5-base-v2")
+    assert EncoderCard.of(plain) == EncoderCard.of(e5)
+
+
+def test_the_shipped_encoder_has_a_card() -> None:
+    card = EncoderCard.of(encoder_folder("minilm"))
+    assert (card.pooling, card.normalise, card.similarity) == ("mean", True, "cosine")
+    assert (card.query_tokens, card.passage_tokens) == (256, 256)
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode": "lasttoken"}, "lasttoken"),
+        ({"pooling_mode": ["cls", "mean"]}, "cls+mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}, "lasttoken"),
+        ({"word_embedding_dimension": 8}, "mean"),
+    ],
+)
+def test_old_and_new_ways_to_say_pooling_are_read(tmp_path: Path, config: dict[str, Json], pooling: str) -> None:
+    assert EncoderCard.of(folder_of(tmp_path, pooling=config)).pooling == pooling
+
+
+def test_what_a_card_says_comes_back(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    card = EncoderCard(
+        view="question+query", query_prompt="Frage: ", passage_prompt="", query_tokens=32, passage_tokens=180
+    )
+    card.save(folder)
+    assert EncoderCard.of(folder) == card
+    assert yaml.safe_load((folder / "coseek.yaml").read_text())["view"] == "question+query"
+
+
+def test_a_card_may_say_a_part(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, config={"prompts": {"query": "q: "}})
+    (folder / "coseek.yaml").write_text("query_tokens: 7\n")
+    card = EncoderCard.of(folder)
+    assert (card.query_tokens, card.passage_tokens, card.query_prompt) == (7, 100, "q: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("pooling: cls", "says pooling 'cls', its modules do 'mean'"),
+        ("normalise: false", "says normalise: false, its modules do normalise"),
+        ("query_token: 3", "did you mean 'query_tokens'"),
+        ("query_tokens: many", r"coseek\.yaml: setting 'query_tokens'"),
+        ("view: question-query", "did you mean 'question"),
+        ("similarity: manhattan", "only cosine and dot"),
+        ("- a", "`name: value` lines"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_card_that_is_wrong_is_refused(tmp_path: Path, line: str, sentence: str) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "coseek.yaml").write_text(line)
+    with pytest.raises(DataError, match=sentence):
+        EncoderCard.of(folder)
+
+
+def test_a_card_that_does_not_fit_its_folder_is_not_written(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, normalise=False)
+    with pytest.raises(DataError, match="say normalise: true or similarity: dot"):
+        EncoderCard(normalise=False, similarity="cosine").save(folder)
+    with pytest.raises(DataError, match="pooling 'max'"):
+        EncoderCard(pooling="max").save(folder)
+    assert not (folder / "coseek.yaml").exists()
+
+
+def test_lengths_that_nobody_asked_for_are_not_taken(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, length=None)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
+    assert EncoderCard.of(folder).query_tokens == 512
+    (folder / "config.json").write_text('{"max_position_embeddings": 32768}')
+    assert EncoderCard.of(folder).query_tokens == 512
+    (folder / "config.json").write_text('{"max_position_embeddings": 128}')
+    assert EncoderCard.of(folder).query_tokens == 128
+
+
+def test_the_first_difference_is_named() -> None:
+    assert EncoderCard().difference(EncoderCard()) is None
+    found = EncoderCard(query_prompt="a").difference(EncoderCard(query_prompt="b", query_tokens=3))
+    assert found == "query_prompt 'a' instead of 'b'"

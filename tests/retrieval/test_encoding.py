@@ -1,0 +1,168 @@
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.retrieval.tiny_encoder import make_encoder, sentences
+
+from coseek.data.errors import DiskFault, UserError
+from coseek.data.passage import Corpus
+from coseek.retrieval.index import build_index, open_index
+
+ROOT = Path(__file__).parent.parent.parent
+ROWS = 700
+BUILDS: dict[str, dict[str, object]] = {
+    "dense": {"batch_size": 8, "dtype": "float16", "search": "int8"},
+    "hnsw": {"batch_size": 8},
+    "ivf-pq": {"batch_size": 8},
+}
+
+
+class Stopped(Exception):
+    """What ends a build in these tests."""
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return sentences(ROWS)
+
+
+def digest(folder: Path) -> str:
+    """All names and bytes of a folder."""
+    sha = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            sha.update(f"{path.relative_to(folder)}:{path.stat().st_size}\n".encode() + path.read_bytes())
+    return sha.hexdigest()
+
+
+class StopsAfter:
+    """A report that ends the build after so many words."""
+
+    def __init__(self, reports: int) -> None:
+        self.left = reports
+        self.first: int | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self.first = done if self.first is None else self.first
+        self.left -= 1
+        if not self.left:
+            raise Stopped
+
+
+@pytest.mark.parametrize("retriever", list(BUILDS))
+def test_a_build_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
+    tmp_path: Path, encoder: Path, corpus: Corpus, retriever: str
+) -> None:
+    settings = {"encoder": str(encoder), **BUILDS[retriever]}
+    build_index(corpus, retriever, tmp_path / "whole" / "index", settings)
+    target = tmp_path / "stopped" / "index"
+    began: list[int | None] = []
+    for reports in (3, 40, 9, 50):
+        report = StopsAfter(reports)
+        with pytest.raises(Stopped):
+            build_index(corpus, retriever, target, settings, report)
+        assert not target.exists()
+        began.append(report.first)
+        # What a kill leaves in the middle of writing a file or a folder whole or not at all:
+        building = target.with_name(".index.building")
+        (building / "vectors" / ".progress.json.abc.part").write_text("{")
+        (building / ".int8.abc.part").mkdir(exist_ok=True)
+        (building / ".int8.abc.part" / ".int8.json.def.part").write_text("{")
+    build_index(corpus, retriever, target, settings)
+    assert began == [0, 0, 256, 256]
+    assert digest(target) == digest(tmp_path / "whole" / "index")
+    assert [path.name for path in target.parent.iterdir()] == ["index"]
+
+
+def test_a_stopped_build_with_other_settings_begins_anew(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+    target = tmp_path / "index"
+    for settings in ({}, {"passage_prompt": "ba "}):
+        report = StopsAfter(40)
+        with pytest.raises(Stopped):
+            build_index(corpus, "dense", target, {"encoder": str(encoder), "batch_size": 8, **settings}, report)
+        assert report.first == 0
+
+
+def test_a_stopped_build_begins_anew_when_its_encoder_was_trained_on(tmp_path: Path, corpus: Corpus) -> None:
+    folder = make_encoder(tmp_path / "encoder", seed=1)
+    settings = {"encoder": str(folder), "batch_size": 8}
+    with pytest.raises(Stopped):
+        build_index(corpus, "dense", tmp_path / "index", settings, StopsAfter(40))
+    make_encoder(folder, seed=2)
+    report = StopsAfter(1)
+    with pytest.raises(Stopped):
+        build_index(corpus, "dense", tmp_path / "index", settings, report)
+    assert report.first == 0
+
+
+def test_a_stopped_build_leaves_the_old_index_in_its_place(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+    target = tmp_path / "index"
+    build_index(corpus, "bm25", target)
+    with pytest.raises(Stopped):
+        build_index(corpus, "dense", target, {"encoder": str(encoder)}, StopsAfter(3))
+    assert open_index(target, corpus).name == "bm25"
+    build_index(corpus, "dense", target, {"encoder": str(encoder)})
+    assert open_index(target, corpus).name == "dense"
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_two_builds_of_one_index_do_not_mix(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+    settings = {"encoder": str(encoder)}
+    met: list[str] = []
+
+    def meanwhile(what: str, done: int, total: int) -> None:
+        with pytest.raises(UserError, match="being written by another build") as refused:
+            build_index(corpus, "dense", tmp_path / "index", settings)
+        met.append(str(refused.value))
+
+    build_index(corpus, "dense", tmp_path / "index", settings, meanwhile)
+    assert met
+    assert open_index(tmp_path / "index", corpus).search(["ba"], 1)[0]
+
+
+def test_a_full_disk_costs_nothing_that_was_encoded(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+    settings = {"encoder": str(encoder), "batch_size": 8}
+
+    def full(what: str, done: int, total: int) -> None:
+        if done > 300:
+            raise DiskFault("the disk is full")
+
+    with pytest.raises(DiskFault):
+        build_index(corpus, "dense", tmp_path / "index", settings, full)
+    report = StopsAfter(1)
+    with pytest.raises(Stopped):
+        build_index(corpus, "dense", tmp_path / "index", settings, report)
+    assert report.first == 256
+
+
+def test_progress_is_told_to_the_end(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+    told: list[tuple[str, int, int]] = []
+    build_index(corpus, "hnsw", tmp_path / "index", {"encoder": str(encoder)}, lambda *progress: told.append(progress))
+    for what in ("passages encoded", "passages linked"):
+        done = [row[1] for row in told if row[0] == what]
+        assert done == sorted(done) and done[0] == 0 and done[-1] == ROWS
+    assert {row[2] for row in told} == {ROWS}
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_three_times_ends_with_the_same_bytes() -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "bench" / "kill_encoding.py"),
+        "--encoder",
+        "tiny",
+        "--kills",
+        "3",
+        "--each",
+        "3",
+    ]
+    outcome = subprocess.run([*command, "--count", "1500"], capture_output=True, text=True, timeout=170)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "1 of 1 byte-identical" in outcome.stdout

@@ -1,0 +1,162 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.retrieval.tiny_encoder import make_encoder, sentences
+
+from coseek.data.errors import DataError, DiskFault, IndexMismatch, SettingError
+from coseek.data.passage import Corpus, Passage
+from coseek.retrieval.embedding import Rows
+from coseek.retrieval.encoder import Vectors
+from coseek.retrieval.encoder_card import EncoderCard
+from coseek.retrieval.exact import ExactSearch
+from coseek.retrieval.faiss_index import Lift, write_file
+from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.retrievers import hnsw
+from coseek.retrieval.retrievers.hnsw import Hnsw, HnswSearch, HnswSettings, weave
+from coseek.retrieval.vectors import VectorStore
+
+QUERIES = ["ba be", "gu go ge", " ", "do"]
+EF_SEARCH = 64
+
+
+def clustered(rows: int, dim: int, seed: int, *, unit: bool, spread: float = 0.4) -> Vectors:
+    """Vectors around a hundred centres, as those of texts about a hundred things; of many lengths unless `unit`."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((100, dim))
+    vectors = centres[rng.integers(0, 100, rows)] + spread * rng.standard_normal((rows, dim))
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True) if unit else rng.uniform(0.5, 2.0, (rows, 1))
+    return (vectors / lengths).astype(np.float32)
+
+
+def recall(found: Rows, expected: Rows) -> float:
+    pairs = zip(found.tolist(), expected.tolist(), strict=True)
+    return float(np.mean([len(set(mine) & set(theirs)) / len(theirs) for mine, theirs in pairs]))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return sentences(400)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_the_graph_finds_what_looking_at_everything_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: bool
+) -> None:
+    # Given to faiss in several blocks, as a large corpus is.
+    monkeypatch.setattr("coseek.retrieval.faiss_index.BLOCK_ROWS", 700)
+    both = clustered(4_100, 32, 0, unit=unit)
+    store, queries = VectorStore.of(both[:4_000]), both[4_000:]
+    write_file(weave(store, HnswSettings(m=16), normalised=unit), tmp_path / "graph")
+    rows, scores = HnswSearch(tmp_path / "graph", EF_SEARCH).search(queries, 10)
+    expected, right = ExactSearch(store).search(queries, 10)
+    reached = recall(rows, expected)
+    print(f"recall@10 {reached:.3f} at ef_search={EF_SEARCH}")
+    assert reached >= 0.95
+    same = rows == expected
+    assert np.allclose(scores[same], right[same], rtol=1e-5)
+
+
+def test_a_wider_search_finds_no_less(tmp_path: Path) -> None:
+    both = clustered(4_100, 32, 1, unit=True)
+    store, queries = VectorStore.of(both[:4_000]), both[4_000:]
+    write_file(weave(store, HnswSettings(m=4, ef_construction=20), normalised=True), tmp_path / "graph")
+    expected, _ = ExactSearch(store).search(queries, 10)
+    narrow, wide = (recall(HnswSearch(tmp_path / "graph", ef).search(queries, 10)[0], expected) for ef in (10, 200))
+    assert narrow < wide
+
+
+def test_a_graph_that_is_opened_again_finds_the_same_and_is_the_same_when_made_again(
+    tmp_path: Path, encoder: Path, corpus: Corpus
+) -> None:
+    built = build_index(corpus, "hnsw", tmp_path / "one", {"encoder": str(encoder)})
+    assert isinstance(built, Hnsw)
+    opened = open_index(tmp_path / "one", corpus)
+    assert opened.search(QUERIES, 7) == built.search(QUERIES, 7)
+    assert opened.identity == built.identity
+    build_index(corpus, "hnsw", tmp_path / "two", {"encoder": str(encoder)})
+    graphs = [(tmp_path / name / hnsw.GRAPH).read_bytes() for name in ("one", "two")]
+    assert graphs[0] == graphs[1]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["encoder.json", "graph.faiss", "index.json"]
+
+
+def test_a_query_finds_the_same_alone_and_in_a_batch_and_never_a_passage_that_is_not_there(
+    tmp_path: Path, encoder: Path
+) -> None:
+    corpus = sentences(12)
+    opened = build_index(corpus, "hnsw", tmp_path / "index", {"encoder": str(encoder)})
+    many = [*QUERIES, *(passage.text for passage in corpus)] * 2
+    found = opened.search(many, 50)
+    assert found == [opened.search([query], 50)[0] for query in many]
+    assert [len(hits) for hits in found[:4]] == [12, 12, 0, 12]
+    for hits in found:
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_equal_passages_keep_corpus_order(tmp_path: Path, encoder: Path) -> None:
+    twins = Corpus(Passage(f"{passage.id}{twin}", "", passage.text) for passage in sentences(40) for twin in "ba")
+    opened = build_index(twins, "hnsw", tmp_path / "index", {"encoder": str(encoder)})
+    rank = {passage.id: row for row, passage in enumerate(twins)}
+    for hits in opened.search(["ba", "do du"], 80):
+        pairs = [(-hit.score, rank[hit.passage.id]) for hit in hits]
+        assert pairs == sorted(pairs)
+
+
+def test_float16_halves_the_graphs_vectors(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+    full = build_index(corpus, "hnsw", tmp_path / "full", {"encoder": str(encoder)})
+    half = build_index(corpus, "hnsw", tmp_path / "half", {"encoder": str(encoder), "dtype": "float16"})
+    sizes = [(tmp_path / name / hnsw.GRAPH).stat().st_size for name in ("full", "half")]
+    assert sizes[0] - sizes[1] > 0.9 * len(corpus) * 32 * 2
+    for ours, theirs in zip(half.search(QUERIES, 3), full.search(QUERIES, 3), strict=True):
+        assert np.allclose([hit.score for hit in ours], [hit.score for hit in theirs], atol=2e-3)
+
+
+def test_how_widely_to_search_may_be_chosen_when_opening_and_how_densely_to_weave_not(
+    tmp_path: Path, encoder: Path, corpus: Corpus
+) -> None:
+    build_index(corpus, "hnsw", tmp_path / "index", {"encoder": str(encoder)})
+    opened = open_index(tmp_path / "index", corpus, {"ef_search": 300})
+    assert isinstance(opened, Hnsw) and isinstance(opened.settings, HnswSettings)
+    assert opened.settings.ef_search == 300
+    with pytest.raises(SettingError, match="'m' is fixed when an index of 'hnsw' is made"):
+        open_index(tmp_path / "index", corpus, {"m": 32})
+
+
+def test_a_changed_encoder_and_a_broken_graph_are_refused(tmp_path: Path, corpus: Corpus) -> None:
+    folder = make_encoder(tmp_path / "encoder")
+    build_index(corpus, "hnsw", tmp_path / "index", {"encoder": str(folder)})
+    graph = tmp_path / "index" / hnsw.GRAPH
+    whole = graph.read_bytes()
+    graph.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"graph\.faiss cannot be read"):
+        open_index(tmp_path / "index", corpus)
+    graph.write_bytes(whole)
+    EncoderCard(query_prompt="ba ", query_tokens=64, passage_tokens=64).save(folder)
+    with pytest.raises(IndexMismatch, match="query_prompt"):
+        open_index(tmp_path / "index", corpus)
+
+
+def test_a_full_disk_ends_in_a_sentence_and_leaves_no_half_graph(tmp_path: Path) -> None:
+    graph = weave(VectorStore.of(clustered(600, 32, 0, unit=True)), HnswSettings(m=4), normalised=True)
+    (tmp_path / "graph.part").symlink_to("/dev/full")
+    with pytest.raises(DiskFault, match=r"No space left on device.*what is encoded is kept"):
+        write_file(graph, tmp_path / "graph")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_vectors_of_many_lengths_become_equally_long_without_changing_a_product() -> None:
+    vectors = clustered(50, 8, 0, unit=False)
+    store, query = VectorStore.of(vectors), clustered(1, 8, 1, unit=False)
+    lift = Lift(store, normalised=False, multiple=4)
+    lifted = lift.rows(np.arange(50))
+    assert lifted.shape == (50, 12)
+    assert np.allclose(np.linalg.norm(lifted, axis=1), np.linalg.norm(vectors, axis=1).max(), rtol=1e-5)
+    assert np.allclose(lifted[:, :8] @ query[0], vectors @ query[0])
+    unit = Lift(store, normalised=False, unit=True).rows(np.arange(50))
+    assert np.allclose(np.linalg.norm(unit, axis=1), 1.0, rtol=1e-5)
+    assert Lift(store, normalised=True).dim == 8

@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.retrieval.test_hnsw import clustered, recall
+from tests.retrieval.tiny_encoder import make_encoder, sentences
+
+from coseek.data.errors import SettingError
+from coseek.data.passage import Corpus
+from coseek.retrieval.exact import ExactSearch
+from coseek.retrieval.faiss_index import write_file
+from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.retrievers import ivf_pq
+from coseek.retrieval.retrievers.ivf_pq import IvfPq, IvfPqSearch, IvfPqSettings, cells_for, fill_cells
+from coseek.retrieval.vectors import VectorStore
+
+QUERIES = ["ba be", "gu go ge", " ", "do"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return sentences(400)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_cells_and_codes_find_most_of_what_looking_at_everything_finds(tmp_path: Path, unit: bool) -> None:
+    both = clustered(4_100, 32, 0, unit=unit)
+    store, queries = VectorStore.of(both[:4_000]), both[4_000:]
+    settings = IvfPqSettings(nlist=40, nprobe=10, m=8, nbits=6)
+    write_file(fill_cells(store, settings, normalised=unit), tmp_path / "cells")
+    rows, scores = IvfPqSearch(tmp_path / "cells", settings, store).search(queries, 10)
+    expected, right = ExactSearch(store).search(queries, 10)
+    refined = recall(rows, expected)
+    assert refined >= 0.9
+    same = rows == expected
+    assert same.any() and (scores[same] == right[same]).all()  # what is refined has its real score
+    coarse, _ = IvfPqSearch(tmp_path / "cells", settings, None).search(queries, 10)
+    assert 0.3 < recall(coarse, expected) < refined
+
+
+def test_looking_into_more_cells_finds_more(tmp_path: Path) -> None:
+    both = clustered(3_100, 32, 1, unit=True, spread=1.5)
+    store, queries = VectorStore.of(both[:3_000]), both[3_000:]
+    settings = IvfPqSettings(nlist=60, nbits=6)
+    write_file(fill_cells(store, settings, normalised=True), tmp_path / "cells")
+    expected, _ = ExactSearch(store).search(queries, 10)
+    reached = []
+    for nprobe in (1, 4, 60):
+        search = IvfPqSearch(tmp_path / "cells", settings.model_copy(update={"nprobe": nprobe, "refine": 50}), store)
+        reached.append(recall(search.search(queries, 10)[0], expected))
+    assert reached == sorted(reached) and reached[0] < reached[-1] and reached[-1] > 0.97
+
+
+def test_an_index_that_is_opened_again_finds_the_same_and_is_the_same_when_made_again(
+    tmp_path: Path, encoder: Path, corpus: Corpus
+) -> None:
+    settings: dict[str, object] = {"encoder": str(encoder), "seed": 3}
+    built = build_index(corpus, "ivf-pq", tmp_path / "one", settings)
+    assert isinstance(built, IvfPq)
+    assert open_index(tmp_path / "one", corpus).search(QUERIES, 7) == built.search(QUERIES, 7)
+    build_index(corpus, "ivf-pq", tmp_path / "two", settings)
+    build_index(corpus, "ivf-pq", tmp_path / "three", {**settings, "seed": 4})
+    one, two, three = ((tmp_path / name / ivf_pq.CELLS).read_bytes() for name in ("one", "two", "three"))
+    assert one == two != three
+
+
+def test_a_query_finds_the_same_alone_and_in_a_batch_and_never_a_passage_that_is_not_there(
+    tmp_path: Path, encoder: Path, corpus: Corpus
+) -> None:
+    settings = {"encoder": str(encoder), "nprobe": 1, "nlist": 10}
+    opened = build_index(corpus, "ivf-pq", tmp_path / "index", settings)
+    many = [*QUERIES, *(passage.text for passage in corpus[:40])]
+    found = opened.search(many, 390)
+    assert found == [opened.search([query], 390)[0] for query in many]
+    assert found[2] == [] and all(0 < len(hits) < 390 for hits in found[:2])
+    for hits in found:
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_without_refining_no_vectors_are_kept(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+    build_index(corpus, "ivf-pq", tmp_path / "index", {"encoder": str(encoder), "refine": 0})
+    files = sorted(path.name for path in (tmp_path / "index").iterdir())
+    assert files == ["cells.faiss", "encoder.json", "index.json"]
+    assert len(open_index(tmp_path / "index", corpus, {"nprobe": 99}).search(["ba"], 5)[0]) == 5
+    with pytest.raises(SettingError, match=r"refine=4: .* keeps no vectors"):
+        open_index(tmp_path / "index", corpus, {"refine": 4})
+
+
+def test_a_corpus_that_is_too_small_is_refused_before_it_is_encoded(tmp_path: Path, encoder: Path) -> None:
+    def never(what: str, done: int, total: int) -> None:
+        raise AssertionError(what)
+
+    settings: dict[str, object] = {"encoder": str(encoder)}
+    with pytest.raises(SettingError, match=r"256 codes \(nbits=8\) .* the corpus has 255; take the retriever dense"):
+        build_index(sentences(255), "ivf-pq", tmp_path / "index", settings, never)
+    with pytest.raises(SettingError, match="nlist=300 cells for 256 passages"):
+        build_index(sentences(256), "ivf-pq", tmp_path / "index", {**settings, "nlist": 300}, never)
+    assert list(tmp_path.iterdir()) == []
+    least = build_index(sentences(16), "ivf-pq", tmp_path / "index", {**settings, "nbits": 4})
+    assert len(least.search(["ba"], 3)[0]) == 3
+
+
+def test_the_number_of_cells_grows_with_the_root_of_the_corpus() -> None:
+    settings = IvfPqSettings()
+    assert [cells_for(count, settings) for count in (256, 4_000, 1_000_000, 21_015_324)] == [6, 102, 4_000, 18_337]
+    assert cells_for(256, IvfPqSettings(nlist=7)) == 7
+
+
+@pytest.mark.parametrize("pieces", [1, 5, 32, 40])
+def test_a_vector_may_be_cut_into_any_number_of_pieces(pieces: int) -> None:
+    store = VectorStore.of(clustered(300, 32, 0, unit=True))
+    index = fill_cells(store, IvfPqSettings(m=pieces, nbits=4, nlist=2), normalised=True)
+    assert index.ntotal == 300 and index.d % pieces == 0
+    assert np.isfinite(index.search(np.zeros((1, index.d), dtype=np.float32), 3)[0]).all()

@@ -1,0 +1,71 @@
+"""A tiny encoder with random weights, made on the spot: every part of a real one, in a fiftieth of a second a batch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coseek.data.passage import Corpus, Passage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+WORDS = [first + last for first in "bdfgk" for last in "aeiou"]
+"""Words that the tokenizer knows whole."""
+
+
+def make_encoder(
+    folder: Path, pooling: str = "mean", *, normalise: bool = True, hidden: int = 32, seed: int = 0, tokens: int = 64
+) -> Path:
+    """A sentence-transformers folder: a BERT of one layer, its tokenizer, pooling, and perhaps normalisation."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import BertConfig, BertModel
+
+    tokenizer = _tokenizer()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=2 * hidden,
+        max_position_embeddings=128,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    body = Transformer(str(folder), max_seq_length=tokens)
+    ends = [Normalize()] if normalise else []
+    model = SentenceTransformer(modules=[body, Pooling(hidden, pooling), *ends], device="cpu")
+    model.save(str(folder), create_model_card=False)
+    return folder
+
+
+def _tokenizer() -> "PreTrainedTokenizerFast":
+    """The words above and single letters, with the special tokens of BERT."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pad, unknown, first, last = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
+    letters = [chr(code) for code in range(ord("!"), 127)]
+    tokens = dict.fromkeys([pad, unknown, first, last, *WORDS, *letters, *(f"##{letter}" for letter in letters)])
+    vocabulary = {token: ident for ident, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}", special_tokens=[(name, vocabulary[name]) for name in (first, last)]
+    )
+    names = {"pad_token": pad, "unk_token": unknown, "cls_token": first, "sep_token": last}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+def sentences(count: int) -> Corpus:
+    """So many passages of different lengths; no two are the same."""
+    passages = []
+    for row in range(count):
+        digits = [row // 25**place % 25 for place in range(4)]
+        text = " ".join(WORDS[digit] for digit in digits)
+        passages.append(Passage(f"p{row}", WORDS[row % 25], f"{text} " * (1 + row * 7 % 5)))
+    return Corpus(passages)
