@@ -104,11 +104,11 @@ def test_a_passage_that_holds_tags_changes_nothing() -> None:
 
 
 def test_only_a_whole_tag_is_an_action() -> None:
-    assert SEARCH_R1.action("<think> a </think><search> b </search>")[0] is Action.SEARCH
-    assert SEARCH_R1.action("<think> a </think><search> b ")[0] is Action.NONE
-    assert SEARCH_R1.action("b </search>")[0] is Action.NONE
-    assert SEARCH_R1.action("<search> b </search></")[0] is Action.SEARCH  # the token that closed it was longer
-    assert SEARCH_R1.action("<information> b </information>")[0] is Action.NONE
+    assert SEARCH_R1.intent("<think> a </think><search> b </search>").action is Action.SEARCH
+    assert SEARCH_R1.intent("<think> a </think><search> b ").action is Action.NONE
+    assert SEARCH_R1.intent("b </search>").action is Action.NONE
+    assert SEARCH_R1.intent("<search> b </search></").action is Action.SEARCH  # the token that closed it was longer
+    assert SEARCH_R1.intent("<information> b </information>").action is Action.NONE
 
 
 @given(st.text(alphabet="<>/ \nthinkanswer", max_size=60))

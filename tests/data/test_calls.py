@@ -47,7 +47,7 @@ def test_what_may_pass_is_asked_again(passing: Said) -> None:
         calls.close()
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 422, 302])
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 302, 501])
 def test_what_will_not_pass_is_asked_once(status: int) -> None:
     sentence, made = failure_of(in_order(Said({"error": "no"}, status, {"location": "http://127.0.0.1:1/"})))
     assert made == 1
@@ -58,6 +58,8 @@ def test_a_call_ends_after_so_many_attempts() -> None:
     sentence, made = failure_of(in_order(Said({}, 500)))
     assert made == 3
     assert sentence.endswith("it answered 500 (3 tries)")
+    sentence, _ = failure_of(in_order(Said({"error": "out of memory"}, 500)))
+    assert "out of memory" in sentence
 
 
 def test_the_key_is_in_the_header_and_nowhere_else() -> None:
@@ -130,7 +132,41 @@ def test_a_cancelled_call_makes_room() -> None:
 def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again() -> None:
     sentence, made = failure_of(in_order(Said({}, 503, {"retry-after": "3600"})))
     assert made == 1
-    assert "503" in sentence
+    assert "503 and asks to wait 3600 s" in sentence
+
+
+def test_an_insistent_caller_asks_again_after_the_longest_wait() -> None:
+    with site(in_order(Said({}, 503, {"retry-after": "3600"}), OK)) as there:
+        calls = Calls(there.url, Patience(longest_wait_s=0.05, insistent=True))
+        assert calls.ask("GET", "/x") == {"ok": True}
+        calls.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff"])
+def test_bytes_are_fetched_once_whatever_they_are(body: bytes) -> None:
+    with site(in_order(Said(body), OK)) as there:
+        calls = Calls(there.url, FAST)
+        assert calls.fetch("POST", "/x", {"a": 1}, {"x-mine": "1"}) == body
+        assert (len(there.asked), there.asked[0].headers["x-mine"], calls.stats.answered) == (1, "1", 1)
+        calls.close()
+
+
+def test_an_answer_that_is_too_long_is_not_read() -> None:
+    with site(in_order(Said(b"x" * 101))) as there:
+        calls = Calls(there.url, FAST, most_bytes=100)
+        with pytest.raises(CallFailed, match="more than 100 bytes"):
+            calls.fetch("GET", "/x")
+        assert len(there.asked) == 1
+        calls.close()
+
+
+@pytest.mark.parametrize("status", [400, 503])
+def test_without_quotes_nothing_that_the_server_said_is_repeated(status: int) -> None:
+    with site(in_order(Said({"error": "your key is abc"}, status))) as there:
+        calls = Calls(there.url, FAST, name="it", quotes=False)
+        with pytest.raises(CallFailed, match=rf"^it: it answered {status}( \(3 tries\))?$"):
+            calls.fetch("GET", "/x", headers={"x-key": "abc"})
+        calls.close()
 
 
 def test_a_server_is_obeyed_in_how_long_to_wait() -> None:
@@ -185,7 +221,9 @@ def test_any_retry_after_is_a_wait_or_nothing(said: str) -> None:
 
 def test_a_date_in_retry_after_counts_from_now() -> None:
     assert retry_after_s("Thu, 01 Jan 1970 00:01:00 GMT", 20.0) == 40.0
+    assert retry_after_s("Thu, 01 Jan 1970 00:01:00 GMT", 90.0) == 0.0
     assert retry_after_s(" 7 ", 0) == 7.0
+    assert [retry_after_s(said, 0) for said in ("", "soon", "-3", "²")] == [None] * 4
 
 
 @pytest.mark.parametrize(

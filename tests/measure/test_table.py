@@ -36,6 +36,13 @@ def test_a_wide_table_is_flipped_in_the_terminal() -> None:
     assert "…" not in text
 
 
+def test_a_table_of_any_shape_can_be_shown() -> None:
+    for width in range(1, 10):
+        for height in range(1, 10):
+            table = Table(tuple(f"c{n}" for n in range(width)), tuple(tuple("x" * width) for _ in range(height)))
+            assert terminal(table, width=200).count("x") >= width * height
+
+
 def test_flipping_twice_gives_the_table_back() -> None:
     table = main_table(scores())
     assert table.flipped.flipped == table
@@ -53,8 +60,16 @@ def test_a_metric_nobody_has_is_a_dash_by_group_and_no_column() -> None:
 
 
 def test_comparisons_show_sign_interval_and_p() -> None:
-    rows = comparison_table(scores(), ["em"]).rows
-    assert rows == ((f"after − {NAME}", "em", "1", "+1.000", "1.000"),)
+    table = comparison_table(scores(), ["em"])
+    assert table.columns == ("runs", "metric", "questions", "difference", "p", "McNemar")
+    assert table.rows == ((f"after − {NAME}", "em", "1", "+1.000", "1.000", "1.000"),)
+
+
+def test_several_comparisons_are_corrected_and_the_table_says_so() -> None:
+    table = comparison_table(scores(), ["em", "agent_tokens"])
+    assert table.columns[4:] == ("p", "p (Holm)", "McNemar")
+    assert [row[4:] for row in table.rows] == [("1.000", "1.000", "1.000"), ("1.000", "1.000", "–")]
+    assert "corrected for the 2 comparisons" in table.notes[-1]
 
 
 def test_the_json_is_plain_and_complete() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from coseek.data.errors import DataError, ModelError
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.text import CUT, TextWriter, WriterSettings, frame, open_writer
+from coseek.models.text import CUT, TextWriter, WriterSettings, frame, open_folder, open_writer
 from coseek.models.tokenizer import HfTokenizer
 
 TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
@@ -34,7 +34,7 @@ def talking(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def writer(folder: Path) -> TextWriter:
-    return open_writer(str(folder))
+    return open_folder(folder)
 
 
 def test_a_text_depends_on_its_prompt_alone(writer: TextWriter) -> None:
@@ -59,7 +59,7 @@ def test_a_special_token_in_a_prompt_is_ordinary_characters(writer: TextWriter) 
 
 
 def test_the_chat_template_stands_around_the_prompt(talking: Path) -> None:
-    writer = open_writer(str(talking))
+    writer = open_folder(talking)
     user, model = writer.model.tokenizer.encode("<|user|><|model|>")
     ids = writer._ids("say <|user|>", 4)
     assert (ids[0], ids[-1]) == (user, model)
@@ -96,7 +96,7 @@ def test_a_context_without_room_and_an_empty_prompt_are_model_errors(writer: Tex
 def test_another_model_or_context_is_another_identity(folder: Path, talking: Path) -> None:
     kinds = [
         open_writer(str(folder)).identity,
-        open_writer(str(talking)).identity,
+        open_folder(talking).identity,
         open_writer(str(folder), WriterSettings(max_context=64)).identity,
     ]
     assert len(set(kinds)) == 3

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeAlias
@@ -28,7 +26,7 @@ from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.query import Asked, PastTurn, Query
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.retrieval.retrievers.remote import Remote, RemoteSettings, retry_after_s
+from coseek.retrieval.retrievers.remote import Remote, RemoteSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]
@@ -238,13 +236,6 @@ def test_retry_after_is_obeyed_within_bounds() -> None:
         began = time.perf_counter()
         assert ids(client, ["a"]) == [["a"]]
     assert 0.3 <= time.perf_counter() - began < 5
-
-
-def test_retry_after_is_seconds_or_a_date() -> None:
-    assert retry_after_s("7") == 7
-    assert retry_after_s("") == retry_after_s("soon") == retry_after_s("-3") == retry_after_s("²") == 0
-    assert 50 < retry_after_s(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)) <= 60
-    assert retry_after_s(format_datetime(datetime.now(UTC) - timedelta(seconds=60), usegmt=True)) == 0
 
 
 def test_the_token_goes_to_the_server_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ TAGS = ("<think>", "</think>", "<search>", "</search>", "<information>", "</info
 TEXTS = (" one fish two fish red fish blue fish", " the cat sat on the mat", " ada wrote the first program .")
 
 
-def tiny_policy(folder: Path, seed: int = 3, loud: float = 0.3) -> Path:
+def tiny_policy(folder: Path, seed: int = 3, loud: float = 0.2) -> Path:
     """An untrained policy whose weights are large enough for its distributions to be far from uniform."""
     import torch
 
@@ -31,9 +31,6 @@ def tiny_policy(folder: Path, seed: int = 3, loud: float = 0.3) -> Path:
         for weight in network.parameters():
             if weight.ndim > 1:
                 weight.normal_(std=loud, generator=generator)
-        # Tags come often enough for turns to end in every way.
-        embedding = network.get_input_embeddings().weight
-        assert isinstance(embedding, torch.Tensor)
     save_model(network, tokenizer, folder)
     return folder
 

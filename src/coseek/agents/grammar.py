@@ -5,15 +5,20 @@ It sees text author by author, so a tag inside a retrieved passage is only text.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+from coseek.agents.reading import Reading, Reads, Tool, Visit, read_call, read_flag, read_numbers, read_queries
 from coseek.data.errors import DataError
-from coseek.data.trajectory import Author, Segment
+from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment
 
 START, END = "start", "end"
+TRUE, FALSE = "=true", "=false"
+"""Behind the name of a flag in an order: what may follow it depends on what it says."""
+_PAIRS = {"{": "}", "[": "]", "(": ")"}
+_HARMLESS = {"<": "‹", "[": "［", "{": "｛", "(": "（", "\\": "＼"}
 
 
 class Action(StrEnum):
@@ -22,33 +27,82 @@ class Action(StrEnum):
     NONE = "none"
     SEARCH = "search"
     ANSWER = "answer"
+    TOOL = "tool"
+    """Carry out a tool call: a search or a visit."""
+    SELECT = "select"
+    """Keep only these documents of the latest block."""
+    COMPLETE = "complete"
+    """A flag: true ends the run."""
+
+
+_ASKING = (Action.SEARCH, Action.ANSWER, Action.TOOL)
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """`<name>…</name>`: who writes it and what closing it sets off."""
+    """`<name>…</name>`, or other marks: who writes it and what closing it sets off."""
 
     name: str
     author: Author
     action: Action = Action.NONE
+    opening: str = ""
+    closing: str = ""
+    reads: Reads = Reads.TEXT
+    item: str = "query"
+    """The inner tag, or the JSON key, that holds a query."""
+    most: int | None = None
+    """Queries in one search, or documents in one selection."""
+    halts: tuple[str, ...] | None = None
+    """What the sampler halts on: the closing, where the tag asks for something and nothing else is said."""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "opening", self.opening or f"<{self.name}>")
+        put(self, "closing", self.closing or f"</{self.name}>")
+        if self.halts is None:
+            put(self, "halts", (self.closing,) if self.action in _ASKING else ())
+        if len(self.closing) == 1 and not self.is_bracket:
+            raise DataError(f"the tag {self.name!r} closes with {self.closing!r}, which plain text may hold")
 
     @property
-    def opening(self) -> str:
-        return f"<{self.name}>"
+    def is_bracket(self) -> bool:
+        r"""Closes with the bracket that ends its opening (`\boxed{…}`), so what it holds is balanced."""
+        return _PAIRS.get(self.opening[-1]) == self.closing
 
     @property
-    def closing(self) -> str:
-        return f"</{self.name}>"
+    def marks(self) -> tuple[str, ...]:
+        return (self.opening,) if self.is_bracket else (self.opening, self.closing)
+
+    @property
+    def inner_marks(self) -> tuple[str, ...]:
+        return (f"<{self.item}>", f"</{self.item}>") if self.reads is Reads.ITEMS else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A tag with its text, or a stretch that is no such thing: then `problem` says what is wrong with it."""
+    """A tag with its text, or a stretch that is no such thing: then `problem` says what is wrong with it.
+
+    Text outside of the tags has no tag, and no problem where the protocol allows it.
+    """
 
     author: Author
     tag: str
     text: str
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a turn asks for: of its actions the first that the sampler halts on, else the last one."""
+
+    action: Action = Action.NONE
+    span: Span | None = None
+    queries: tuple[str, ...] = ()
+    visit: Visit | None = None
+    selected: tuple[int, ...] | None = None
+    """Numbers of documents of the latest block, from 1; `None` when the turn selects nothing."""
+    problem: str = ""
+    """Why an action cannot be carried out, or is not of the form."""
 
 
 @dataclass(frozen=True)
@@ -57,64 +111,94 @@ class Grammar:
 
     tags: tuple[Tag, ...]
     order: Mapping[str, frozenset[str]]
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    loose: bool = False
+    """Text outside of the tags is part of the form (reasoning that has no tag of its own)."""
 
     def __post_init__(self) -> None:
         names = {tag.name for tag in self.tags}
         for name, followers in self.order.items():
-            for odd in ({name, *followers} - names) - {START, END}:
+            for odd in ({name.removesuffix(TRUE).removesuffix(FALSE), *followers} - names) - {START, END}:
                 known = ", ".join(sorted(names))
                 raise DataError(f"the order of this protocol names {odd!r}, which is none of its tags: {known}")
+        marks = [mark for tag in self.tags for mark in tag.marks]
+        for mark in marks:
+            if marks.count(mark) > 1:
+                raise DataError(f"two tags of this protocol are written {mark!r}; a reader could not tell them apart")
+        for reserved in names & {PROMPT, RETRY, PAGE, START, END}:
+            raise DataError(f"a tag of this protocol is called {reserved!r}, a name with a meaning of its own")
 
     @cached_property
     def by_name(self) -> dict[str, Tag]:
         return {tag.name: tag for tag in self.tags}
 
+    @property
+    def observation(self) -> str:
+        """The tag that the environment's answers to searches carry."""
+        return next((tag.name for tag in self.tags if tag.author is Author.ENVIRONMENT), "observation")
+
     @cached_property
     def stops(self) -> tuple[str, ...]:
         """The strings that a sampler halts on: the closings that set something off."""
-        return tuple(tag.closing for tag in self.tags if tag.action is not Action.NONE)
+        return tuple(stop for tag in self.tags for stop in tag.halts or ())
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
         """Every opening and closing, in order: what a tokenizer of our own makes one token each."""
-        return tuple(mark for tag in self.tags for mark in (tag.opening, tag.closing))
+        return tuple(dict.fromkeys(mark for tag in self.tags for mark in (*tag.marks, *tag.inner_marks)))
+
+    @cached_property
+    def _by_mark(self) -> dict[str, tuple[Tag, bool]]:
+        """Mark → its tag, and whether it closes it."""
+        return {mark: (tag, mark != tag.opening) for tag in self.tags for mark in tag.marks}
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
-        return re.compile(f"<(/?)({'|'.join(re.escape(tag.name) for tag in self.tags)})>")
+        return re.compile("|".join(re.escape(mark) for mark in sorted(self._by_mark, key=len, reverse=True)))
+
+    @cached_property
+    def _inner_marks(self) -> frozenset[str]:
+        return frozenset(mark for tag in self.tags for mark in tag.inner_marks)
 
     @cached_property
     def _lookalikes(self) -> re.Pattern[str]:
-        names = "|".join(re.escape(tag.name) for tag in self.tags)
-        return re.compile(rf"<(\s*/?\s*(?:{names})\s*)>", re.IGNORECASE)
+        plain = [mark[1:-1] for mark in self.special_tokens if re.fullmatch(r"<\w[\w-]*>", mark)]
+        marks = [re.escape(mark) for mark in self.special_tokens if not re.fullmatch(r"</?\w[\w-]*>", mark)]
+        # `<|…|>` is how most tokenizers write a role or the end of a turn.
+        return re.compile("|".join([rf"<\s*/?\s*(?:{'|'.join(plain)})\s*>", r"<\|[^<>|\s]{1,64}\|>", *marks]), re.I)
 
     def disarm(self, text: str) -> str:
         """Text from outside (a passage, a question) with our tags made harmless: `<answer>` becomes `‹answer›`."""
-        return self._lookalikes.sub(r"‹\1›", text)
+        return self._lookalikes.sub(_harmless, text)
 
     def parse(self, text: str) -> list[Span]:
         """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems."""
         spans: list[Span] = []
-        opened: str | None = None
+        opened: Tag | None = None
         at = 0
-        for mark in self._marks.finditer(text):
-            between, at, name = text[at : mark.start()], mark.end(), mark[2]
-            if mark[1] and opened == name:
-                spans.append(Span(Author.AGENT, name, between))
+        while mark := self._marks.search(text, at):
+            between, at = text[at : mark.start()], mark.end()
+            tag, closes = self._by_mark[mark[0]]
+            if closes and opened is tag:
+                spans.append(Span(Author.AGENT, tag.name, between))
                 opened = None
                 continue
             spans += self._loose(opened, between)
-            opened = None if mark[1] else name
-            if mark[1]:
-                spans.append(Span(Author.AGENT, "", "", f"</{name}> closes nothing"))
+            opened = None if closes else tag
+            if closes:
+                spans.append(Span(Author.AGENT, "", "", f"{mark[0]} closes nothing"))
+            elif tag.is_bracket and (end := _balanced(text, at, tag)) is not None:
+                spans.append(Span(Author.AGENT, tag.name, text[at:end]))
+                opened, at = None, end + 1
         return spans + self._loose(opened, text[at:])
 
-    def _loose(self, opened: str | None, text: str) -> list[Span]:
+    def _loose(self, opened: Tag | None, text: str) -> list[Span]:
         """Text in front of a mark that does not close it."""
         if opened is not None:
-            return [Span(Author.AGENT, "", text, f"<{opened}> is not closed")]
+            return [Span(Author.AGENT, "", text, f"{opened.opening} is not closed")]
         if text.strip():
-            return [Span(Author.AGENT, "", text, f"text outside the tags: {text.strip()[:40]!r}")]
+            problem = "" if self.loose else f"text outside the tags: {text.strip()[:40]!r}"
+            return [Span(Author.AGENT, "", text, problem)]
         return []
 
     def spans(self, segments: Sequence[Segment]) -> list[Span]:
@@ -123,8 +207,11 @@ class Grammar:
         for segment in segments:
             if segment.author is Author.AGENT:
                 found += self.parse(segment.text)
-            elif segment.tag in self.by_name:
-                found.append(Span(Author.ENVIRONMENT, segment.tag, segment.text))
+            elif segment.tag == RETRY:
+                found.append(Span(Author.ENVIRONMENT, "", segment.text, "a turn asked for nothing and was tried again"))
+            elif segment.tag == PAGE or segment.tag in self.by_name:
+                tag = self.observation if segment.tag == PAGE else segment.tag
+                found.append(Span(Author.ENVIRONMENT, tag, segment.text))
         return found
 
     def complaint(self, spans: Sequence[Span]) -> str:
@@ -133,23 +220,91 @@ class Grammar:
         for span in spans:
             if span.problem:
                 return span.problem
-            if self.by_name[span.tag].author is not span.author:
-                return f"<{span.tag}> is written by the {self.by_name[span.tag].author}, and the {span.author} wrote it"
+            if not span.tag:
+                continue
+            tag = self.by_name[span.tag]
+            if tag.author is not span.author:
+                return f"<{span.tag}> is written by the {tag.author}, and the {span.author} wrote it"
             if span.tag not in self.order.get(state, ()):
                 return f"{state} is followed by {span.tag}"
+            if span.author is Author.AGENT and (problem := self._misread(tag, span.text)):
+                return problem
             state = span.tag
+            if tag.action is Action.COMPLETE:
+                state += TRUE if read_flag(span.text) else FALSE
         return "" if END in self.order.get(state, ()) else f"the run ends after {state}"
 
-    def action(self, text: str) -> tuple[Action, Span | None]:
-        """What a turn asks for: its first whole `<tag>…</tag>` that sets something off.
+    def _misread(self, tag: Tag, text: str) -> str:
+        """What is wrong with the text inside one of the agent's tags."""
+        if tag.action is Action.SELECT:
+            numbers = read_numbers(text)
+            if numbers is None:
+                return f"{tag.opening} is no list of numbers: {text.strip()[:40]!r}"
+            few = tag.most is None or len(numbers) <= tag.most
+            return "" if few else f"{len(numbers)} documents in {tag.opening}, and at most {tag.most} are allowed"
+        if tag.action is Action.COMPLETE:
+            return f"{tag.opening} says neither True nor False" if read_flag(text) is None else ""
+        if tag.reads is not Reads.ITEMS and (mark := next((mark for mark in self._inner_marks if mark in text), "")):
+            return f"{mark} inside {tag.opening}"
+        return self.read(tag, text).problem
 
-        The sampler halts on that closing, so at most the rest of the token that completed it comes after.
-        """
+    def read(self, tag: Tag, text: str) -> Reading:
+        """What the text of a tag asks for; nothing, where the tag asks for nothing."""
+        if tag.action is Action.TOOL:
+            return read_call(text, self.tools, tag.most)
+        if tag.action is Action.SEARCH:
+            return read_queries(text, tag.reads, tag.item, tag.most)
+        return Reading()
+
+    def intent(self, text: str) -> Intent:
+        """What one turn asks for. The sampler halts on the closing of an action, so at most the rest of the token
+        that completed it comes after; of actions that it does not halt on, the last one written is meant."""
+        selected: tuple[int, ...] | None = None
+        meant: Span | None = None
+        for span, tag in self._asking(text):
+            if tag.action is Action.SELECT:
+                numbers = read_numbers(span.text)
+                selected = selected if numbers is None else numbers[: tag.most]
+            elif tag.action is not Action.COMPLETE:
+                meant = span
+                if tag.halts:
+                    break
+            elif read_flag(span.text):
+                meant = span
+                break
+        if meant is None:
+            return Intent(selected=selected)
+        tag = self.by_name[meant.tag]
+        reading = self.read(tag, meant.text)
+        return Intent(tag.action, meant, reading.queries, reading.visit, selected, reading.problem)
+
+    def _asking(self, text: str) -> Iterator[tuple[Span, Tag]]:
+        """The whole tags of a turn that have an action."""
         for span in self.parse(text):
             if self.action_of(span) is not Action.NONE:
-                return self.action_of(span), span
-        return Action.NONE, None
+                yield span, self.by_name[span.tag]
+
+    def lost_stop(self, text: str) -> str:
+        """The stop string that ended a turn of which a server left it off: that of the tag which is still open."""
+        ends = ((tag, self.parse(text + tag.closing)[-1]) for tag in self.tags)
+        return next((tag.halts[0] for tag, last in ends if tag.halts and last.tag == tag.name), "")
 
     def action_of(self, span: Span) -> Action:
         """What a span of the agent's sets off."""
-        return Action.NONE if span.problem else self.by_name[span.tag].action
+        return Action.NONE if span.problem or not span.tag else self.by_name[span.tag].action
+
+
+def _harmless(mark: re.Match[str]) -> str:
+    text = mark[0]
+    text = _HARMLESS.get(text[0], "·") + text[1:]
+    return text[:-1] + "›" if text[-1] == ">" else text
+
+
+def _balanced(text: str, at: int, tag: Tag) -> int | None:
+    """Where the bracket that was opened in front of `at` is closed."""
+    depth = 1
+    for place in range(at, len(text)):
+        depth += (text[place] == tag.opening[-1]) - (text[place] == tag.closing)
+        if depth == 0:
+            return place
+    return None

@@ -1,17 +1,21 @@
 """Protocol: the grammar and loop of one kind of agent, described in a YAML file, with its wording."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from pydantic import Field
 
 from coseek.agents.grammar import Action, Grammar, Tag
-from coseek.agents.wording import Wording
-from coseek.agents.writer import Move
+from coseek.agents.limits import Limits
+from coseek.agents.reading import Does, Reads, Tool
+from coseek.agents.wording import Wording, WordingFile
+from coseek.data.errors import DataError, SettingError
 from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, make_settings
 from coseek.data.trajectory import Author
-from coseek.models.model import Tokenizer
+
+FOLDER = Path(__file__).parent / "protocols"
 
 
 class TagFile(Settings):
@@ -20,7 +24,34 @@ class TagFile(Settings):
     author: Author
     """Who writes it."""
     action: Action = Action.NONE
-    """What closing it sets off."""
+    """What closing it sets off: `search`, `answer`, `tool`, `select` (documents of the latest block), `complete` (a
+    flag that ends the run when it is true), or `none`."""
+    open: str = ""
+    """How it is opened, where that is not `<name>`."""
+    close: str = ""
+    """How it is closed, where that is not `</name>`."""
+    reads: Reads = Reads.TEXT
+    """How a search is read: `text`, `items` (each inner tag is a query), `json`, or `sentence`."""
+    item: str = "query"
+    """The inner tag, or the JSON key, that holds a query."""
+    most: int | None = Field(default=None, ge=1)
+    """Queries in one search, or documents in one selection; more are left out, and are not the form."""
+    halts: list[str] | None = None
+    """Strings that the sampler halts on; the closing of a search, tool call or answer when nothing is said. An empty
+    list is for an answer behind which the agent goes on writing: then the last one counts."""
+
+
+class ToolFile(Settings):
+    """One tool that the agent may call by `{"name": …, "arguments": {…}}`."""
+
+    does: Does
+    """`search`, or `visit`, which opens a whole document that was found, in pages."""
+    query: str = "query"
+    """The argument with the query, or a list of queries."""
+    id: str = "id"
+    """The argument with the id of the document to visit."""
+    page: str = "page"
+    """The argument with the page to open, from 1; the first when it is left out."""
 
 
 class ProtocolFile(Settings):
@@ -29,11 +60,29 @@ class ProtocolFile(Settings):
     about: str = ""
     """One line for people."""
     tags: dict[str, TagFile]
-    """The tags, by name."""
+    """The tags, by name. The first one that the environment writes holds what searches found."""
     order: dict[str, list[str]]
-    """What may follow `start` and each tag; `end` means that the run may end here."""
+    """What may follow `start` and each tag; `end` means that the run may end here. What follows a flag may depend on
+    what it says: `name=true`, `name=false`."""
+    loose: bool = False
+    """Text outside of the tags is part of the form: reasoning without a tag of its own."""
+    tools: dict[str, ToolFile] = Field(default={})
+    """Tools by name, for a tag whose action is `tool`."""
     opens_with_search: bool = False
     """The environment first searches the question itself and shows what it found."""
+    retries: bool = False
+    """A turn that asks for nothing that can be done is answered with a request to try again, which counts as a turn;
+    otherwise it ends the run."""
+    ends_after_search: bool = False
+    """The first search ends the run: what it finds is the result."""
+    notes: bool = False
+    """The agent's model first reads what a search found in a context of its own, and its notes are shown instead."""
+    retrievers: list[str] = Field(default=[])
+    """Kinds of retrievers that it is meant for; a run with another one is refused. Any will do when none is named."""
+    limits: dict[str, int] = Field(default={})
+    """Budgets that suit this protocol, such as `max_turns: 20`, where a run does not set its own."""
+    wording: WordingFile | None = None
+    """Its prompt and templates; a wording file of the user's goes before them, and our own wordings do not."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +92,14 @@ class Protocol:
     name: str
     grammar: Grammar
     wording: Wording
-    opens_with_search: bool
+    opens_with_search: bool = False
+    retries: bool = False
+    ends_after_search: bool = False
+    notes: bool = False
+    retrievers: tuple[str, ...] = ()
+    """Kinds of retrievers that it is meant for; empty for any."""
+    suited: dict[str, int] = field(default_factory=dict)
+    """Budgets that suit it, by the name of the limit."""
 
     def tag_for(self, author: Author, action: Action = Action.NONE) -> Tag | None:
         """The first tag with this author and action."""
@@ -52,30 +108,76 @@ class Protocol:
     @property
     def observation_tag(self) -> str:
         """The tag that the environment's segments carry."""
-        tag = self.tag_for(Author.ENVIRONMENT)
-        return tag.name if tag else "observation"
+        return self.grammar.observation
 
-    def move_ids(self, move: Move, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """A writer's move as this protocol writes it. The words in it are data: they may quote passages."""
-        asked = Action.ANSWER if move.answer is not None else Action.SEARCH
-        texts = [(self.tag_for(Author.AGENT), move.thought)]
-        texts += [(self.tag_for(Author.AGENT, asked), text) for text in (move.queries or (move.answer or "",))]
-        ids: list[int] = []
-        for tag, text in texts:
-            if tag is not None:
-                ids += tokenizer.encode(tag.opening)
-                ids += tokenizer.encode_data(self.grammar.disarm(text))
-                ids += tokenizer.encode(tag.closing)
-        return tuple(ids)
+    def check_retriever(self, kind: str) -> None:
+        """Refuse a kind of retriever that this protocol is not meant for."""
+        if self.retrievers and kind not in self.retrievers:
+            raise SettingError(
+                f"the protocol {self.name} is meant for a retriever of the kind {' or '.join(self.retrievers)}, and "
+                f"this one is {kind!r}; put one over it in a YAML file (docs/retrievers.md)"
+            )
+
+    def limits_over(self, base: Limits) -> Limits:
+        """The budgets that suit this protocol in place of the defaults: counts as it has them, tokens as many as the
+        larger of the two (a writer's tokens are bytes)."""
+        suited = {
+            name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name))
+            for name, value in self.suited.items()
+        }
+        return base.model_copy(update=suited)
 
 
 def load_protocol(name: str, wording: str = "default") -> Protocol:
-    """Open a protocol by name (`search-r1`, `rag`, `direct`) or by the path of a YAML file.
+    """Open a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
-    `wording` is `default`, `laptop`, or the path of a YAML file with the user's own prompt.
+    `wording` is `default`, `laptop`, or the path of a YAML file with the user's own prompt. A protocol file that holds
+    its own wording keeps it under our names.
     """
-    path = yaml_file("protocol", Path(__file__).parent / "protocols", name)
-    file = make_settings(ProtocolFile, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    tags = tuple(Tag(tag, described.author, described.action) for tag, described in file.tags.items())
-    grammar = Grammar(tags, {state: frozenset(followers) for state, followers in file.order.items()})
-    return Protocol(path.stem, grammar, Wording.load(wording, grammar, path.stem), file.opens_with_search)
+    path = yaml_file("protocol", FOLDER, name)
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path} must hold `tags: …` and `order: …`")
+    file = make_settings(ProtocolFile, tree)
+    make_settings(Limits, {**file.limits})  # a misspelt budget is said here and not in the middle of a run
+    grammar = _grammar(file, path)
+    needs = [name for name, wanted in (("retry", file.retries), ("notes", file.notes)) if wanted]
+    if file.wording is not None and not wording.endswith((".yaml", ".yml")):
+        words = Wording.of(file.wording, grammar, path.stem, needs, str(path))
+    else:
+        words = Wording.load(wording, grammar, path.stem, needs)
+    return Protocol(
+        path.stem,
+        grammar,
+        words,
+        file.opens_with_search,
+        file.retries,
+        file.ends_after_search,
+        file.notes,
+        tuple(file.retrievers),
+        dict(file.limits),
+    )
+
+
+def _grammar(file: ProtocolFile, path: Path) -> Grammar:
+    tags = tuple(
+        Tag(
+            name,
+            tag.author,
+            tag.action,
+            tag.open,
+            tag.close,
+            tag.reads,
+            tag.item,
+            tag.most,
+            None if tag.halts is None else tuple(tag.halts),
+        )
+        for name, tag in file.tags.items()
+    )
+    if any(tag.action is Action.TOOL for tag in tags) != bool(file.tools):
+        raise SettingError(f"{path}: `tools` and a tag with `action: tool` belong together")
+    tools = {name: Tool(tool.does, tool.query, tool.id, tool.page) for name, tool in file.tools.items()}
+    return Grammar(tags, {state: frozenset(followers) for state, followers in file.order.items()}, tools, file.loose)

@@ -5,34 +5,22 @@ An episode ends at its budget: nothing that was written is ever cut, and what wa
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from coseek.agents.grammar import Action
+from coseek.agents.episode import Episode, Found
+from coseek.agents.grammar import Action, Intent
+from coseek.agents.limits import Limits as Limits
 from coseek.agents.protocol import Protocol
-from coseek.agents.turns import past_turn, search_turn
-from coseek.data.errors import RetrieverError
+from coseek.agents.reading import Visit
+from coseek.agents.turns import search_turn
+from coseek.data.errors import RetrieverError, RunError
 from coseek.data.passage import Hit
 from coseek.data.question import Question
-from coseek.data.settings import Settings
-from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Search, Segment, StopReason, Trajectory
 from coseek.models.model import Model, Request, SoFar, Turn, TurnEnd
-from coseek.retrieval.query import PastTurn, Query
+from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
-
-
-class Limits(Settings):
-    """Budgets of a run (settings of the run, not of the protocol)."""
-
-    max_turns: int = 4
-    """Searches the agent may make; one more ends the run with `turn_limit`."""
-    passages_per_search: int = 3
-    """Top-k shown for each search."""
-    max_turn_tokens: int = 500
-    """Tokens the agent may write in one turn; a longer turn ends the run with `token_limit`."""
-    max_observation_tokens: int = 500
-    """Tokens of documents in one observation, an equal share for each document."""
-    max_tokens: int = 4096
-    """Tokens of the whole episode, prompt and observations included."""
 
 
 @dataclass(frozen=True)
@@ -41,30 +29,6 @@ class Agent:
 
     protocol: Protocol
     model: Model
-
-
-@dataclass(slots=True)
-class _Row:
-    """A run while it is under way."""
-
-    key: int
-    question: Question
-    seed: int
-    began: float
-    segments: list[Segment] = field(default_factory=list)
-    searches: list[Search] = field(default_factory=list)
-    history: list[PastTurn] = field(default_factory=list)
-    """`searches` as the retriever is told of them."""
-    tokens: int = 0
-    retriever_s: float = 0.0
-
-    def keep(self, query: Query, search: Search) -> None:
-        self.searches.append(search)
-        self.history.append(past_turn(query, search))
-
-    def add(self, segment: Segment) -> None:
-        self.segments.append(segment)
-        self.tokens += len(segment.ids)
 
 
 def rollout(
@@ -80,11 +44,19 @@ def rollout(
     """Run the agent once for each question; the trajectories come back in the order of `questions`.
 
     `seeds` holds one seed a question. `on_done` hears of every run as it ends, in the order of ending. Faults of the
-    retriever or the model end only the run they happen to, with the reason on it.
+    retriever or the model end only the run they happen to, with the reason on it. At most `concurrency` contexts are
+    open in the model at once.
     """
     if len(seeds) != len(questions):
         raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
+    agent.protocol.check_retriever(retriever.name)
+    if agent.protocol.notes:  # each run may have a second context, and neither may wait for the other
+        concurrency = max(1, concurrency // 2)
     return _Driver(agent, retriever, limits, on_done).run(questions, seeds, concurrency)
+
+
+Asking: TypeAlias = tuple[Episode, tuple[Query, ...]]
+"""A run and what one turn of it searches."""
 
 
 class _Driver:
@@ -93,8 +65,9 @@ class _Driver:
     ) -> None:
         self.protocol, self.model = agent.protocol, agent.model
         self.tokenizer = agent.model.tokenizer
+        self.wording = agent.protocol.wording
         self.retriever, self.limits, self.on_done = retriever, limits, on_done
-        self.rows: dict[int, _Row] = {}
+        self.rows: dict[int, Episode] = {}
         self.done: dict[int, Trajectory] = {}
 
     def run(self, questions: Sequence[Question], seeds: Sequence[int], concurrency: int) -> list[Trajectory]:
@@ -103,89 +76,121 @@ class _Driver:
             while waiting or self.rows:
                 self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.rows)))])
                 if self.rows:
-                    self._advance(self.model.step())
+                    turns = self.model.step()
+                    if not turns:
+                        raise RunError(f"the model has {len(self.rows)} rows to write and wrote none of them")
+                    self._advance(turns)
         finally:
-            for key in list(self.rows):  # an interrupted rollout leaves no row behind in the model
-                self.model.close(key)
+            for row in list(self.rows.values()):  # an interrupted rollout leaves no row behind in the model
+                self._close(row)
         return [self.done[key] for key in range(len(questions))]
 
     def _open(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
         """Write the prompts of new rows; where the protocol begins with a search, make it."""
-        opened: list[_Row] = []
+        opened: list[Episode] = []
         for key, (question, seed) in started:
-            row = self.rows[key] = _Row(key, question, seed, time.perf_counter())
-            ids = self.protocol.wording.prompt_ids(self.tokenizer, question.question)
-            row.add(Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(ids), ids))
+            row = self.rows[key] = Episode(key, question, seed, time.perf_counter())
+            ids = self.wording.prompt_ids(self.tokenizer, question.question)
+            row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
             opened.append(row)
         if self.protocol.opens_with_search:
-            self._search([(row, self._query(row, row.question.question, "")) for row in opened], opening=True)
+            self._search([(row, (self._query(row, row.question.question, ""),)) for row in opened])
         else:
             for row in opened:
-                self._ask(row, row.segments[0].ids, opening=True)
+                self._ask(row)
 
-    def _ask(self, row: _Row, ids: tuple[int, ...], opening: bool = False) -> None:
+    def _ask(self, row: Episode) -> None:
         """Hand the row to the model, unless its budget is spent."""
         left = self.limits.max_tokens - row.tokens
         if left < 1:
             self._finish(row, StopReason.TOKEN_LIMIT, detail=f"the prompt alone holds {row.tokens} tokens")
             return
-        request = Request(
-            row.key, ids, min(left, self.limits.max_turn_tokens), row.seed, SoFar(row.question, tuple(row.searches))
-        )
-        if opening:
-            self.model.start(request)
-        else:
-            self.model.extend(request)
+        request = Request(row.key, row.unsent, min(left, self.limits.max_turn_tokens), row.seed, row.so_far)
+        hand = self.model.extend if row.started else self.model.start
+        row.started, row.unsent = True, ()
+        hand(request)
 
     def _advance(self, turns: Sequence[Turn]) -> None:
         """Take what the model wrote; answer the searches of all rows in one batch."""
-        asked: list[tuple[_Row, Query]] = []
+        asked: list[Asking] = []
         for turn in turns:
-            row = self.rows[turn.key]
-            text = self.tokenizer.decode(turn.ids)
-            action, span = self.protocol.grammar.action(text)
-            if turn.ids:
-                row.add(Segment(Author.AGENT, span.tag if span else "", text, turn.ids, turn.logprobs))
-            if turn.end is TurnEnd.FAULT:
-                self._finish(row, StopReason.MODEL_ERROR, detail=turn.fault)
-            elif action is Action.ANSWER and span is not None:
-                self._finish(row, StopReason.ANSWERED, answer=span.text.strip())
-            elif action is Action.SEARCH and span is not None:
-                if not span.text.strip():
-                    self._finish(row, StopReason.INVALID, detail="an empty query")
-                elif len(row.searches) >= self.limits.max_turns:
-                    self._finish(row, StopReason.TURN_LIMIT)
-                else:
-                    asked.append((row, self._query(row, span.text.strip(), text)))
-            elif turn.end is TurnEnd.LENGTH:
-                self._finish(row, StopReason.TOKEN_LIMIT, detail=f"a turn of {len(turn.ids)} tokens without an action")
+            if turn.key < 0:
+                self._take_notes(self.rows[~turn.key], turn)
             else:
-                self._finish(row, StopReason.INVALID, detail="a turn without an action")
+                asked += self._take(self.rows[turn.key], turn)
         self._search(asked)
 
-    def _query(self, row: _Row, text: str, written: str) -> Query:
+    def _take(self, row: Episode, turn: Turn) -> list[Asking]:
+        """Carry out what a turn asks for, all but its searches: those are returned."""
+        text = self.tokenizer.decode(turn.ids)
+        intent = self.protocol.grammar.intent(text)
+        row.exact = row.exact and turn.exact
+        if turn.ids:
+            tag = intent.span.tag if intent.span else ""
+            row.add(Segment(Author.AGENT, tag, text, turn.ids, turn.logprobs))
+        if turn.end is TurnEnd.FAULT:
+            self._finish(row, StopReason.MODEL_ERROR, detail=turn.fault)
+            return []
+        row.select(intent.selected)
+        if intent.action is Action.ANSWER and intent.span is not None:
+            self._finish(row, StopReason.ANSWERED, answer=intent.span.text.strip())
+        elif intent.action is Action.COMPLETE:
+            self._finish(row, StopReason.COMPLETE)
+        elif not intent.queries and intent.visit is None:
+            self._refuse(row, intent, turn)
+        elif row.turns >= self.limits.max_turns:
+            self._finish(row, StopReason.TURN_LIMIT)
+        elif intent.visit is not None:
+            self._visit(row, intent.visit)
+        else:
+            row.turns += 1
+            return [(row, tuple(self._query(row, query, text) for query in intent.queries))]
+        return []
+
+    def _refuse(self, row: Episode, intent: Intent, turn: Turn) -> None:
+        """A turn that asked for nothing that can be done: ask again, or end the run."""
+        if turn.end is TurnEnd.LENGTH and intent.span is None:
+            self._finish(row, StopReason.TOKEN_LIMIT, detail=f"a turn of {len(turn.ids)} tokens without an action")
+            return
+        problem = intent.problem or ("a turn without an action" if intent.span is None else "an empty query")
+        if not self.protocol.retries:
+            self._finish(row, StopReason.INVALID, detail=problem)
+        elif row.turns >= self.limits.max_turns:
+            self._finish(row, StopReason.TURN_LIMIT)
+        else:
+            row.turns += 1
+            self._show(row, RETRY, self.wording.retry_ids(self.tokenizer, problem))
+
+    def _visit(self, row: Episode, visit: Visit) -> None:
+        row.turns += 1
+        size = self.limits.max_observation_tokens
+        self._show(row, PAGE, self.wording.page_ids(self.tokenizer, row.found(visit.id), visit.id, visit.page, size))
+
+    def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: Found | None = None) -> None:
+        """Insert text of the environment, with the searches that it answers, and let the agent go on."""
+        if row.tokens + len(ids) >= self.limits.max_tokens:
+            # Not shown, so not part of the run: a reward must not pay for what the agent never read.
+            self._finish(row, StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")
+            return
+        if found is not None:
+            row.keep(found)
+        row.add(Segment(Author.ENVIRONMENT, tag, self.tokenizer.decode(ids), ids))
+        self._ask(row)
+
+    def _query(self, row: Episode, text: str, written: str) -> Query:
         return search_turn(row.question, row.history, text, written, self.protocol.grammar)
 
-    def _search(self, asked: Sequence[tuple[_Row, Query]], opening: bool = False) -> None:
-        if not asked:
+    def _search(self, asked: Sequence[Asking]) -> None:
+        """Make the searches of many rows in one batch, then go on with each row."""
+        queries = [query for _, several in asked for query in several]
+        if not queries:
             return
         began = time.perf_counter()
-        found = self._found([query for _, query in asked])
-        share = (time.perf_counter() - began) / len(asked)
-        for (row, query), search in zip(asked, found, strict=True):
-            row.retriever_s += share
-            if search.fault is not None:
-                row.keep(query, search)
-                self._finish(row, StopReason.RETRIEVER_ERROR, detail=search.fault)
-                continue
-            ids = self.protocol.wording.observation_ids(self.tokenizer, search.hits, self.limits.max_observation_tokens)
-            if row.tokens + len(ids) >= self.limits.max_tokens:
-                # Not shown, so not part of the run: a reward must not pay for what the agent never read.
-                self._finish(row, StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")
-                continue
-            row.keep(query, search)
-            row.add(Segment(Author.ENVIRONMENT, self.protocol.observation_tag, self.tokenizer.decode(ids), ids))
-            self._ask(row, row.segments[0].ids + ids if opening else ids, opening)
+        searches = iter(self._found(queries))
+        share = (time.perf_counter() - began) / len(queries)
+        for row, several in asked:
+            row.retriever_s += share * len(several)
+            self._answer(row, Found(several, tuple(replace(next(searches), turn=row.written) for _ in several)))
 
     def _found(self, queries: Sequence[Query]) -> list[Search]:
         """Search in one batch; when that fails, one by one, so that a bad query costs no sibling its result."""
@@ -199,8 +204,59 @@ class _Driver:
     def _hits(self, queries: Sequence[Query]) -> list[list[Hit]]:
         return self.retriever.search(queries, self.limits.passages_per_search)
 
-    def _finish(self, row: _Row, stop: StopReason, answer: str | None = None, detail: str = "") -> None:
+    def _answer(self, row: Episode, found: Found) -> None:
+        """Show what one turn's searches found. A fault among several is shown as such; when all fail, the run ends."""
+        if all(search.fault is not None for search in found.searches):
+            row.keep(found)
+            self._finish(row, StopReason.RETRIEVER_ERROR, detail=found.searches[0].fault or "")
+        elif self.protocol.ends_after_search:
+            row.keep(found)
+            self._finish(row, StopReason.COMPLETE)
+        elif self.protocol.notes and any(search.hits for search in found.searches):
+            self._ask_for_notes(row, found)
+        else:
+            size = self.limits.max_observation_tokens
+            ids = self.wording.block_ids(self.tokenizer, found.searches, size)
+            self._show(row, self.protocol.observation_tag, ids, found)
+
+    def _ask_for_notes(self, row: Episode, found: Found) -> None:
+        """Let the model read what was found in a context of its own (Search-o1's reason-in-documents)."""
+        asked, size = found.queries[0], self.limits.max_observation_tokens
+        ids = self.wording.notes_prompt_ids(
+            self.tokenizer, row.question.question, asked.reasoning, found.searches, size
+        )
+        left = self.limits.max_tokens - len(ids)
+        if left < 1:
+            self._finish(row, StopReason.TOKEN_LIMIT, detail=f"a prompt for notes of {len(ids)} tokens")
+            return
+        row.noting = found
+        row.asides.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
+        so_far = SoFar(row.question, tuple(row.searches), aside=found.searches)
+        most = min(left, self.limits.max_turn_tokens)
+        self.model.start(Request(row.aside_key, ids, most, row.aside_seed, so_far))
+
+    def _take_notes(self, row: Episode, turn: Turn) -> None:
+        """Insert the model's notes as text of the environment: they were written elsewhere, and are not trained on."""
+        found, row.noting = row.noting, None
+        self.model.close(turn.key)
+        if turn.ids:
+            segment = Segment(Author.AGENT, "", self.tokenizer.decode(turn.ids), turn.ids, turn.logprobs)
+            row.asides[-1] += (segment,)
+        if turn.end is TurnEnd.FAULT:
+            self._finish(row, StopReason.MODEL_ERROR, detail=turn.fault)
+            return
+        ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
+        notes = self.tokenizer.decode(ids).strip()
+        shown = self.wording.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
+        self._show(row, self.protocol.observation_tag, shown, found)
+
+    def _close(self, row: Episode) -> None:
         self.model.close(row.key)
+        if row.noting is not None:
+            self.model.close(row.aside_key)
+
+    def _finish(self, row: Episode, stop: StopReason, answer: str | None = None, detail: str = "") -> None:
+        self._close(row)
         del self.rows[row.key]
         complaint = self.protocol.grammar.complaint(self.protocol.grammar.spans(row.segments))
         trajectory = Trajectory(
@@ -213,8 +269,11 @@ class _Driver:
             valid=not complaint,
             complaint=complaint,
             detail=detail,
+            selected_ids=row.selected_ids,
+            asides=tuple(row.asides),
             seed=row.seed,
             timings={"wall_s": time.perf_counter() - row.began, "retriever_s": row.retriever_s},
+            exact=row.exact,
         )
         self.done[row.key] = trajectory
         if self.on_done:

@@ -1,7 +1,6 @@
 """Turns: what a retriever is told of a search turn. Made in one place, while a run happens and from a finished one."""
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from coseek.agents.grammar import Action, Grammar
 from coseek.agents.protocol import Protocol
@@ -13,8 +12,8 @@ from coseek.retrieval.query import PastTurn, Query
 def search_turn(question: Question, history: Sequence[PastTurn], text: str, written: str, grammar: Grammar) -> Query:
     """The query `text` as a retriever is asked it.
 
-    `history` holds the run's earlier searches, `written` all that the agent wrote in this turn (nothing, for a search
-    that the environment opens the run with).
+    `history` holds the searches of the run's earlier turns, `written` all that the agent wrote in this turn (nothing,
+    for a search that the environment opens the run with).
     """
     return Query(text, question.question, reasoning_of(grammar, written), tuple(history))
 
@@ -25,22 +24,29 @@ def past_turn(query: Query, search: Search) -> PastTurn:
 
 
 def reasoning_of(grammar: Grammar, written: str) -> str:
-    """What stands in front of the query of a turn, without tags."""
-    before = takewhile(lambda span: grammar.action_of(span) is Action.NONE, grammar.parse(written))
-    return " ".join(span.text.strip() for span in before if span.text.strip())
+    """What stands in front of the query of a turn, without tags; selections and flags are no reasoning."""
+    before: list[str] = []
+    for span in grammar.parse(written):
+        action = grammar.action_of(span)
+        if action is Action.NONE:
+            before.append(span.text.strip())
+        elif action not in (Action.SELECT, Action.COMPLETE):
+            break
+    return " ".join(text for text in before if text)
 
 
 def search_turns(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     """What the retriever was asked in each of a finished run's searches, in order: equal to what the driver asked."""
-    grammar = protocol.grammar
-    written = [segment.text for segment in trajectory.segments if segment.author is Author.AGENT]
-    turns = [text for text in written if grammar.action(text)[0] is Action.SEARCH]
-    if protocol.opens_with_search:
-        turns.insert(0, "")
+    written = ["", *(segment.text for segment in trajectory.segments if segment.author is Author.AGENT)]
     queries: list[Query] = []
     history: list[PastTurn] = []
-    # The agent may have asked for one search more than the run holds: the one that ended it.
-    for search, text in zip(trajectory.searches, turns, strict=False):
-        queries.append(search_turn(trajectory.question, history, search.query, text, grammar))
-        history.append(past_turn(queries[-1], search))
+    turn, before = -1, 0
+    for place, search in enumerate(trajectory.searches):
+        # Runs older than `Search.turn` made one search a turn.
+        now = search.turn if search.turn is not None else place + (not protocol.opens_with_search)
+        if now != turn:
+            turn, before = now, place
+        asked = search_turn(trajectory.question, history[:before], search.query, written[turn], protocol.grammar)
+        queries.append(asked)
+        history.append(past_turn(asked, search))
     return queries

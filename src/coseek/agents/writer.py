@@ -6,7 +6,7 @@ tokenizer of the policy put the words into ids, so a writer's trajectory is an o
 
 import random
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from coseek.models.model import SoFar
 
@@ -18,6 +18,9 @@ class Move:
     thought: str
     queries: tuple[str, ...] = ()
     answer: str | None = None
+    selected: tuple[str, ...] | None = None
+    """Ids of the passages of the latest block that are worth keeping, for protocols that select; `None` says nothing,
+    which keeps all of them."""
 
     def __post_init__(self) -> None:
         if bool(self.queries) == (self.answer is not None):
@@ -29,4 +32,13 @@ class Writer(Protocol):
 
     def write(self, so_far: SoFar, rng: random.Random) -> Move:
         """The next move. `rng` is seeded by the row and the turn, so a resumed run writes the same."""
+        ...
+
+
+@runtime_checkable
+class Concluding(Protocol):
+    """A writer that can answer at any time from what was found: what it is asked under a protocol without searches."""
+
+    def conclude(self, so_far: SoFar, rng: random.Random) -> Move:
+        """A move with an answer."""
         ...

@@ -2,8 +2,10 @@
 
 import random
 
+from coseek.agents.grammar import Action
+from coseek.agents.moves import move_ids, note_ids
 from coseek.agents.protocol import Protocol
-from coseek.agents.writer import Writer
+from coseek.agents.writer import Concluding, Move, Writer
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 
 
@@ -26,11 +28,23 @@ class WriterModel:
         return turns
 
     def _write(self, request: Request) -> Turn:
-        rng = random.Random(f"{request.seed}/{len(request.so_far.searches)}")
-        ids = self.protocol.move_ids(self.writer.write(request.so_far, rng), self.tokenizer)
+        ids = self._ids(request)
         whole = len(ids) <= request.max_tokens
         ids = ids[: request.max_tokens]
         return Turn(request.key, ids, (0.0,) * len(ids), TurnEnd.STOP if whole else TurnEnd.LENGTH)
+
+    def _ids(self, request: Request) -> tuple[int, ...]:
+        so_far = request.so_far
+        if so_far.aside:
+            return note_ids(self.protocol, so_far.aside, self.tokenizer)
+        rng = random.Random(f"{request.seed}/{len(so_far.searches)}")
+        return move_ids(self.protocol, self._move(request, rng), self.tokenizer, so_far)
+
+    def _move(self, request: Request, rng: random.Random) -> Move:
+        may_search = any(tag.action in (Action.SEARCH, Action.TOOL) for tag in self.protocol.grammar.tags)
+        if not may_search and isinstance(self.writer, Concluding):
+            return self.writer.conclude(request.so_far, rng)
+        return self.writer.write(request.so_far, rng)
 
     def close(self, key: int) -> None:
         self._waiting = [request for request in self._waiting if request.key != key]

@@ -1,30 +1,44 @@
-"""Agents by name: what stands behind `--agent`. A model folder, or the name of a writer that needs no model."""
+"""Agents by name: what stands behind `--agent`. A model folder, a server, or a writer that needs no model.
+
+name: http://127.0.0.1:8000       # a YAML file of such lines says all about a server that the options cannot
+tokenizer: models/policy          # the model's own folder; bytes, for a server that is asked for text
+protocol: search-r1
+wording: default
+server: {dialect: vllm, model: policy, key_env: MY_KEY}
+"""
 
 from pathlib import Path
 from typing import Literal, cast
+
+import yaml
 
 from coseek.agents.card import AgentCard
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.writer import Writer
 from coseek.agents.writing import WriterModel
+from coseek.cli.terminal import say
 from coseek.data.audit import Decode
-from coseek.data.errors import DataError, UserError, nearest
+from coseek.data.errors import DataError, SettingError, UserError, nearest
 from coseek.data.registry import find, names
 from coseek.data.run import Run
 from coseek.data.settings import Settings, make_settings
+from coseek.models.dialect import dialect_of
 from coseek.models.model import Model, Tokenizer
+from coseek.models.remote import RemoteModel, RemoteSettings, open_remote
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
 WRITERS = "coseek.agents.writers"
 """The package of agents that need no model; its files' names are theirs."""
+BYTES = "bytes"
+"""Stands for a tokenizer whose tokens are bytes."""
 
 
 class AgentSettings(Settings):
     """Which agent runs, and how it writes."""
 
     name: str
-    """A model folder, or the name of a writer: `rules`, `expert`, …"""
+    """A model folder, the address of a server, or the name of a writer: `rules`, `expert`, …"""
     protocol: str
     """A protocol by name, or a YAML file."""
     wording: str
@@ -34,35 +48,75 @@ class AgentSettings(Settings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of weights and cache; no effect on writers."""
     tokenizer: str | None = None
-    """A model folder in whose ids a writer writes; plain bytes when not given. A model has its own."""
+    """A model folder in whose ids a writer or a server writes, or `bytes`. A folder has its own; writers have bytes."""
+    server: RemoteSettings | None = None
+    """How a server is asked; nothing for the others."""
+
+    @property
+    def is_remote(self) -> bool:
+        return self.name.startswith(("http://", "https://"))
 
 
-def settings_for(name: str, protocol: str | None = None, wording: str | None = None) -> AgentSettings:
+def settings_for(
+    name: str, protocol: str | None = None, wording: str | None = None, tokenizer: str | None = None
+) -> AgentSettings:
     """Fill in the protocol and wording that belong to an agent; a name that is none is refused."""
-    card = card_of(name)
-    return AgentSettings(name=name, protocol=protocol or card.protocol, wording=wording or card.wording)
+    tree = _file(Path(name)) if name.endswith((".yaml", ".yml")) else {"name": name}
+    given = {"protocol": protocol, "wording": wording, "tokenizer": tokenizer}
+    tree |= {key: value for key, value in given.items() if value is not None}
+    card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
+    settings = make_settings(AgentSettings, {"protocol": card.protocol, "wording": card.wording, **tree})
+    if settings.is_remote and settings.server is None:
+        return settings.model_copy(update={"server": RemoteSettings()})
+    return settings
 
 
-def card_of(name: str) -> AgentCard:
+def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
     """The protocol and wording that belong to an agent unless one asks for others."""
     if name in names(WRITERS):
         return AgentCard(wording=str(find("writer", WRITERS, name).WORDING))
+    if name.startswith(("http://", "https://")):
+        if tokenizer is None:
+            raise SettingError(
+                f"{name} is a server, whose model's tokenizer is needed: name the model's folder with --tokenizer "
+                "(or `bytes`, for a server that is asked for text)"
+            )
+        return AgentCard() if tokenizer == BYTES else AgentCard.read(Path(tokenizer))
     folder = Path(name)
     if not folder.is_dir():
         known = names(WRITERS)
         raise UserError(
-            f"no agent named {name!r}{nearest(name, known)} Known: {', '.join(known)}, or the path of a model folder"
+            f"no agent named {name!r}{nearest(name, known)} Known: {', '.join(known)}, the path of a model folder or "
+            "a YAML file, or the address of a server"
         )
-    if not (folder / "config.json").is_file():  # said here, before torch is woken to say the same
-        raise DataError(f"{folder} is not a model folder: it has no config.json")
+    check_folder(folder)
     return AgentCard.read(folder)
 
 
-def limits_for(name: str) -> Limits:
-    """The budgets of an agent unless one asks for others. A writer's tokens are bytes, of which text has more."""
-    if name in names(WRITERS):
-        return Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
-    return Limits()
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds no model; said here, before torch is woken to say the same."""
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder} is not a model folder: it has no config.json")
+
+
+def _file(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        raise DataError(f"there is no agent file {path}; check the path")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict) or not isinstance(tree.get("name"), str):
+        raise DataError(f"{path} must hold `name: value` lines, `name` itself among them")
+    return tree
+
+
+def limits_for(settings: AgentSettings) -> Limits:
+    """The budgets that suit an agent and its protocol. Where tokens are bytes, text has more of them."""
+    suited = load_protocol(settings.protocol, settings.wording).limits_over
+    if settings.tokenizer == BYTES or (settings.name in names(WRITERS) and settings.tokenizer is None):
+        return suited(Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000))
+    return suited(Limits())
 
 
 def open_agent(settings: AgentSettings) -> Agent:
@@ -71,6 +125,8 @@ def open_agent(settings: AgentSettings) -> Agent:
     tokenizer = open_tokenizer(settings, protocol)
     if settings.name in names(WRITERS):
         return Agent(protocol, WriterModel(open_writer(settings.name), protocol, tokenizer))
+    if settings.is_remote:
+        return Agent(protocol, open_server(settings, protocol, tokenizer))
     return Agent(protocol, open_model(settings, protocol, tokenizer))
 
 
@@ -82,9 +138,43 @@ def open_writer(name: str) -> Writer:
 def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
     """A model's own tokenizer; for a writer the one it was given, or plain bytes when no model reads its words."""
     folder = settings.tokenizer or settings.name
-    if folder in names(WRITERS):
+    if folder == BYTES or folder in names(WRITERS):
         return ByteTokenizer(protocol.grammar.special_tokens)
     return HfTokenizer.load(Path(folder))
+
+
+def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> RemoteModel:
+    """The model of a server, which is asked for its dialect where the settings do not say."""
+    grammar = protocol.grammar
+    model = open_remote(
+        settings.name,
+        settings.server or RemoteSettings(),
+        tokenizer,
+        grammar.stops,
+        settings.temperature,
+        grammar.lost_stop,
+    )
+    if dialect_of(model.served.dialect).EXACT and settings.tokenizer == BYTES:
+        raise SettingError(
+            f"{settings.name} exchanges token ids, which are no bytes; name the model's own folder with --tokenizer"
+        )
+    if model.inexact:
+        say(f"these trajectories are not for training: {model.inexact}")
+    return model
+
+
+def spent(model: Model, settings: AgentSettings) -> str:
+    """What a server's model came to, in one line; nothing for others."""
+    if not isinstance(model, RemoteModel):
+        return ""
+    usage, calls = model.usage, model.calls.stats
+    prices = (settings.server or RemoteSettings()).prices
+    parts = [f"{usage.answers} answers", f"{usage.read_tokens} tokens read", f"{usage.written_tokens} written"]
+    parts += [f"${usage.cost_usd(prices):.4f}"] if prices.read or prices.written else []
+    parts += [f"{usage.uncounted} answers did not count their tokens"] if usage.uncounted else []
+    parts += [f"{calls.retries} calls repeated"] if calls.retries else []
+    parts += [f"{calls.failed} calls failed"] if calls.failed else []
+    return f"{settings.name}: {', '.join(parts)}"
 
 
 def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> Model:
@@ -103,6 +193,6 @@ def decoder_of(run: Run) -> Decode | None:
         return None
     settings = make_settings(AgentSettings, recorded)
     folder = settings.tokenizer or settings.name
-    if folder not in names(WRITERS) and not Path(folder).is_dir():
+    if folder != BYTES and folder not in names(WRITERS) and not Path(folder).is_dir():
         return None
     return open_tokenizer(settings, load_protocol(settings.protocol, settings.wording)).decode

@@ -1,8 +1,8 @@
 """Calls: JSON to a server and back, many at once and patiently. Knows HTTP; nothing of what is asked.
 
-What may pass is asked again: no connection, no answer in time, statuses 408, 409, 429 and 5xx, an answer that is not
-JSON. A key comes from the environment, stands in a header and nowhere else: redirects are not followed, since they
-would take it along, and what a server says is never repeated with the key in it.
+What may pass is asked again: no connection, no answer in time, statuses 408, 409, 429 and 5xx but 501, an answer that
+is not JSON. A key comes from the environment, stands in a header and nowhere else: redirects are not followed, since
+they would take it along, and what a server says is never repeated with the key in it.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -35,16 +35,30 @@ if TYPE_CHECKING:
     import httpx
 
 MOST_BYTES = 64_000_000
-"""Longest answer that is read."""
+"""Longest answer that is read, unless it is said otherwise."""
 _AGAIN = frozenset({408, 409, 429})
 """Statuses below 500 that may be others next time."""
+_NOT_THERE = 501
+"""What a server says of a method that it does not know, and will say again."""
 _QUOTED = 300
 """Characters of a server's own words that an error repeats."""
 
 Method: TypeAlias = Literal["GET", "POST"]
+T = TypeVar("T")
 
 
-class Patience(Settings):
+class Retries(Settings):
+    """How long a server that does not answer is asked again."""
+
+    attempts: int = Field(default=4, ge=1)
+    """Times that a call is made, at most; only what may pass is asked again."""
+    first_wait_s: float = Field(default=0.5, ge=0)
+    """Before the second attempt; twice as long before each further one, less a random part of up to one half."""
+    longest_wait_s: float = Field(default=30.0, ge=0)
+    """No wait is longer. A server that asks for a longer one (Retry-After) is not asked again."""
+
+
+class Patience(Retries):
     """How many calls are under way at once, and how long a server that does not answer is asked again."""
 
     concurrency: int = Field(default=32, ge=1)
@@ -53,12 +67,8 @@ class Patience(Settings):
     """Seconds to wait for a connection."""
     timeout_s: float = Field(default=300.0, gt=0)
     """Seconds from a call's beginning to the last byte of its answer."""
-    attempts: int = Field(default=4, ge=1)
-    """Times that a call is made, at most; only what may pass is asked again."""
-    first_wait_s: float = Field(default=0.5, ge=0)
-    """Before the second attempt; twice as long before each further one, less a random part of up to one half."""
-    longest_wait_s: float = Field(default=30.0, ge=0)
-    """No wait is longer. A server that asks for a longer one (Retry-After) is not asked again."""
+    insistent: bool = False
+    """A server that asks for a longer wait than the longest is asked again after that one, all the same."""
     break_after: int = Field(default=20, ge=1)
     """After so many failed calls in a row the server is left alone, and calls fail at once."""
     cool_down_s: float = Field(default=30.0, ge=0)
@@ -90,10 +100,21 @@ class CallFailed(Exception):
 class _Passing(Exception):
     """A fault that may pass, and the wait that the server asks for."""
 
-    def __init__(self, what: str, wait_s: float | None = None, status: int | None = None) -> None:
+    def __init__(self, what: str, wait_s: float = 0.0, status: int | None = None) -> None:
         super().__init__(what)
         self.wait_s = wait_s
         self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One call, as it is sent at every attempt."""
+
+    method: Method
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    """They may hold a secret."""
+    content: bytes | None
 
 
 class Calls:
@@ -103,9 +124,22 @@ class Calls:
     """
 
     def __init__(
-        self, base: str, patience: Patience | None = None, key: str | None = None, rng: random.Random | None = None
+        self,
+        base: str,
+        patience: Patience | None = None,
+        key: str | None = None,
+        rng: random.Random | None = None,
+        *,
+        name: str | None = None,
+        quotes: bool = True,
+        most_bytes: int = MOST_BYTES,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`key` is sent as a bearer token. `rng` draws waits; no result depends on them, hence a default."""
+        """`key` is sent as a bearer token. `rng` draws waits; no result depends on them, hence a default.
+
+        Errors call the server `name`. Without `quotes` they repeat nothing that it said: for callers that send a secret
+        in a header of their own, which some servers repeat. Longer answers than `most_bytes` are not read.
+        """
         if find_spec("httpx") is None:
             raise MissingExtra("httpx", "a server", "remote")
         self.base = base
@@ -113,6 +147,10 @@ class Calls:
         self.stats = CallStats()
         self._key = key
         self._rng = rng or random.Random()
+        self._name = name or base
+        self._quotes = quotes
+        self._most_bytes = most_bytes
+        self._sleep = sleep
         self._breaker = Breaker(self.patience.break_after, self.patience.cool_down_s)
         self._room = asyncio.Semaphore(self.patience.concurrency)
         self._clients: list[httpx.AsyncClient] = []
@@ -126,18 +164,33 @@ class Calls:
 
     def submit(self, method: Method, path: str, body: JsonObject | None = None) -> "Future[JsonObject]":
         """Begin a call; its result is the answer's JSON object, or it raises `CallFailed`."""
-        if not self._end.alive:
-            raise RuntimeError(f"the calls to {self.base} were closed")
-        return asyncio.run_coroutine_threadsafe(self._call(method, path, body), self._loop)
+        return self._begin(_object, method, path, body, None)
 
     def ask(self, method: Method, path: str, body: JsonObject | None = None) -> JsonObject:
         """Make a call and wait for the answer."""
-        future = self.submit(method, path, body)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C while waiting: nobody will read the answer
-            raise
+        return _waited(self.submit(method, path, body))
+
+    def fetch(
+        self, method: Method, path: str, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Make a call and wait for the bytes of the answer; whatever they are, they are not asked for again."""
+        return _waited(self._begin(bytes, method, path, body, headers))
+
+    def _begin(
+        self,
+        read: Callable[[bytes], T],
+        method: Method,
+        path: str,
+        body: JsonObject | None,
+        headers: Mapping[str, str] | None,
+    ) -> "Future[T]":
+        if not self._end.alive:
+            raise RuntimeError(f"the calls to {self._name} were closed")
+        # Text from outside may hold half a surrogate pair, which has no bytes: escaped, it has.
+        content = None if body is None else json.dumps(body, allow_nan=False).encode()
+        sent = {} if body is None else {"content-type": "application/json"}
+        request = _Request(method, f"{self.base}{path}", {**sent, **(headers or {})}, content)
+        return asyncio.run_coroutine_threadsafe(self._call(request, read), self._loop)
 
     def close(self) -> None:
         """Break off what is under way and close the connections."""
@@ -146,88 +199,99 @@ class Calls:
     def __repr__(self) -> str:
         return f"Calls({self.base!r})"
 
-    async def _call(self, method: Method, path: str, body: JsonObject | None) -> JsonObject:
+    async def _call(self, request: "_Request", read: Callable[[bytes], T]) -> T:
         async with self._room:
             try:
-                answer = await self._patiently(method, path, body)
+                answer = await self._patiently(request, read)
             except CallFailed:
                 self.stats.failed += 1
                 raise
             self.stats.answered += 1
             return answer
 
-    async def _patiently(self, method: Method, path: str, body: JsonObject | None) -> JsonObject:
+    async def _patiently(self, request: "_Request", read: Callable[[bytes], T]) -> T:
         rest_s = self._breaker.wait_s()
         if rest_s:
             raise self._failed(f"it failed {self._breaker.faults} times in a row and is left alone for {rest_s:.0f} s")
+        longest_s = self.patience.longest_wait_s
         for attempt in range(1, self.patience.attempts + 1):
             self.stats.calls += 1
             self.stats.retries += attempt > 1
             try:
-                answer = await self._once(method, path, body)
+                answer = read(await self._once(request))
             except _Passing as fault:
-                wait_s = self._wait_s(attempt) if fault.wait_s is None else fault.wait_s
-                if attempt == self.patience.attempts or wait_s > self.patience.longest_wait_s:
+                too_long = fault.wait_s > longest_s and not self.patience.insistent
+                if too_long or attempt == self.patience.attempts:
                     self._breaker.failed()
+                    asks = f" and asks to wait {fault.wait_s:.0f} s" if too_long else ""
                     tries = f"{attempt} tries" if attempt > 1 else "1 try"
-                    raise self._failed(f"{fault} ({tries})", fault.status) from None
-                await asyncio.sleep(wait_s)
+                    raise self._failed(f"{fault}{asks} ({tries})", fault.status) from None
+                await self._sleep(min(longest_s, max(fault.wait_s, self._wait_s(attempt))))
             else:
                 self._breaker.worked()
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, method: Method, path: str, body: JsonObject | None) -> JsonObject:
+    async def _once(self, request: "_Request") -> bytes:
         import httpx
 
         try:
-            async with asyncio.timeout(self.patience.timeout_s), self._sent(method, path, body) as response:
-                text = await _whole(response)
+            async with asyncio.timeout(self.patience.timeout_s), self._sent(request) as response:
+                text = await _whole(response, self._most_bytes)
         except TimeoutError:
             raise _Passing(f"no answer within {self.patience.timeout_s:g} s") from None
         except httpx.ConnectTimeout:
             raise _Passing(f"no connection within {self.patience.connect_s:g} s") from None
         except httpx.TransportError as error:
-            raise _Passing(str(error)[:_QUOTED] or type(error).__name__) from None
+            said = self.quoted(str(error)) or type(error).__name__
+            raise _Passing(f"the connection failed: {said}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._failed(f"it could not be asked ({type(error).__name__})") from None
         if text is None:
-            raise self._failed(f"it answered with more than {MOST_BYTES} bytes")
+            raise self._failed(f"it answered with more than {self._most_bytes} bytes")
         if response.is_success:
-            return _object(text)
+            return text
         raise self._refusal(response.status_code, response.headers.get("retry-after"), text)
 
     @asynccontextmanager
-    async def _sent(self, method: Method, path: str, body: JsonObject | None) -> "AsyncIterator[httpx.Response]":
+    async def _sent(self, request: "_Request") -> "AsyncIterator[httpx.Response]":
         if not self._idle:
             self._idle.append(_client(self.base, self._key, self.patience))
             self._clients += self._idle
         client = self._idle.pop()
-        # Text from outside may hold half a surrogate pair, which has no bytes: escaped, it has.
-        content = None if body is None else json.dumps(body, allow_nan=False).encode()
-        headers = {} if body is None else {"content-type": "application/json"}
         try:
-            async with client.stream(method, f"{self.base}{path}", content=content, headers=headers) as response:
+            async with client.stream(
+                request.method, request.url, content=request.content, headers=dict(request.headers)
+            ) as response:
                 yield response
         finally:
             self._idle.append(client)
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
         """What a status that is no success means: an error that may pass, or one that will not."""
-        if status >= 500 or status in _AGAIN:
-            return _Passing(f"it answered {status}", retry_after_s(retry_after, time.time()), status)
+        said = self.quoted(text.decode(errors="replace"))
+        # An empty object says nothing.
+        what = f"it answered {status}" + (f": {said}" if any(map(str.isalnum, said)) else "")
+        if status in _AGAIN or (status >= 500 and status != _NOT_THERE):
+            return _Passing(what, retry_after_s(retry_after, time.time()) or 0.0, status)
         self._breaker.worked()  # it refuses this, so it is there
         if status in (401, 403):
             # What it says may hold a part of the key.
             return self._failed(f"it answered {status}: its key is missing, wrong, or not for this", status)
         if 300 <= status < 400:
             return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
-        said = " ".join(text.decode(errors="replace").split())[:_QUOTED]
-        return self._failed(f"it answered {status}" + (f": {said}" if said else ""), status)
+        return self._failed(what, status)
 
     def _failed(self, what: str, status: int | None = None) -> CallFailed:
-        sentence = f"{self.base}: {what}"
-        return CallFailed(sentence if self._key is None else sentence.replace(self._key, "…"), status)
+        return CallFailed(f"{self._name}: {what}", status)
+
+    def quoted(self, text: str) -> str:
+        """The beginning of what a server or a library said, on one line and without the key."""
+        if not self._quotes:
+            return ""
+        if self._key is not None:
+            text = text.replace(self._key, "…")  # first: half a key is no key, and would stay
+        return " ".join(text.split())[:_QUOTED]
 
     def _wait_s(self, attempt: int) -> float:
         """Less a random part, so that calls which failed together do not come back together."""
@@ -253,13 +317,19 @@ def base_of(url: str, ends: tuple[str, ...] = ()) -> str:
     return base.rstrip("/")
 
 
-def key_in(variable: str | None) -> str | None:
+@overload
+def key_in(variable: str, what: str = "key") -> str: ...
+@overload
+def key_in(variable: str | None, what: str = "key") -> str | None: ...
+def key_in(variable: str | None, what: str = "key") -> str | None:
     """The key that an environment variable holds; `None` where no variable is named."""
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()
     if not (key and key.isascii() and key.isprintable()):
-        raise SettingError(f"the environment variable {variable} holds no key (plain printable characters); put it in")
+        raise SettingError(
+            f"the environment variable {variable} holds no {what} (plain printable characters); put it in"
+        )
     return key
 
 
@@ -287,18 +357,26 @@ def _client(base: str, key: str | None, patience: Patience) -> "httpx.AsyncClien
         headers={} if key is None else {"authorization": f"Bearer {key}"},
         timeout=httpx.Timeout(None, connect=patience.connect_s),  # the rest is in one deadline for the whole call
         limits=httpx.Limits(max_connections=1, keepalive_expiry=60.0),
-        trust_env=not _is_local(base),  # a proxy for the web is no way to a server on this machine
+        trust_env=not is_local(base),  # a proxy for the web is no way to a server on this machine
     )
 
 
-async def _whole(response: "httpx.Response") -> bytes | None:
+async def _whole(response: "httpx.Response", most_bytes: int) -> bytes | None:
     """The body, or nothing when it is too long."""
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
-        if len(body) > MOST_BYTES:
+        if len(body) > most_bytes:
             return None
     return bytes(body)
+
+
+def _waited(future: "Future[T]") -> T:
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # Ctrl-C while waiting: nobody will read the answer
+        raise
 
 
 def _object(text: bytes) -> JsonObject:
@@ -311,7 +389,8 @@ def _object(text: bytes) -> JsonObject:
     return cast(JsonObject, answer)
 
 
-def _is_local(base: str) -> bool:
+def is_local(base: str) -> bool:
+    """Whether a server is on this machine."""
     host = urlsplit(base).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

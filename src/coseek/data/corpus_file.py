@@ -24,8 +24,7 @@ Longs = NDArray[np.int64]
 
 _STAMP = "corpus.json"
 _RACE_NS = 2_000_000_000
-"""File systems tell times apart by up to two seconds: a file that was so young when it was scanned may have changed since
-and look the same."""
+"""File systems tell times apart by two seconds at worst: a file so young at its scan may change and look the same."""
 
 
 @dataclass(frozen=True, slots=True)

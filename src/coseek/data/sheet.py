@@ -21,7 +21,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Reply:
     """What a generator made of one trajectory's passages."""
 
     question_id: str

@@ -1,7 +1,8 @@
 """Answers: when a written answer is a gold one. Strict, cover and F1 are three different things and are named so.
 
-Every match is made on normalised text, and text that normalises to nothing matches nothing: neither an empty
-prediction nor a gold answer such as "The" or "!" can ever be right by being empty (traps 23 and 24).
+Every match is made on normalised text. The one difference from the definitions of SQuAD and HotpotQA: text that
+normalises to nothing matches nothing, so neither an empty prediction nor a gold answer such as "The" or "!" can ever be
+right by being empty (traps 23 and 24).
 """
 
 import re
@@ -37,22 +38,20 @@ def cover_match(text: str | None, golds: Iterable[str]) -> bool:
     return any(f" {gold} " in padded for gold in map(normalise, golds) if gold)
 
 
-def f1(prediction: str | None, golds: Iterable[str]) -> float:
-    """Word F1, the best over the gold answers, in [0, 1].
+def f1(prediction: str | None, golds: Iterable[str], *, guard: bool = True) -> float:
+    """Word F1, the best over the gold answers, in [0, 1]: 2 · shared words / (words written + words of the gold).
 
-    yes, no and "noanswer" (either side) give 1 for equality and 0 otherwise: without that guard "no" scores .67
-    against "no one".
+    HotpotQA's definition: yes, no and "noanswer" (either side) give 1 for equality and 0 otherwise, since "no" would
+    score .67 against "no one". `guard=False` is SQuAD's, which has no such rule.
     """
     written = normalise(prediction or "")
-    return max((_f1(written, normalise(gold)) for gold in golds), default=0.0)
+    return max((_f1(written, normalise(gold), guard) for gold in golds), default=0.0)
 
 
-def _f1(written: str, gold: str) -> float:
+def _f1(written: str, gold: str, guard: bool) -> float:
     if not written or not gold:
         return 0.0
-    if written == gold:
-        return 1.0
-    if written in _CLOSED or gold in _CLOSED:
+    if guard and written != gold and not _CLOSED.isdisjoint((written, gold)):
         return 0.0
     ours, theirs = Counter(written.split()), Counter(gold.split())
     common = (ours & theirs).total()

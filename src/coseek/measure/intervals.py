@@ -4,6 +4,7 @@ The bootstrap draws n questions with replacement many times over. Values that oc
 by how often, from the multinomial that this is: the same distribution as drawing rows one by one, far faster.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ class Difference:
     only_a: int
     """Questions that A has and B lacks: they are in neither side of the difference."""
     only_b: int
+    mcnemar: float | None = None
+    """p-value of McNemar's exact test; `None` where a value is neither 0 nor 1."""
 
 
 def bootstrap_mean(
@@ -88,7 +91,64 @@ def paired_difference(
     differences = np.array([b[key] - a[key] for key in shared], dtype=np.float64)
     interval = bootstrap_mean(differences.tolist(), rng, resamples, level)
     assert interval is not None
-    return Difference(interval, _sign_test(differences, rng, resamples), len(a) - len(shared), len(b) - len(shared))
+    binary = all(value in (0.0, 1.0) for key in shared for value in (a[key], b[key]))
+    return Difference(
+        interval,
+        _sign_test(differences, rng, resamples),
+        len(a) - len(shared),
+        len(b) - len(shared),
+        mcnemar(int((differences > 0).sum()), int((differences < 0).sum())) if binary else None,
+    )
+
+
+def mcnemar(won: int, lost: int) -> float:
+    """Two-sided p of McNemar's exact test: `won` questions are right in B alone, `lost` in A alone.
+
+    Under chance each of them is either with probability ½: p = min(1, 2 · P(Binomial(won + lost, ½) ≤ the smaller)).
+    Questions on which both agree say nothing (McNemar, Psychometrika 1947; the exact form is the sign test).
+    """
+    tried = won + lost
+    # Logarithms, because 0.5 ** tried is 0 in floating point from 1,075 on.
+    terms = [
+        math.lgamma(tried + 1) - math.lgamma(k + 1) - math.lgamma(tried - k + 1) for k in range(min(won, lost) + 1)
+    ]
+    highest = max(terms)
+    tail = math.exp(highest - tried * math.log(2)) * math.fsum(math.exp(term - highest) for term in terms)
+    return min(1.0, 2 * tail)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction of a family of p-values, in their order.
+
+    The i-th smallest of m is multiplied by m − i + 1 and is at least the one before it: the chance that any true null
+    hypothesis of the family is rejected then stays below the level (Holm, Scand. J. Statist. 1979).
+    """
+    corrected = [0.0] * len(p_values)
+    highest = 0.0
+    for place, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - place)))
+        corrected[index] = highest
+    return corrected
+
+
+def macro_mean(
+    groups: Sequence[Sequence[float]], rng: np.random.Generator, resamples: int = RESAMPLES, level: float = 0.95
+) -> Interval | None:
+    """Mean of the groups' means, each group weighing the same; `None` when a group is empty or there is none.
+
+    The bootstrap draws inside every group. A group of one value has no spread to draw from, and then there is no
+    interval. `n` counts all values.
+    """
+    if not groups or not all(groups):
+        return None
+    mean = math.fsum(math.fsum(group) / len(group) for group in groups) / len(groups)
+    count = sum(len(group) for group in groups)
+    if min(len(group) for group in groups) == 1:
+        return Interval(mean, None, None, count)
+    drawn = sum(_resampled_means(np.asarray(group, dtype=np.float64), rng, resamples) for group in groups)
+    tail = (1 - level) / 2
+    low, high = np.quantile(np.asarray(drawn) / len(groups), [tail, 1 - tail])
+    return Interval(mean, min(float(low), mean), max(float(high), mean), count)
 
 
 def _resampled_means(data: Floats, rng: np.random.Generator, resamples: int) -> Floats:

@@ -8,14 +8,16 @@ The unit is the question: several runs of one question (seeds) are averaged firs
 narrow by asking the same thing twice.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import TypeAlias
 
 import numpy as np
 
 from coseek.data.errors import DataError, UnknownName
 from coseek.data.question import Question
+from coseek.data.sheet import Verdict
 from coseek.data.trajectory import Author, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.answers import cover_match, exact_match, f1
@@ -23,10 +25,18 @@ from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paire
 
 ALL = "all"
 """Name of the group that every question is in."""
+IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
+"""Groups of the questions from data sets that something was trained on, and of the others."""
+
+Verdicts: TypeAlias = Mapping[tuple[str, str], Verdict]
+"""What a judge said, by question id and response."""
 
 
-def score_trajectory(trajectory: Trajectory) -> dict[str, float]:
-    """Every metric that this run has; the names are those of `METRICS`. Not to be asked of a fault."""
+def score_trajectory(trajectory: Trajectory, verdicts: Verdicts | None = None) -> dict[str, float]:
+    """Every metric that this run has; the names are those of `METRICS`. Not to be asked of a fault.
+
+    The judged ones need a judge's `verdicts`.
+    """
     if trajectory.stop.is_fault:
         raise ValueError(
             f"question {trajectory.question.id!r} ended by {trajectory.stop}: a fault is counted, not scored"
@@ -42,19 +52,41 @@ def score_trajectory(trajectory: Trajectory) -> dict[str, float]:
         "valid": trajectory.valid,
         "truncated": trajectory.truncated,
     }
+    if "wall_s" in trajectory.timings:
+        scores["wall_s"] = trajectory.timings["wall_s"]
     if question.answers:
         scores["em"] = exact_match(trajectory.answer, question.answers)
         scores["cover_em"] = cover_match(trajectory.answer, question.answers)
         scores["f1"] = f1(trajectory.answer, question.answers)
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
+        if verdicts is not None:
+            scores.update(judged(question, trajectory.answer, verdicts))
     scores.update({name: value for name, value in _recalls(trajectory).items() if value is not None})
     return {name: float(scores[name]) for name in METRICS if name in scores}
+
+
+def judged(question: Question, answer: str | None, verdicts: Verdicts) -> dict[str, float]:
+    """`judge_acc` and `gen_acc` of an answer: GenAcc = cover-EM ∨ judge says yes (s3, eq. 3).
+
+    An empty answer is wrong and is shown to no judge. Where the judge failed there is no `judge_acc`, and a `gen_acc`
+    only if cover-EM settles it alone: a fault of the judge is never a no.
+    """
+    if not (answer or "").strip():
+        return {"judge_acc": 0.0, "gen_acc": 0.0}
+    verdict = verdicts.get((question.id, answer or ""))
+    right = None if verdict is None else verdict.right
+    covered = cover_match(answer, question.answers)
+    if right is None:
+        return {"gen_acc": 1.0} if covered else {}
+    return {"judge_acc": float(right), "gen_acc": float(covered or right)}
 
 
 METRICS: dict[str, str] = {
     "em": "strict EM: the whole answer is a gold answer",
     "cover_em": "cover-EM: the answer holds a gold answer",
     "f1": "word F1 against the nearest gold answer",
+    "gen_acc": "GenAcc: the answer holds a gold answer, or the judge says yes",
+    "judge_acc": "the judge says yes",
     "recall": "gold passages found in the run",
     "recall_per_search": "gold passages found by one search, mean over the run's searches",
     "all_gold@5": "every gold passage is among the run's best five",
@@ -64,6 +96,9 @@ METRICS: dict[str, str] = {
     "agent_tokens": "tokens the agent wrote",
     "read_tokens": "tokens the agent was given, prompt included",
     "passages": "distinct passages served",
+    "context_passages": "passages the generator was shown",
+    "context_tokens": "tokens of the passages the generator was shown",
+    "wall_s": "seconds from question to end, among others that ran at the same time",
     "answered": "runs that ended with an answer",
     "valid": "runs in the protocol's form",
     "truncated": "runs that a budget ended",
@@ -134,18 +169,33 @@ class Scores:
         raise KeyError((run, group))
 
 
-def score_run(name: str, trajectories: Iterable[Trajectory]) -> ScoredRun:
+def score_run(name: str, trajectories: Iterable[Trajectory], verdicts: Verdicts | None = None) -> ScoredRun:
     """Score a run; the trajectories are read once and not kept."""
-    found: dict[str, tuple[Question, list[dict[str, float]], int]] = {}
+
+    def rows() -> Iterator[ScoredRow]:
+        for trajectory in trajectories:
+            fault = trajectory.stop.is_fault
+            scores = None if fault else score_trajectory(trajectory, verdicts)
+            yield trajectory.question, str(trajectory.stop), scores
+
+    return collect(name, rows())
+
+
+ScoredRow: TypeAlias = tuple[Question, str, Mapping[str, float] | None]
+"""One trajectory's question, how it ended, and its metrics; `None` for a fault."""
+
+
+def collect(name: str, rows: Iterable[ScoredRow]) -> ScoredRun:
+    """Scored trajectories as a run: those of one question together."""
+    found: dict[str, tuple[Question, list[Mapping[str, float]], int]] = {}
     stops: dict[str, int] = {}
-    for trajectory in trajectories:
-        question = trajectory.question
+    for question, stop, metrics in rows:
         _, scores, faults = found.get(question.id, (question, [], 0))
-        stops[str(trajectory.stop)] = stops.get(str(trajectory.stop), 0) + 1
-        if trajectory.stop.is_fault:
+        stops[stop] = stops.get(stop, 0) + 1
+        if metrics is None:
             faults += 1
         else:
-            scores.append(score_trajectory(trajectory))
+            scores.append(metrics)
         found[question.id] = (question, scores, faults)
     return ScoredRun(
         name,
@@ -169,24 +219,40 @@ def score_runs(
 
     `by` holds names of `GROUPS`. `questions` says what was to be answered; without it, whatever any run answered.
     """
+    check_metrics(metrics)
+    check_groups(by)
+    scored = [score_run(name, trajectories) for name, trajectories in runs.items()]
+    return summaries_of(scored, list(questions or ()) or questions_of(scored), by, metrics, seed)
+
+
+def questions_of(runs: Iterable[ScoredRun]) -> list[Question]:
+    """Whatever any of the runs was asked."""
+    asked = {ident: row.question for run in runs for ident, row in run.questions.items()}
+    if not asked:
+        raise DataError("there is nothing to score: the runs hold no trajectories")
+    return list(asked.values())
+
+
+def check_metrics(metrics: Iterable[str]) -> None:
+    """Refuse a metric that there is not."""
     for name in metrics:
         if name not in METRICS:
             raise UnknownName("metric", name, METRICS)
-    check_groups(by)
-    scored = [score_run(name, trajectories) for name, trajectories in runs.items()]
-    asked = {question.id: question for question in questions or ()}
-    if not asked:
-        asked = {ident: row.question for run in scored for ident, row in run.questions.items()}
-    if not asked:
-        raise DataError("there is nothing to score: the runs hold no trajectories")
-    return summaries_of(scored, asked.values(), by, metrics, seed)
 
 
 def summaries_of(
-    scored: Sequence[ScoredRun], asked: Iterable[Question], by: Sequence[str], metrics: Sequence[str], seed: int
+    scored: Sequence[ScoredRun],
+    asked: Iterable[Question],
+    by: Sequence[str],
+    metrics: Sequence[str],
+    seed: int,
+    in_domain: Collection[str] = (),
 ) -> Scores:
-    """Runs that were scored question by question: their means over all of `asked` and by group, and paired."""
-    groups = _groups(asked, by)
+    """Runs that were scored question by question: their means over all of `asked` and by group, and paired.
+
+    `in_domain` names data sets; where it names any, the questions are also parted into those of them and others.
+    """
+    groups = _groups(asked, by, in_domain)
     return Scores(
         tuple(summarise(run, group, idents, metrics, seed) for run in scored for group, idents in groups.items()),
         tuple(
@@ -240,7 +306,13 @@ def _by_kind(question: Question) -> str | None:
     return None if kind is None else str(kind)
 
 
-GROUPS: dict[str, Callable[[Question], str | None]] = {"hops": _by_hops, "kind": _by_kind}
+def dataset_of(question: Question) -> str | None:
+    """The data set that a question says it is of."""
+    name = question.meta.get("dataset", question.meta.get("data_source"))  # rows of Search-R1 call it data_source
+    return None if name is None else str(name)
+
+
+GROUPS: dict[str, Callable[[Question], str | None]] = {"hops": _by_hops, "kind": _by_kind, "dataset": dataset_of}
 """Ways to group questions; a question for which the answer is `None` is in no group but `all`."""
 
 
@@ -251,9 +323,13 @@ def check_groups(by: Iterable[str]) -> None:
             raise UnknownName("group", name, GROUPS)
 
 
-def _groups(questions: Iterable[Question], by: Sequence[str]) -> dict[str, list[str]]:
+def _groups(questions: Iterable[Question], by: Sequence[str], in_domain: Collection[str]) -> dict[str, list[str]]:
     everyone = list(questions)
     groups = {ALL: [question.id for question in everyone]}
+    if in_domain:
+        inside = {question.id: dataset_of(question) in in_domain for question in everyone}
+        groups[IN_DOMAIN] = [ident for ident in inside if inside[ident]]
+        groups[OUT_OF_DOMAIN] = [ident for ident in inside if not inside[ident]]
     for name in by:
         named = [(group, question.id) for question in everyone if (group := GROUPS[name](question)) is not None]
         for group, ident in sorted(named):

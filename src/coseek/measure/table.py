@@ -7,14 +7,18 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from coseek.data.files import Json, JsonObject
-from coseek.measure.intervals import Difference, Interval
+from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.score import ALL, Comparison, Scores, Summary
 
 MAIN = ("em", "cover_em", "f1", "recall", "recall_per_search", "answer_hit", "searches", "agent_tokens")
 """The metrics that a table shows unless told otherwise."""
 PAIRED = ("em", "f1", "recall", "searches", "agent_tokens")
 """The metrics that a comparison shows unless told otherwise."""
-_COUNTS = frozenset({"searches", "turns", "agent_tokens", "read_tokens", "passages"})
+_COUNTS = frozenset(
+    {"searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s"}
+)
+JUDGED = ("judge_acc", "gen_acc")
+"""The metrics that need a judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Table:
 
         A terminal is narrow: a table of many columns and few rows is flipped, and intervals stand below their means.
         """
-        if len(self.columns) > 6 and len(self.rows) < len(self.columns):
+        if len(self.columns) > 6 and len(self.rows) + 1 < len(self.columns):  # flipped it is narrower, or as it is
             return self.flipped.rich(title)
         notes = Text("\n".join(self.notes)) if self.notes else None
         table = RichTable(title=Text(title) if title else None, caption=notes)
@@ -62,7 +66,7 @@ def main_table(scores: Scores, metrics: Sequence[str] = MAIN, group: str = ALL) 
     chosen = [summary for summary in scores.summaries if summary.group == group]
     shown = [name for name in metrics if any(name in summary.metrics for summary in chosen)]
     rows = [(summary.run, str(summary.questions), *_cells(summary, shown)) for summary in chosen]
-    return Table(("run", "questions", *shown), tuple(rows), tuple(_notes(chosen)))
+    return Table(("run", "questions", *shown), tuple(rows), tuple(left_out(chosen, shown)))
 
 
 def group_table(scores: Scores, metric: str = "em") -> Table:
@@ -74,15 +78,34 @@ def group_table(scores: Scores, metric: str = "em") -> Table:
 
 
 def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str = ALL) -> Table:
-    """One line a later run and metric: its difference from the first run, the interval and the p-value."""
-    rows: list[tuple[str, ...]] = []
+    """One line a later run and metric: its difference from the first run, the interval and the p-values.
+
+    `p` is of the paired randomisation test, `McNemar` of the exact test for what is right or wrong. When there is more
+    than one line, `p` is corrected for all of them (Holm), and the table says so.
+    """
+    found: list[tuple[str, str, Difference]] = []
     notes: list[str] = []
     for comparison in (one for one in scores.comparisons if one.group == group):
-        for name in metrics:
-            if (found := comparison.metrics.get(name)) is not None:
-                rows.append((f"{comparison.run} − {comparison.against}", name, *_difference_cells(found, name)))
+        names = [name for name in metrics if name in comparison.metrics]
+        found += [(f"{comparison.run} − {comparison.against}", name, comparison.metrics[name]) for name in names]
         notes += _unpaired(comparison)
-    return Table(("runs", "metric", "questions", "difference", "p"), tuple(rows), tuple(notes))
+    corrected = holm([one.p for _, _, one in found])
+    binary = any(one.mcnemar is not None for _, _, one in found)
+    several = len(found) > 1
+    rows = [
+        (
+            runs,
+            name,
+            *_difference_cells(one, name),
+            *((_p(p),) if several else ()),
+            *((_p(one.mcnemar),) if binary else ()),
+        )
+        for (runs, name, one), p in zip(found, corrected, strict=True)
+    ]
+    if several:
+        notes.append(f"p (Holm): corrected for the {len(found)} comparisons of this table.")
+    more = (("p (Holm)",) if several else ()) + (("McNemar",) if binary else ())
+    return Table(("runs", "metric", "questions", "difference", "p", *more), tuple(rows), tuple(notes))
 
 
 def scores_json(scores: Scores) -> JsonObject:
@@ -95,7 +118,7 @@ def scores_json(scores: Scores) -> JsonObject:
             "rows": one.rows,
             "faults": one.faults,
             "missing": one.missing,
-            "metrics": {name: _interval_json(value) for name, value in one.metrics.items()},
+            "metrics": {name: interval_json(value) for name, value in one.metrics.items()},
         }
         for one in scores.summaries
     ]
@@ -133,11 +156,16 @@ def _cell(interval: Interval | None, metric: str) -> str:
 def _difference_cells(found: Difference, metric: str) -> tuple[str, str, str]:
     cell = _cell(found.difference, metric)
     sign = "+" if found.difference.mean > 0 else ""
-    p = "< .001" if found.p < 0.001 else f"{found.p:.3f}"
-    return str(found.difference.n), sign + cell, p
+    return str(found.difference.n), sign + cell, _p(found.p)
 
 
-def _notes(summaries: Sequence[Summary]) -> list[str]:
+def _p(p: float | None) -> str:
+    if p is None:
+        return "–"
+    return "< .001" if p < 0.001 else f"{p:.3f}"
+
+
+def left_out(summaries: Sequence[Summary], metrics: Sequence[str] = ()) -> list[str]:
     """What the means leave out, said aloud."""
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
     for one in summaries:
@@ -145,6 +173,11 @@ def _notes(summaries: Sequence[Summary]) -> list[str]:
             notes.append(f"{one.run}: {one.faults} trajectories ended by a fault of a part; they are in no mean.")
         if one.missing:
             notes.append(f"{one.run}: {one.missing} questions are missing.")
+        for name in metrics:
+            found = one.metrics.get(name)
+            if name in JUDGED and found is not None and found.n < one.metrics["em"].n:
+                unread = one.metrics["em"].n - found.n
+                notes.append(f"{one.run}: {unread} questions have no readable verdict; they are not in {name}.")
     return notes
 
 
@@ -161,12 +194,19 @@ def _unpaired(comparison: Comparison) -> list[str]:
     ]
 
 
-def _interval_json(interval: Interval) -> JsonObject:
+def interval_json(interval: Interval) -> JsonObject:
+    """A mean with its interval, for programs."""
     return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
 def _difference_json(found: Difference) -> JsonObject:
-    return {**_interval_json(found.difference), "p": found.p, "only_against": found.only_a, "only_run": found.only_b}
+    return {
+        **interval_json(found.difference),
+        "p": found.p,
+        "mcnemar": found.mcnemar,
+        "only_against": found.only_a,
+        "only_run": found.only_b,
+    }
 
 
 def _line(cells: Sequence[str]) -> str:

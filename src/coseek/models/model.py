@@ -49,6 +49,8 @@ class SoFar:
 
     question: Question
     searches: tuple[Search, ...] = ()
+    aside: tuple[Search, ...] = ()
+    """Not empty in a request outside of the run's own context: the searches whose documents it asks for notes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Turn:
     at temperature 0, under temperature 1)."""
     end: TurnEnd
     fault: str = ""
+    exact: bool = True
+    """`ids` and `logprobs` are what was sampled. False for a server that cannot say: such a turn is not trained on."""
 
 
 class Model(Protocol):

@@ -114,13 +114,16 @@ class Sampler:
             self._board.drop(key)
 
     @torch.inference_mode()
-    def step(self) -> list[Turn]:
+    def step(self, most_tokens: int | None = None) -> list[Turn]:
+        """As `Model.step`; after `most_tokens` a row it returns even when none has stopped, so that others may join."""
         self._arrange()
         self._place()
         self._read()
         enough = max(1, int(self._board.live * self.settings.patience))
-        while self._board.live and len(self._stopped) < enough:
+        left = -1 if most_tokens is None else most_tokens
+        while self._board.live and len(self._stopped) < enough and left:
             self._write()
+            left -= 1
         turns, self._stopped = self._stopped, []
         return turns
 
@@ -159,6 +162,8 @@ class Sampler:
         board = self._board
         front = np.arange(board.used) < board.live
         front[[board.slot_of[key] for key in self._unread]] = True
+        # A row that was placed beside open ones may have a slot that the engine has never seen.
+        self._engine.reserve(board.used, int(board.length[: board.used].max()))
         self._exchange(*board.partition(front))
         board.live += len(self._unread)
         pieces = []

@@ -1,5 +1,6 @@
 """Stopping: has this token completed a stop string? Almost always answered by one look-up."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,3 +40,20 @@ class StopStrings:
         # Every token is at least one byte, so a stop string lies within its own length in tokens.
         text = self._tokenizer.decode(list(ids[-self._reach :]))
         return any(stop in text for stop in self._stops)
+
+
+def stopped_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) -> int | None:
+    """How many tokens of a turn a sampler would have written: up to the one that completes the first stop string.
+
+    `None` when there is no stop string in it. The same rule as `StopStrings`, which sees a turn as it grows.
+    """
+
+    def stopped(count: int) -> bool:
+        text = tokenizer.decode(ids[:count])
+        return any(stop in text for stop in stops)
+
+    if not stopped(len(ids)):
+        return None
+    if not stopped(len(ids) - 1):
+        return len(ids)
+    return bisect_left(range(len(ids)), True, key=stopped)

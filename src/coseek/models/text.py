@@ -16,6 +16,7 @@ from coseek.data.fingerprint import fingerprint
 from coseek.data.question import Question
 from coseek.data.settings import Settings
 from coseek.models.model import Model, Request, SoFar, TurnEnd
+from coseek.models.remote_text import RemoteText, named_server, open_remote_text
 from coseek.models.tokenizer import HfTokenizer
 
 CUT = "\n[A part was left out here, because the whole did not fit.]\n"
@@ -99,14 +100,19 @@ class TextWriter:
         return whole
 
 
-def open_writer(name: str, settings: WriterSettings | None = None) -> TextWriter:
+def open_writer(name: str, settings: WriterSettings | None = None) -> TextWriter | RemoteText:
+    """Open a writer of texts: the model in a Hugging Face folder, the server at an address, or that of a YAML file."""
+    server = named_server(name)
+    return open_folder(Path(name).expanduser(), settings) if server is None else open_remote_text(server)
+
+
+def open_folder(folder: Path, settings: WriterSettings | None = None) -> TextWriter:
     """Open the causal language model in a Hugging Face folder as a writer of texts. Nothing is ever fetched."""
     # Here and not above: these bring torch.
     from coseek.models.loading import load_model
     from coseek.models.sampler import Sampler, SamplerSettings
 
     settings = settings or WriterSettings()
-    folder = Path(name).expanduser()
     network = load_model(folder, settings.precision)
     tokenizer = HfTokenizer.load(folder)
     config = network.config.get_text_config()

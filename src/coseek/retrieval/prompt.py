@@ -26,9 +26,7 @@ class PromptFile(Settings):
     """One line for people."""
 
 
-def load_prompt(
-    kind: type[P], name: str, folder: Path, fields: Mapping[str, set[str]], ours: Path = PROMPTS
-) -> P:
+def load_prompt(kind: type[P], name: str, folder: Path, fields: Mapping[str, set[str]], ours: Path = PROMPTS) -> P:
     """Read a prompt: one of ours (a file in `ours`) by its name, or a YAML file (its path as seen from `folder`).
 
     `fields` says which templates there are, and which fields each may hold.

@@ -144,6 +144,11 @@ def read_asked(kind: type[A], body: bytes) -> A:
         raise Refused(400, "the request is not JSON in UTF-8") from None
     if not isinstance(row, dict):
         raise Refused(400, "the request is a JSON object")
+    if b"\\u" in body:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Refused(400, "the request holds half of a surrogate pair, which is no text") from None
     for name, neutral in _ONLY.items():
         value = row.pop(name, None)
         if value is not None and value not in neutral:

@@ -73,6 +73,12 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     for row, run in enumerate(trajectories):
         if not run.segments or not run.segments[0].ids or run.segments[0].author is Author.AGENT:
             raise DataError(f"the trajectory of question {run.question.id!r} begins without a prompt to go on from")
+        if not run.exact:
+            raise DataError(
+                f"the run of question {run.question.id!r} cannot be trained on: its server did not say which ids "
+                "it sampled and how likely they were; run the agent from its folder, or on a server that returns "
+                "both (vLLM, SGLang, `coseek serve model`)"
+            )
         start = 0
         for segment in run.segments:
             end = start + len(segment.ids)

@@ -1,7 +1,7 @@
 """Curriculum: which demonstration comes next, as a function of how far training is."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 from coseek.data.errors import DataError
@@ -31,15 +31,15 @@ def draw_by_hops(demonstrations: Sequence[Trajectory], phases: Sequence[Phase]) 
             by_hops.setdefault(run.question.hops, []).append(run)
 
     def draw(done: float, rng: random.Random) -> Trajectory:
-        phase = next((phase for phase in phases if done < phase.until), phases[-1] if phases else None)
-        shares = (
-            {hops: share for hops, share in sorted(phase.hops.items()) if hops in by_hops and share > 0}
-            if phase
-            else {}
-        )
-        if not shares:
-            return anything(done, rng)
-        hops = rng.choices(list(shares), weights=list(shares.values()))[0]
-        return rng.choice(by_hops[hops])
+        hops = hops_at(phases, done, by_hops, rng)
+        return anything(done, rng) if hops is None else rng.choice(by_hops[hops])
 
     return draw
+
+
+def hops_at(phases: Sequence[Phase], done: float, known: Collection[int], rng: random.Random) -> int | None:
+    """A number of hops by the shares of the phase that `done` lies in; `None` when it names none that are known."""
+    phase = next((phase for phase in phases if done < phase.until), phases[-1] if phases else None)
+    named = sorted(phase.hops.items()) if phase else []
+    shares = {hops: share for hops, share in named if hops in known and share > 0}
+    return rng.choices(list(shares), weights=list(shares.values()))[0] if shares else None

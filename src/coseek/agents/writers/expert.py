@@ -7,6 +7,7 @@ faulty demonstrations has something to gain from its rewards.
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -57,6 +58,19 @@ class Expert:
 
     def write(self, so_far: SoFar, rng: random.Random) -> Move:
         """The next move; the same state and the same `rng` give the same one."""
+        move = self._move(so_far, rng)
+        return replace(move, selected=_worth(so_far)) if so_far.searches else move
+
+    def conclude(self, so_far: SoFar, rng: random.Random) -> Move:
+        """An answer from what was found so far, if only the title found first."""
+        plan = plan_of(so_far.question)
+        done, _ = progress(plan, so_far.searches)
+        if done == len(plan):
+            return _conclude(so_far.question, plan)
+        answer = _last_resort(so_far.question, plan, done, so_far.searches, rng)
+        return Move(spaced(f"I can not find {_wanted(so_far.question, plan[done])} ."), answer=spaced(answer))
+
+    def _move(self, so_far: SoFar, rng: random.Random) -> Move:
         question, searches = so_far.question, so_far.searches
         plan = plan_of(question)
         done, misses = progress(plan, searches)
@@ -98,6 +112,13 @@ def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int
         else:
             misses += 1
     return done, misses
+
+
+def _worth(so_far: SoFar) -> tuple[str, ...]:
+    """The passages found that tell a step of the plan."""
+    wanted = {step.gold_id for step in plan_of(so_far.question)}
+    found = (hit.passage.id for search in so_far.searches for hit in search.hits)
+    return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
 
 
 def _constraints(question: Question) -> list[JsonObject]:

@@ -58,11 +58,16 @@ class Rules:
             return Move(thought=" I search the question .", queries=(f" {question}",))
         notes = self._read(question, so_far.searches)
         query = None if self._is_done(notes) else self._query(notes)
-        taken = f" I take {notes.taken[-1].title} ." if notes.taken else " I found nothing ."
         if query is None:
-            answer = guess(question, [passage for place, passage in enumerate(notes.taken) if notes.is_tied(place)])
-            return Move(thought=f"{taken} I answer {answer} .", answer=f" {answer}")
-        return Move(thought=f"{taken} I search {query} .", queries=(f" {query}",))
+            return self.conclude(so_far, rng)
+        return Move(f"{_report(notes)} I search {query} .", (f" {query}",), selected=_worth(notes))
+
+    def conclude(self, so_far: SoFar, rng: random.Random) -> Move:
+        """An answer from what was found so far."""
+        notes = self._read(so_far.question.question, so_far.searches)
+        tied = [passage for place, passage in enumerate(notes.taken) if notes.is_tied(place)]
+        answer = guess(so_far.question.question, tied)
+        return Move(f"{_report(notes)} I answer {answer} .", answer=f" {answer}", selected=_worth(notes))
 
     def evidence(self, question: str, searches: Sequence[Search]) -> list[str]:
         """Ids of all passages found, best first: those taken, in the order taken, then the rest by score."""
@@ -126,6 +131,15 @@ class _Notes:
         """The taken passage at `place` is the first, or is named by the question or by one taken before it."""
         passage = self.taken[place]
         return place == 0 or _stands_in(passage.title, self.question) or _is_linked(passage, self.taken[:place])
+
+
+def _report(notes: _Notes) -> str:
+    return f" I take {notes.taken[-1].title} ." if notes.taken else " I found nothing ."
+
+
+def _worth(notes: _Notes) -> tuple[str, ...] | None:
+    """All that was taken is worth keeping; where nothing was, there is nothing to say."""
+    return tuple(passage.id for passage in notes.taken) or None
 
 
 def guess(question: str, taken: Sequence[Passage]) -> str:

@@ -20,7 +20,7 @@ app = new_app()
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask.")],
-    agent: Annotated[str, typer.Option(help="A model folder, or `rules`, which needs none.")],
+    agent: Annotated[str, typer.Option(help="A model folder, a URL, a YAML file, or `rules`, which needs no model.")],
     retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
     limits: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6.")
@@ -29,6 +29,7 @@ def ask(
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     protocol: Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")] = None,
     wording: Annotated[str | None, typer.Option(help="A wording or its YAML file; else the agent's own.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one question and watch the agent think, search and answer.
@@ -36,8 +37,9 @@ def ask(
     The agent's words and the passages go to stderr as they come, the answer alone to stdout.
     """
     console = Console(stderr=True, highlight=False, quiet=as_json)
-    who = open_agent(settings_for(agent, protocol, wording).model_copy(update={"temperature": temperature}))
-    budgets = make_settings(Limits, assignments(limits or [], onto=save_settings(limits_for(agent))))
+    chosen = settings_for(agent, protocol, wording, tokenizer).model_copy(update={"temperature": temperature})
+    budgets = make_settings(Limits, assignments(limits or [], onto=save_settings(limits_for(chosen))))
+    who = open_agent(chosen)
     index = WatchedRetriever(open_named(retriever), console)
     asked = Question(id="asked", question=question)
     trajectory = rollout(watched(who, console), index, [asked], [seed], budgets)[0]

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from coseek.agents.answering import answer_all
-from coseek.cli.agents import limits_for, open_agent, settings_for
+from coseek.cli.agents import limits_for, open_agent, settings_for, spent
 from coseek.cli.commands.score import print_tables
 from coseek.cli.retrievers import described, open_named
 from coseek.cli.running import RunSettings, check_gold, load_asked, open_run
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.data.settings import make_settings, save_settings
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import MAIN, scores_json
@@ -21,7 +21,7 @@ app = new_app()
 @app.command()
 def run(
     questions: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="A questions file, or a data-set folder.")],
-    agent: Annotated[str, typer.Option(help="A model folder, or one that needs none: rules, expert, faulty-expert.")],
+    agent: Annotated[str, typer.Option(help="A model folder, a URL, a YAML file, or `rules`, which needs no model.")],
     retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
     out: Annotated[Path, typer.Option(help="The run folder to write.")],
     settings: Annotated[
@@ -35,6 +35,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
     protocol: Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")] = None,
     wording: Annotated[str | None, typer.Option(help="A wording or its YAML file; else the agent's own.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an agent over many questions and keep every trajectory.
@@ -42,14 +43,14 @@ def run(
     The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
     questions end. Ctrl-C or a crash loses only what was under way; `--resume` does the rest.
     """
-    who = settings_for(agent, protocol, wording).model_copy(update={"temperature": temperature})
+    who = settings_for(agent, protocol, wording, tokenizer).model_copy(update={"temperature": temperature})
     given = RunSettings(
         questions=str(questions),
         split=split,
         count=count,
         retriever=retriever,
         agent=who,
-        limits=limits_for(agent),
+        limits=limits_for(who),
         samples=samples,
         seed=seed,
     )
@@ -68,6 +69,7 @@ def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
     questions = load_asked(settings)
     check_gold(questions, retriever, settings.retriever)
     agent = open_agent(settings.agent)
+    agent.protocol.check_retriever(retriever.name)
     kept = open_run(out, settings, described(settings.retriever, retriever), resume)
     with resumable("the same command with --resume"), progress_bar() as progress:
         task = progress.add_task("questions", total=None)
@@ -81,4 +83,6 @@ def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
             samples=settings.samples,
             tell=lambda ended, total: progress.update(task, completed=ended, total=total),
         )
+    if line := spent(agent.model, settings.agent):
+        say(line)
     return score_runs({str(out): kept.trajectories()}, questions=questions)

@@ -1,15 +1,47 @@
-"""Tables of runs: means with intervals, by hops, and run against run."""
+"""Tables of runs: means with intervals, by hops, run against run, and as a part of somebody else's system."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coseek.cli.frozen import (
+    AnswerWith,
+    BootstrapSeed,
+    BothWays,
+    BudgetTokens,
+    CacheFile,
+    FrozenParts,
+    JudgePromptFile,
+    PromptFile,
+    agreements_over,
+    ask,
+    check_judged,
+    intended,
+    open_parts,
+)
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
-from coseek.data.errors import UserError
+from coseek.data.errors import SettingError, UserError
+from coseek.data.files import JsonObject
+from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.measure.score import GROUPS, METRICS, Scores, score_runs
-from coseek.measure.table import MAIN, comparison_table, group_table, main_table, scores_json
+from coseek.measure.agreement import agreement_table
+from coseek.measure.component import SUFFIX, component_table
+from coseek.measure.score import (
+    GROUPS,
+    METRICS,
+    ScoredRun,
+    Scores,
+    check_groups,
+    check_metrics,
+    dataset_of,
+    questions_of,
+    summaries_of,
+)
+from coseek.measure.score_files import write_scores
+from coseek.measure.table import JUDGED, MAIN, Table, comparison_table, group_table, main_table, scores_json
 
 app = new_app()
 
@@ -17,36 +49,143 @@ app = new_app()
 @app.command()
 def score(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
-    metrics: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(METRICS)}.")] = ",".join(MAIN),
+    metrics: Annotated[
+        str | None, typer.Option(help=f"Comma-separated, of: {', '.join(METRICS)}. [default: {','.join(MAIN)}]")
+    ] = None,
     by: Annotated[
         str, typer.Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")
     ] = "hops",
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    in_domain: Annotated[
+        str, typer.Option(help="Data sets that the agents were trained on, comma-separated; the others are set apart.")
+    ] = "",
+    answer_with: AnswerWith = None,
+    budget: BudgetTokens = 2048,
+    prompt: PromptFile = None,
+    judge: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Who judges: a model folder, a URL or YAML file, or the folder of a laptop world (its oracle). "
+            "Several are compared; the first one's verdicts are scored."
+        ),
+    ] = None,
+    judge_prompt: JudgePromptFile = "judge",
+    cache: CacheFile = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for questions.jsonl, scores.json, scores.md and scores.html.")
+    ] = None,
+    seed: BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Tables of runs: means with 95 % intervals, by groups of questions, and every later run paired with the first.
 
-    A run that failed on a question (a fault of the retriever or the model) is counted and is in no mean.
+    A run that failed on a question (a fault of the retriever or the model) is counted and is in no mean. What a
+    generator or a judge said is kept beside the run and is never asked again.
     """
     if len(set(runs)) < len(runs):
         raise UserError("the same run is named twice; name each once")
-    chosen = split_names(metrics)
-    trajectories = {str(run): Run(run).trajectories() for run in runs}
-    scores = score_runs(trajectories, by=split_names(by), metrics=chosen, seed=seed)
+    chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
+    check_metrics(chosen)
+    check_judged(chosen, judge or [])
+    check_groups(split_names(by))
+    parts = open_parts(answer_with, budget, prompt, judge or [], judge_prompt, cache)
+    asked = [ask(Run(run), str(run), parts) for run in runs]
+    questions = intended([Run(run) for run in runs])
+    board = Board(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
+    if out is not None:
+        write_scores(out, board.runs, board.to_json(), board.tables())
     if as_json:
-        print_json(scores_json(scores))
+        print_json(board.to_json())
     else:
-        print_tables(scores, chosen)
+        board.show()
+
+
+class Board:
+    """What is printed and written of scored runs."""
+
+    def __init__(
+        self,
+        asked: list[BothWays],
+        questions: list[Question],
+        parts: FrozenParts,
+        metrics: list[str],
+        by: list[str],
+        in_domain: list[str],
+        seed: int,
+    ) -> None:
+        self.parts, self.metrics = parts, metrics
+        own = [one.own for one in asked]
+        components = [one.component for one in asked if one.component is not None]
+        known = {question.id: question for question in questions_of(own)}
+        questions = list({**{question.id: question for question in questions}, **known}.values())
+        if in_domain and not any(map(dataset_of, questions)):
+            raise SettingError(
+                f"--in-domain {','.join(in_domain)}: these questions do not say which data set they are of; compare "
+                "whole runs with `coseek leaderboard`, which takes the folder that they were asked from"
+            )
+        self.own = summaries_of(own, questions, by, metrics_of(metrics), seed, in_domain)
+        self.component: Scores | None = None
+        if components:
+            wanted = [*metrics_of(metrics), "context_passages", "context_tokens"]
+            self.component = summaries_of(components, questions, by, wanted, seed, in_domain)
+        self.agreements = agreements_over(asked, parts)
+        self.runs: list[ScoredRun] = own + [replace(run, name=run.name + SUFFIX) for run in components]
+
+    def tables(self) -> dict[str, Table]:
+        """Heading → table."""
+        notes = tuple(self.parts.notes())
+        main = main_table(self.own, self.metrics)
+        found = {"Runs": replace(main, notes=main.notes + notes)}
+        if self.component is not None:
+            shown = [name for name in self.metrics if name in ANSWERED] or ["em"]
+            table = component_table(self.own, self.component, shown)
+            found["As a component"] = replace(table, notes=table.notes + notes)
+        if self.agreements:
+            found["Judges"] = agreement_table(self.agreements)
+        if len({summary.group for summary in self.own.summaries}) > 1:
+            found["By group"] = group_table(self.own, self.metrics[0])
+        if self.own.comparisons:
+            found["Run against run"] = comparison_table(self.own, self.metrics)
+        if self.component is not None and self.component.comparisons:
+            paired = [name for name in self.metrics if name in ANSWERED] or ["em"]
+            found["Run against run, as a component"] = comparison_table(self.component, paired)
+        return found
+
+    def to_json(self) -> JsonObject:
+        found = {**scores_json(self.own), **self.parts.to_json()}
+        if self.component is not None:
+            found["component"] = scores_json(self.component)
+        if self.agreements:
+            found["agreement"] = [{"judges": list(pair), **one.to_json()} for pair, one in self.agreements.items()]
+        return found
+
+    def show(self) -> None:
+        show_tables(self.tables())
+
+
+ANSWERED = ("em", "cover_em", "f1", *JUDGED)
+"""The metrics of an answer: those in which an agent and a component differ."""
+
+
+def metrics_of(metrics: list[str]) -> list[str]:
+    """What is asked for, and what tables need beside it."""
+    return list(dict.fromkeys((*metrics, "em", "answered")))
+
+
+def show_tables(tables: Mapping[str, Table]) -> None:
+    """Tables in the terminal, without their headings where there is but one of a kind to see."""
+    console = stdout_console()
+    for table in tables.values():
+        console.print(table.rich())
 
 
 def print_tables(scores: Scores, metrics: list[str]) -> None:
     """The main table, the first metric by group, and the differences from the first run."""
-    console = stdout_console()
-    console.print(main_table(scores, metrics).rich())
+    tables = {"Runs": main_table(scores, metrics)}
     if len({summary.group for summary in scores.summaries}) > 1:
-        console.print(group_table(scores, metrics[0]).rich())
+        tables["By group"] = group_table(scores, metrics[0])
     if scores.comparisons:
-        console.print(comparison_table(scores, metrics).rich())
+        tables["Run against run"] = comparison_table(scores, metrics)
+    show_tables(tables)
 
 
 def split_names(text: str) -> list[str]:

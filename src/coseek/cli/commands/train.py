@@ -1,13 +1,14 @@
-"""Train an agent from a recipe: warm start, reinforcement learning, table and report."""
+"""Train agents from recipes, and a laptop generator that answers from passages."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, new_app, resumable, stdout_console
+from coseek.cli.terminal import AsJson, assignments, new_app, resumable, stdout_console
 from coseek.cli.training_bar import training_bar
-from coseek.data.settings import load_settings
+from coseek.data.settings import load_settings, make_settings, save_settings
+from coseek.training.generator_recipe import GeneratorRecipe
 from coseek.training.recipe import AgentRecipe, recipe_path
 
 app = new_app()
@@ -15,7 +16,7 @@ app = new_app()
 
 @app.callback()
 def train() -> None:
-    """Train agents from recipes."""
+    """Train agents from recipes, and a laptop generator that answers from passages."""
 
 
 @app.command("agent")
@@ -34,6 +35,38 @@ def train_agent(
     """
     path = recipe_path(recipe)
     go(load_settings(AgentRecipe, path, settings or []), out or Path("runs") / path.stem, resume, as_json)
+
+
+@app.command("generator")
+def train_generator(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/generator"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a laptop generator: a tiny model that answers questions of laptop worlds from given passages.
+
+    It learns in throw-away worlds and is measured on one that it has never seen, with the gold passages among others
+    and with what one search finds. Its folder is for `--answer-with`. It can be stopped at any moment and goes on with
+    --resume, to the same result as if it had not been stopped.
+    """
+    recipe = make_settings(GeneratorRecipe, assignments(settings or [], onto=save_settings(GeneratorRecipe())))
+    from coseek.training.generator import GeneratorTraining  # torch
+
+    with resumable(f"the same command with --resume (all that was finished is in {out})"), training_bar() as bar:
+        training = GeneratorTraining(recipe, out, bar)
+        training.begin(resume)
+        training.train()
+        table = training.write_results(training.measure())
+    if as_json:
+        print((out / "table.json").read_text(encoding="utf-8"), end="")
+        return
+    stdout_console().print(table.rich())
+    print(
+        f"{training.generator_folder}: the generator. Try: coseek score RUN --answer-with {training.generator_folder}"
+    )
 
 
 def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:

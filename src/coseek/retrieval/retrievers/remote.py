@@ -4,23 +4,17 @@ A fault of the network or the server is tried again with growing pauses, and the
 from the environment and is in no message.
 """
 
-import ipaddress
 import json
-import os
 import random
-import time
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Literal, cast
-from urllib.parse import quote, urlsplit
+from typing import Literal, cast
+from urllib.parse import quote
 
 from pydantic import Field
 
-from coseek.data.breaker import Breaker
-from coseek.data.errors import RetrieverError, SettingError
+from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in
+from coseek.data.errors import RetrieverError
 from coseek.data.files import Json, JsonObject
 from coseek.data.passage import Hit
 from coseek.data.settings import Settings
@@ -31,14 +25,12 @@ from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.views import render
 
-if TYPE_CHECKING:
-    import httpx
-
-_AGAIN = frozenset({429, 500, 502, 503, 504})
-"""What a server may answer differently next time."""
 _NO_CARD = frozenset({400, 403, 404, 405, 422, 501})
 """What servers that have no `/info` answer to it."""
-_QUOTED = 200
+_MOST_AT_ONCE = 1024
+"""Requests of all threads together; each search has its own limit."""
+_MOST_BYTES = 2**30
+"""Thousands of passages a query are a long answer."""
 
 
 class RemoteSettings(Settings):
@@ -61,11 +53,11 @@ class RemoteSettings(Settings):
     connect_s: float = Field(default=5.0, gt=0)
     """Seconds to wait for a connection."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds to wait for an answer."""
+    """Seconds to wait for the whole of an answer."""
     retries: int = Field(default=3, ge=0)
     """Times that a request is tried again after a fault that may pass."""
     backoff_s: float = Field(default=0.5, ge=0)
-    """The n-th pause between tries is drawn from 0 to `backoff_s` · 2ⁿ seconds."""
+    """The pause before the first new try; twice as long before each further one, less a random part of up to half."""
     max_backoff_s: float = Field(default=20.0, ge=0)
     """No pause is longer, whatever the server says in `Retry-After`."""
     break_after: int = Field(default=5, ge=1)
@@ -82,24 +74,14 @@ class Remote:
 
     def __init__(self, settings: RemoteSettings, rng: random.Random | None = None) -> None:
         """`rng` draws the pauses between tries; they need not repeat from run to run, hence a default."""
-        import httpx
-
         self.settings = settings
-        self._base = _base(settings)
-        self._rng = rng or random.Random()
-        self._breaker = Breaker(settings.break_after, settings.cool_down_s)
-        self._token = _token(settings)
+        self._base = base_of(settings.url, ("/retrieve",))
+        if settings.index is not None:
+            self._base += f"/{quote(settings.index, safe='')}"
+        self._name = f"{self._base}/retrieve"
         self._identity: str | None = None
-        self._client = httpx.Client(
-            headers={} if self._token is None else {"authorization": f"Bearer {self._token}"},
-            timeout=httpx.Timeout(settings.timeout_s, connect=settings.connect_s),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            # A proxy for the web is no way to a server on this machine.
-            trust_env=not _is_local(self._base),
-            # Reading certificates takes a tenth of a second, and plain HTTP needs none.
-            verify=self._base.startswith("https:"),
-        )
-        weakref.finalize(self, self._client.close)
+        token = key_in(settings.token_env, "token")
+        self._calls = Calls(self._base, _patience(settings), token, rng, name=self._name, most_bytes=_MOST_BYTES)
 
     @property
     def identity(self) -> str:
@@ -130,7 +112,7 @@ class Remote:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._calls.close()
 
     def _ask_all(self, parts: list[list[Asked]], k: int) -> list[list[list[Hit]]]:
         """Several requests at once, their answers in order. The first fault ends them all."""
@@ -143,13 +125,14 @@ class Remote:
             pool.shutdown(cancel_futures=True)
 
     def _ask(self, queries: list[Asked], k: int) -> list[list[Hit]]:
-        reply = self._patiently("POST", "retrieve", self._body(queries, k))
-        if reply.status_code != 200:
-            raise self._error(f"it answered {reply.status_code}{_said(reply)}")
         try:
-            return read_answer(cast(Json, reply.json()), len(queries), k)
+            text = self._calls.fetch("POST", "/retrieve", self._body(queries, k))
+            return read_answer(cast(Json, json.loads(text)), len(queries), k)
+        except CallFailed as error:
+            raise RetrieverError(str(error)) from None
         except (ValueError, RecursionError) as error:
-            raise self._error(f"its answer cannot be understood: {str(error)[:_QUOTED]}") from None
+            said = self._calls.quoted(str(error))
+            raise RetrieverError(f"{self._name}: its answer cannot be understood: {said}") from None
 
     def _body(self, queries: list[Asked], k: int) -> JsonObject:
         texts = [render(self.settings.view, query) for query in queries]
@@ -171,111 +154,29 @@ class Remote:
         """What `/info` says of the index's identity; empty for servers that say nothing."""
         if self.settings.dialect != "coseek":
             return ""
-        reply = self._patiently("GET", "info")
-        if reply.status_code in _NO_CARD:
-            return ""
-        if reply.status_code != 200:
-            raise self._error(f"it answered {reply.status_code}{_said(reply)}")
         try:
-            card = cast(Json, reply.json())
+            card = cast(Json, json.loads(self._calls.fetch("GET", "/info")))
+        except CallFailed as error:
+            if error.status in _NO_CARD:
+                return ""
+            raise RetrieverError(str(error)) from None
         except (ValueError, RecursionError):
             return ""
         return str(card.get("identity", "")) if isinstance(card, dict) else ""
 
-    def _patiently(self, method: str, path: str, body: JsonObject | None = None) -> "httpx.Response":
-        """Send a request until it is answered with something that will not change, or patience ends."""
-        pause_s = self._breaker.wait_s()
-        if pause_s:
-            faults = self._breaker.faults
-            raise self._error(f"it failed {faults} times in a row and is left alone for {pause_s:.0f} s more")
-        for attempt in range(self.settings.retries + 1):
-            found = self._once(method, path, body)
-            if not isinstance(found, str) and found.status_code not in _AGAIN:
-                self._breaker.worked()
-                return found
-            if attempt < self.settings.retries:
-                time.sleep(self._pause_s(attempt, found))
-        self._breaker.failed()
-        fault = found if isinstance(found, str) else f"it answered {found.status_code}{_said(found)}"
-        raise self._error(f"{fault} ({self.settings.retries + 1} tries)")
 
-    def _once(self, method: str, path: str, body: JsonObject | None) -> "httpx.Response | str":
-        """The answer, or what went wrong on the way."""
-        import httpx
-
-        try:
-            return self._client.request(method, f"{self._base}/{path}", json=body)
-        except httpx.ConnectTimeout:
-            return f"no connection within {self.settings.connect_s:g} s"
-        except httpx.TimeoutException:
-            return f"no answer within {self.settings.timeout_s:g} s"
-        except httpx.HTTPError as error:
-            return str(error)[:_QUOTED] or type(error).__name__
-
-    def _pause_s(self, attempt: int, found: "httpx.Response | str") -> float:
-        """Full jitter: clients that failed together do not come back together."""
-        most_s = self.settings.max_backoff_s
-        # Python's floats end at 2¹⁰²³.
-        drawn_s = self._rng.uniform(0, min(most_s, self.settings.backoff_s * 2.0 ** min(attempt, 64)))
-        asked_s = 0.0 if isinstance(found, str) else retry_after_s(found.headers.get("retry-after", ""))
-        return min(most_s, max(drawn_s, asked_s))
-
-    def _error(self, what: str) -> RetrieverError:
-        sentence = f"{self._base}/retrieve: {what}"
-        return RetrieverError(sentence if self._token is None else sentence.replace(self._token, "…"))
-
-
-def retry_after_s(header: str) -> float:
-    """Seconds that a `Retry-After` asks for: a number, or a date. 0 when it says nothing that can be read."""
-    header = header.strip()
-    if header.isdecimal():
-        return float(header[:9])
-    try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
-        return 0.0
-    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-
-
-def _said(reply: "httpx.Response") -> str:
-    """What the server said of its refusal, as a quotation."""
-    text = " ".join(reply.text.split())
-    return f": {text[:_QUOTED]!r}" if text else ""
-
-
-def _base(settings: RemoteSettings) -> str:
-    """The address in front of `/retrieve`."""
-    import httpx
-
-    try:
-        url = httpx.URL(settings.url)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.userinfo:
-        raise SettingError("the URL of a server must not hold a password; put a token into a variable for token_env")
-    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise SettingError(f"{settings.url!r} is no address of a server; write http://HOST:PORT")
-    base = settings.url.rstrip("/").removesuffix("/retrieve")
-    return base if settings.index is None else f"{base}/{quote(settings.index, safe='')}"
-
-
-def _token(settings: RemoteSettings) -> str | None:
-    if settings.token_env is None:
-        return None
-    token = os.environ.get(settings.token_env, "").strip()
-    if not (token and token.isascii() and token.isprintable()):
-        raise SettingError(
-            f"the environment variable {settings.token_env} holds no token (plain printable characters); put one there"
-        )
-    return token
-
-
-def _is_local(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _patience(settings: RemoteSettings) -> Patience:
+    return Patience(
+        concurrency=_MOST_AT_ONCE,
+        connect_s=settings.connect_s,
+        timeout_s=settings.timeout_s,
+        attempts=settings.retries + 1,
+        first_wait_s=settings.backoff_s,
+        longest_wait_s=settings.max_backoff_s,
+        insistent=True,
+        break_after=settings.break_after,
+        cool_down_s=settings.cool_down_s,
+    )
 
 
 SETTINGS = RemoteSettings

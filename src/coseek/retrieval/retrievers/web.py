@@ -8,23 +8,21 @@ The engine's key comes from the environment and is written nowhere. The web chan
 put a cache around this retriever for a study.
 """
 
-import os
-import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, cast
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from coseek.data import registry
+from coseek.data.calls import Calls, CallStats, Patience, Retries, base_of, is_local, key_in
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
-from coseek.retrieval.calls import CallStats, Retries, Service
+from coseek.retrieval.calls import MOST_BYTES, Service
 from coseek.retrieval.engine import Engine, WebResult, distinct
 from coseek.retrieval.fetching import Fetcher, PageLimits
 from coseek.retrieval.opening import Opening, needs
@@ -63,7 +61,7 @@ class WebSettings(Settings):
     limits: PageLimits = PageLimits()
     """`pages`: what a page may cost."""
     timeout_s: float = Field(default=20.0, gt=0)
-    """For one call of the engine."""
+    """For one call of the engine, from its beginning to the last byte of the answer."""
     retries: Retries = Retries()
     """How long an engine that does not answer is asked again."""
     at_once: int = Field(default=8, ge=1)
@@ -115,7 +113,7 @@ class Web:
 
     def __init__(self, settings: WebSettings, engine: Engine, service: Service, fetcher: Fetcher | None) -> None:
         self.settings = settings
-        self.stats = WebStats(service.stats, settings.price_usd)
+        self.stats = WebStats(service.calls.stats, settings.price_usd)
         self._engine = engine
         self._service = service
         self._fetcher = fetcher
@@ -141,7 +139,7 @@ class Web:
 
     def _ask(self, query: str, k: int) -> list[WebResult]:
         count = min(k, self._engine.MOST)
-        key = _key(_key_name(self.settings, self._engine))
+        key = key_in(_key_name(self.settings, self._engine))  # read at every call and never kept
         answer = self._service.ask(self._engine.request(query, count, key, self.settings.parameters))
         try:
             return distinct(self._engine.results(answer))[:count]
@@ -188,23 +186,12 @@ def _key_name(settings: WebSettings, engine: Engine) -> str:
     return settings.key_env or engine.KEY
 
 
-def _key(name: str) -> str:
-    """Read at every call and never kept."""
-    key = os.environ.get(name, "").strip()
-    if not key:
-        raise SettingError(f"the environment variable {name} is not set; it must hold the key of the search engine")
-    return key
-
-
 def _address(url: str) -> str:
     """Keys are sent to addresses that nobody on the way can read, and that hold no secret themselves."""
-    parts = urlsplit(url)
-    here = parts.hostname in ("127.0.0.1", "::1", "localhost")
-    if parts.username is not None or parts.password is not None:
-        raise SettingError("the url of a search engine holds a user name or password; keys come from the environment")
-    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and here)):
+    base = base_of(url)
+    if not (base.startswith("https:") or is_local(base)):
         raise SettingError(f"the url {url!r} of a search engine must begin with https://, since the key is sent there")
-    return url
+    return url.strip()
 
 
 SETTINGS = WebSettings
@@ -213,16 +200,19 @@ SETTINGS = WebSettings
 def open(settings: WebSettings, opening: Opening) -> Web:
     """Ready to ask; nothing is sent yet. A missing key is refused here."""
     needs("httpx", "web search", "web")
-    import httpx
-
     engine = cast(Engine, registry.find("search engine", ENGINES, settings.engine))
     for name in settings.parameters:
         if name.lower().replace("_", "").replace("-", "") in _SECRETS:
             raise SettingError(f"the parameter {name!r} of a search engine is a secret; put it into the environment")
-    engine.request("", 1, _key(_key_name(settings, engine)), settings.parameters)  # refuses what it lacks
+    engine.request("", 1, key_in(_key_name(settings, engine)), settings.parameters)  # refuses what it lacks
     if settings.fetch == "pages":
         needs("trafilatura", "reading the pages of a web search", "web")
-    # No connection outlives its call: nobody closes a retriever, and engines take far longer than a handshake.
-    client = httpx.Client(timeout=settings.timeout_s, limits=httpx.Limits(max_keepalive_connections=0))
-    service = Service(settings.engine, _address(settings.url or engine.URL), client, settings.retries, random.Random())
-    return Web(settings, engine, service, Fetcher(settings.limits) if settings.fetch == "pages" else None)
+    patience = Patience(
+        **settings.retries.model_dump(),
+        concurrency=settings.at_once,
+        connect_s=settings.timeout_s,
+        timeout_s=settings.timeout_s,
+    )
+    name, url = settings.engine, _address(settings.url or engine.URL)
+    calls = Calls(url, patience, name=name, quotes=False, most_bytes=MOST_BYTES)
+    return Web(settings, engine, Service(name, calls), Fetcher(settings.limits) if settings.fetch == "pages" else None)

@@ -1,0 +1,99 @@
+"""Component: an agent as a part of somebody else's system. What it found is given to a frozen generator, and what was
+answered is given to a judge; both are kept in sheets beside the run, and a second start asks only what is missing."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from coseek.agents.context import served_context
+from coseek.agents.generator import Generator, OpenBook
+from coseek.agents.judge import Claim, Judge
+from coseek.data.sheet import Reply, Sheet, Verdict
+from coseek.data.trajectory import Trajectory
+
+BATCH = 64
+"""Prompts that a model is given at once."""
+
+Tell: TypeAlias = Callable[[int, int], None]
+"""Hears (done, in all)."""
+
+
+def silent(done: int, total: int) -> None:
+    """Tells nobody."""
+
+
+def answer_sheet(folder: Path, generator: Generator) -> Sheet[Reply]:
+    """Where a generator's answers to a run stand."""
+    return Sheet.beside(folder, Reply, generator.identity, generator.card)
+
+
+def verdict_sheet(folder: Path, judge: Judge) -> Sheet[Verdict]:
+    """Where a judge's verdicts on a run stand."""
+    return Sheet.beside(folder, Verdict, judge.identity, judge.card)
+
+
+def answer_from(
+    generator: Generator, trajectories: Iterable[Trajectory], sheet: Sheet[Reply], tell: Tell = silent
+) -> dict[tuple[str, int], Reply]:
+    """What the generator answers from the passages that each run serves, by question id and seed.
+
+    A run that ended by a fault serves nothing and is not asked. Faults of the generator are asked again.
+    """
+    wanted = [
+        (run, generator.context(OpenBook(run.question.question, tuple(served_context(run)))))
+        for run in trajectories
+        if not run.stop.is_fault
+    ]
+    known = sheet.entries()
+    answers: dict[tuple[str, int], Reply] = {}
+    left = []
+    for run, context in wanted:
+        entry = known.get((run.question.id, str(run.seed), context.digest))
+        if entry is None or entry.fault is not None:
+            left.append((run, context))
+        else:
+            answers[run.question.id, run.seed] = entry
+    tell(len(answers), len(wanted))
+    with sheet.appending() as file:
+        for start in range(0, len(left), BATCH):
+            batch = left[start : start + BATCH]
+            for (run, context), written in zip(batch, generator.answer([one for _, one in batch]), strict=True):
+                entry = Reply(
+                    run.question.id,
+                    run.seed,
+                    context.digest,
+                    written.answer,
+                    written.text,
+                    written.fault,
+                    context.passage_ids,
+                    context.tokens,
+                )
+                answers[run.question.id, run.seed] = entry
+                sheet.append(file, entry)
+            tell(len(answers), len(wanted))
+    return answers
+
+
+def mark(
+    judge: Judge, claims: Sequence[Claim], sheet: Sheet[Verdict], tell: Tell = silent
+) -> dict[tuple[str, str], Verdict]:
+    """A verdict for every response that is not empty, by question id and response; equal claims are judged once.
+
+    Questions without accepted answers cannot be judged. Faults of the judge are asked again.
+    """
+    asked = {
+        (claim.question.id, claim.response): claim
+        for claim in claims
+        if claim.response.strip() and claim.question.answers
+    }
+    known = {(entry.question_id, entry.response): entry for entry in sheet.entries().values()}
+    verdicts = {key: known[key] for key in asked if key in known and known[key].fault is None}
+    left = [claim for key, claim in asked.items() if key not in verdicts]
+    tell(len(verdicts), len(asked))
+    with sheet.appending() as file:
+        for start in range(0, len(left), BATCH):
+            for verdict in judge.judge(left[start : start + BATCH]):
+                verdicts[verdict.question_id, verdict.response] = verdict
+                sheet.append(file, verdict)
+            tell(len(verdicts), len(asked))
+    return verdicts

@@ -1,0 +1,92 @@
+"""Episode: one run while it is under way. It only remembers; what happens next is the driver's to say."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coseek.agents.block import latest, select
+from coseek.agents.turns import past_turn
+from coseek.data.passage import Hit
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Search, Segment
+from coseek.models.model import SoFar
+from coseek.retrieval.query import PastTurn, Query
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The searches of one turn, before anything of them is shown."""
+
+    queries: tuple[Query, ...]
+    searches: tuple[Search, ...]
+
+
+@dataclass(slots=True)
+class Episode:
+    """A run while it is under way."""
+
+    key: int
+    question: Question
+    seed: int
+    began: float
+    segments: list[Segment] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    history: list[PastTurn] = field(default_factory=list)
+    """`searches` as the retriever is told of them."""
+    asides: list[tuple[Segment, ...]] = field(default_factory=list)
+    noting: Found | None = None
+    """What the model is writing notes on, in the context that `aside_key` names."""
+    unsent: tuple[int, ...] = ()
+    """What the model has not been handed yet."""
+    started: bool = False
+    """The model has this row."""
+    tokens: int = 0
+    turns: int = 0
+    """Turns that the environment has answered; the search that opens a run is none."""
+    retriever_s: float = 0.0
+    exact: bool = True
+
+    @property
+    def aside_key(self) -> int:
+        """Names the context of an aside: rows have keys from 0, so these are free."""
+        return ~self.key
+
+    @property
+    def aside_seed(self) -> int:
+        """The seed of the next aside follows from the row's own."""
+        return int.from_bytes(hashlib.sha256(f"{self.seed}/aside/{len(self.asides)}".encode()).digest()[:6], "big")
+
+    @property
+    def written(self) -> int:
+        """The agent's turns so far."""
+        return sum(segment.author is Author.AGENT for segment in self.segments)
+
+    @property
+    def so_far(self) -> SoFar:
+        return SoFar(self.question, tuple(self.searches))
+
+    def add(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self.tokens += len(segment.ids)
+        if segment.author is Author.ENVIRONMENT:
+            self.unsent += segment.ids
+
+    def keep(self, found: Found) -> None:
+        """These searches are part of the run now: what they found is shown, or they failed."""
+        self.searches += found.searches
+        self.history += [past_turn(query, search) for query, search in zip(found.queries, found.searches, strict=True)]
+
+    def select(self, numbers: Sequence[int] | None) -> None:
+        """Note which documents of the latest block the agent chose; `None` chooses nothing and leaves all."""
+        if numbers is not None:
+            block = latest(self.searches)
+            self.searches[len(self.searches) - len(block) :] = select(block, numbers)
+
+    @property
+    def selected_ids(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(ident for search in self.searches for ident in search.selected or ()))
+
+    def found(self, ident: str) -> Hit | None:
+        """The passage with this id, among those that were found."""
+        hits = (hit for search in self.searches for hit in search.hits)
+        return next((hit for hit in hits if hit.passage.id == ident), None)

@@ -1,0 +1,117 @@
+"""Moves: a writer's move in the words of any protocol. The order of the grammar says which tags it takes.
+
+A thought goes into the tags for thinking on the way from where the run stands to the search or the answer. Where there
+are several (QAgent's reflection and plan) its last sentence goes into the last one.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from coseek.agents.block import latest, shown
+from coseek.agents.grammar import END, FALSE, START, TRUE, Action, Grammar, Tag
+from coseek.agents.protocol import Protocol
+from coseek.agents.reading import Does, Reads
+from coseek.agents.writer import Move
+from coseek.data.trajectory import Author, Search
+from coseek.models.model import SoFar, Tokenizer
+
+
+def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: SoFar) -> tuple[int, ...]:
+    """A writer's move as this protocol writes it. The words in it are data: they may quote passages."""
+    grammar = protocol.grammar
+    if move.answer is not None and not _ends(grammar):  # a protocol that only searches: what was to be said is sought
+        move = replace(move, queries=(move.answer,), answer=None)
+    state = grammar.observation if so_far.searches else START
+    path = _path(grammar, state, move)
+    thinking = [tag for tag in path if tag.action is Action.NONE]
+    thoughts = iter(_shares(move.thought, len(thinking)))
+    ids: list[int] = []
+    if grammar.loose and not thinking:
+        ids += tokenizer.encode_data(grammar.disarm(move.thought))
+    for tag in path:
+        ids += tokenizer.encode(tag.opening)
+        if tag.action is Action.NONE:
+            ids += tokenizer.encode_data(grammar.disarm(next(thoughts)))
+        else:
+            ids += _inside(grammar, tag, move, so_far.searches, tokenizer)
+        ids += tokenizer.encode(tag.closing)
+    return tuple(ids)
+
+
+def note_ids(protocol: Protocol, searches: Sequence[Search], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A writer's notes on what was found: the best document of each search."""
+    best = (hit.passage for search in searches for hit in search.hits[:1])
+    notes = " ".join(f"{passage.title} : {passage.text}" for passage in best)
+    return tuple(tokenizer.encode_data(protocol.grammar.disarm(notes)))
+
+
+def _ends(grammar: Grammar) -> bool:
+    return any(tag.action in (Action.ANSWER, Action.COMPLETE) for tag in grammar.tags)
+
+
+def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
+    """The agent's tags from a state to the search, the answer or the end; thinking and asking where there is no way."""
+    asking = (Action.ANSWER,) if move.answer is not None else (Action.SEARCH, Action.TOOL)
+    wanted = next((tag for tag in grammar.tags if tag.action in asking), None)
+    paths = list(_paths(grammar, state, wanted.name if wanted else END, flag=move.answer is not None, been=()))
+    if not paths:  # the form does not allow it, so it will not be valid: an answer where a search must come first
+        thinking = [tag for tag in grammar.tags if tag.author is Author.AGENT and tag.action is Action.NONE]
+        return [*thinking[:1], *([wanted] if wanted else [])]
+
+    def selects(path: list[Tag]) -> bool:
+        return any(tag.action is Action.SELECT for tag in path)
+
+    return min(paths, key=lambda path: (selects(path) == (move.selected is None), len(path)))
+
+
+def _paths(grammar: Grammar, state: str, wanted: str, flag: bool, been: tuple[Tag, ...]) -> Iterator[list[Tag]]:
+    """All ways to a tag, or to the end, through tags of the agent that ask for nothing; none twice."""
+    if wanted in grammar.order.get(state, ()):
+        yield [*been, *([grammar.by_name[wanted]] if wanted != END else [])]
+    for tag in grammar.tags:
+        asks = tag.action in (Action.SEARCH, Action.TOOL, Action.ANSWER)
+        if tag.author is Author.AGENT and not asks and tag.name in grammar.order.get(state, ()) and tag not in been:
+            says = (TRUE if flag else FALSE) if tag.action is Action.COMPLETE else ""
+            yield from _paths(grammar, tag.name + says, wanted, flag, (*been, tag))
+
+
+def _inside(grammar: Grammar, tag: Tag, move: Move, searches: Sequence[Search], tokenizer: Tokenizer) -> list[int]:
+    """What stands inside a tag with an action."""
+    if tag.action is Action.SELECT:
+        numbers = enumerate(shown(latest(searches)), start=1)
+        return tokenizer.encode(
+            str([number for number, (_, hit) in numbers if hit.passage.id in (move.selected or ())])
+        )
+    if tag.action is Action.COMPLETE:
+        return tokenizer.encode(str(move.answer is not None))
+    if tag.action is Action.ANSWER:
+        return tokenizer.encode_data(grammar.disarm(move.answer or ""))
+    queries = [grammar.disarm(query) for query in move.queries]
+    if tag.action is Action.TOOL:
+        name, tool = next((name, tool) for name, tool in grammar.tools.items() if tool.does is Does.SEARCH)
+        return tokenizer.encode_data(_json({"name": name, "arguments": {tool.query: _one_or_all(queries)}}))
+    if tag.reads is Reads.JSON:
+        return tokenizer.encode_data(_json({tag.item: _one_or_all(queries)}))
+    if tag.reads is Reads.ITEMS:
+        opening, closing = (tokenizer.encode(mark) for mark in tag.inner_marks)
+        return [token for query in queries for token in (*opening, *tokenizer.encode_data(query), *closing)]
+    return tokenizer.encode_data(" ".join(queries))
+
+
+def _one_or_all(queries: Sequence[str]) -> str | list[str]:
+    texts = [query.strip() for query in queries]
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shares(thought: str, count: int) -> list[str]:
+    """A thought for each of `count` tags: the last sentence for the last tag, what is before it for the others."""
+    if count < 2:
+        return [thought][:count]
+    sentences = [sentence for sentence in re.split(r"(?<=[.!?])(?=\s)", thought) if sentence.strip()] or [thought]
+    return ["".join(sentences[:-1]) or thought] * (count - 1) + [sentences[-1]]

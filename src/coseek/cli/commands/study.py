@@ -1,0 +1,161 @@
+"""The papers' analyses, on runs and indexes of your own."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.agents.component import answer_from, answer_sheet, mark, verdict_sheet
+from coseek.agents.context import served_context
+from coseek.cli.commands.score import split_names
+from coseek.cli.frozen import (
+    BootstrapSeed,
+    BudgetTokens,
+    CacheFile,
+    FrozenParts,
+    JudgePromptFile,
+    OneJudge,
+    PromptFile,
+    check_judged,
+    claims_of,
+    intended,
+    open_parts,
+    warn_of_cuts,
+)
+from coseek.cli.retrievers import open_named
+from coseek.cli.running import check_gold
+from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
+from coseek.data.errors import SettingError
+from coseek.data.files import write_json
+from coseek.data.passage import Hit
+from coseek.data.run import Run
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.measure.combination import CombinationGain
+from coseek.measure.component import component_run
+from coseek.measure.found import Answered, Found, look_up
+from coseek.measure.report import PlotSection, Section, TableSection, write_report
+from coseek.measure.score import METRICS, ScoredRun, check_metrics
+from coseek.retrieval.retriever import Retriever
+
+app = new_app()
+
+
+@app.callback()
+def study() -> None:
+    """Repeat an analysis of the papers."""
+
+
+@app.command("combination-gain")
+def combination_gain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
+    retriever: Annotated[str, typer.Option(help="What naive RAG searches: an index folder, a URL, a YAML file.")],
+    answer_with: Annotated[str, typer.Option(help="The frozen generator: a model folder, a URL, a YAML file.")],
+    ks: Annotated[str, typer.Option(help="Passages of naive RAG, comma-separated.")] = "1,2,3,5,8,13",
+    metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "em",
+    budget: BudgetTokens = 2048,
+    prompt: PromptFile = None,
+    judge: OneJudge = None,
+    judge_prompt: JudgePromptFile = "judge",
+    cache: CacheFile = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for combination-gain.json and .html (with the plot).")
+    ] = None,
+    seed: BootstrapSeed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Naive RAG with more and more passages, and the agent's passages beside it, all answered by one generator.
+
+    The fair neighbour of the agent is RAG with, question by question, exactly as many passages as the agent served;
+    the last column is the agent's lead over each line, paired. A question of which the agent has several trajectories
+    is matched by its first.
+    """
+    judges = [judge] if judge else []
+    check_metrics([metric])
+    check_judged([metric], judges)
+    counts = whole_numbers(ks)
+    parts = open_parts(answer_with, budget, prompt, judges, judge_prompt, cache)
+    gain = measured(Run(run), open_named(retriever), retriever, counts, parts, metric, seed)
+    tree = {**gain.to_json(), **parts.to_json()}
+    if out is not None:
+        write_json(out / "combination-gain.json", tree)
+        text = "\n\n".join(parts.notes())
+        plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
+        sections: list[Section] = [TableSection(metric, gain.table(), text), plot]
+        write_report(out / "combination-gain.html", "Combination gain", sections)
+    if as_json:
+        print_json(tree)
+    else:
+        stdout_console().print(gain.table().rich())
+
+
+def measured(
+    run: Run, index: Retriever, name: str, counts: Sequence[int], parts: FrozenParts, metric: str, seed: int
+) -> CombinationGain:
+    """Search once, as deep as anything needs; answer from every cut of what was found and from the agent's passages."""
+    trajectories = list(run.trajectories())
+    questions = list({one.id: one for one in (*intended([run]), *(row.question for row in trajectories))}.values())
+    check_gold(questions, index, name)
+    served: dict[str, int] = {}
+    for trajectory in trajectories:
+        if not trajectory.stop.is_fault:
+            served.setdefault(trajectory.question.id, len(served_context(trajectory)))
+    depth = max([*counts, *served.values()])
+    found = searched(chain.from_iterable(look_up(index, questions, depth)))
+    matched = [cut(row, served[row.question.id]) for row in found if row.question.id in served]
+    return CombinationGain(
+        metric=metric,
+        rag={k: answered(f"naive RAG, k = {k}", [cut(row, k) for row in found], run, parts) for k in counts},
+        matched=answered("naive RAG, as many as the agent", matched, run, parts),
+        agent=answered("agent", trajectories, run, parts),
+        idents=[question.id for question in questions],
+        seed=seed,
+    )
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Numbers of passages, each once and rising."""
+    names = split_names(text)
+    if not names or not all(name.isdecimal() and int(name) > 0 for name in names):
+        raise SettingError(f"--ks {text!r} is not a list of whole numbers above 0; write for example 1,2,3,5,8")
+    return sorted(set(map(int, names)))
+
+
+def searched(answers: Iterable[Answered]) -> list[Trajectory]:
+    """One search a question as a run that only serves what was found."""
+    return [
+        Trajectory(
+            question=question,
+            protocol="rag",
+            segments=(),
+            searches=(Search(question.question, hits_of(found), found.fault),),
+            stop=StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR,
+            detail=found.fault or "",
+        )
+        for question, found in answers
+    ]
+
+
+def hits_of(found: Found) -> tuple[Hit, ...]:
+    return tuple(Hit(passage, score) for passage, score in zip(found.passages or (), found.scores, strict=True))
+
+
+def cut(row: Trajectory, k: int) -> Trajectory:
+    """The same with its first `k` passages alone."""
+    (search,) = row.searches
+    return replace(row, searches=(replace(search, hits=search.hits[:k]),))
+
+
+def answered(name: str, rows: Sequence[Trajectory], run: Run, parts: FrozenParts) -> ScoredRun:
+    """The generator's answers from what these trajectories serve, judged where there is a judge."""
+    say(f"{name}: {len(rows)} questions")
+    assert parts.generator is not None
+    answers = answer_from(parts.generator, rows, answer_sheet(run.folder, parts.generator))
+    warn_of_cuts(parts.generator)
+    verdicts = None
+    if parts.judges:
+        own = [replace(row, answer=None) for row in rows]
+        verdicts = mark(parts.judges[0], claims_of(own, answers), verdict_sheet(run.folder, parts.judges[0]))
+    return component_run(name, rows, answers, verdicts)

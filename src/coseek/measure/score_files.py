@@ -1,0 +1,39 @@
+"""Score files: a folder with every question's own numbers and their summary, for people and for programs.
+
+questions.jsonl   one line a run and question: its metrics, how many trajectories stand behind them, its faults
+scores.json       means, intervals, paired tests, and who generated and judged
+scores.md, .html  the tables
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from coseek.data.files import JsonObject, atomic_write, write_json, write_jsonl
+from coseek.measure.report import TableSection, write_report
+from coseek.measure.score import ScoredRun, dataset_of
+from coseek.measure.table import Table
+
+
+def write_scores(
+    folder: Path, runs: Sequence[ScoredRun], summary: JsonObject, tables: Mapping[str, Table], title: str = "Scores"
+) -> None:
+    """Write the folder's four files, each whole or not at all. `tables` go by heading."""
+    write_jsonl(folder / "questions.jsonl", (row for run in runs for row in question_rows(run)))
+    write_json(folder / "scores.json", summary)
+    with atomic_write(folder / "scores.md") as file:
+        file.write("\n".join([f"# {title}\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]))
+    write_report(folder / "scores.html", title, [TableSection(name, table) for name, table in tables.items()])
+
+
+def question_rows(run: ScoredRun) -> Iterator[JsonObject]:
+    """One line a question, in the order of the run. A question of which there are only faults has no metrics."""
+    for ident, row in run.questions.items():
+        yield {
+            "run": run.name,
+            "id": ident,
+            "dataset": dataset_of(row.question),
+            "hops": row.question.hops,
+            "trajectories": row.rows,
+            "faults": row.faults,
+            "metrics": dict(row.metrics),
+        }

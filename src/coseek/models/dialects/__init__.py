@@ -1,0 +1,1 @@
+"""How servers are asked, one dialect a file. A file's name is the dialect's."""

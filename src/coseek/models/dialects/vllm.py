@@ -1,0 +1,43 @@
+"""vLLM: `/v1/completions` with its own extra fields: ids in, ids and log-probabilities out."""
+
+from coseek.data.files import JsonObject
+from coseek.models.dialect import Ask, Written, ids_of, item, logprobs_of, text_of
+
+PATH = "/v1/completions"
+EXACT = True
+SCALED = False
+"""Its default is `--logprobs-mode raw_logprobs`: those before the temperature."""
+
+
+def body(ask: Ask) -> JsonObject:
+    """Everything that shapes the distribution is said: what is left out is taken from the model's own settings."""
+    return {
+        "model": ask.model,
+        "prompt": [*ask.ids],
+        "max_tokens": ask.max_tokens,
+        "temperature": ask.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": ask.turn_seed,
+        "stop": [*ask.stops],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "add_special_tokens": False,
+        "logprobs": 1,
+        "return_token_ids": True,
+    }
+
+
+def read(answer: JsonObject) -> Written:
+    choice = item(answer, "choices", 0)
+    return Written(
+        text=text_of(item(choice, "text")),
+        cut_off=item(choice, "finish_reason") == "length",
+        ids=ids_of(item(choice, "token_ids")),
+        logprobs=logprobs_of(item(choice, "logprobs", "token_logprobs")),
+    )

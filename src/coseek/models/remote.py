@@ -1,0 +1,265 @@
+"""Remote: a model behind HTTP. What it wrote is taken as it was sampled, ids and log-probabilities, where it says so.
+
+A row is asked for as soon as it is opened or extended, and rows come back as the server finishes them, so one slow row
+holds up nobody. Nothing is kept at the server: each request brings the whole row, which servers find in their prefix
+caches. A failure ends the row that it happens to, as a fault.
+
+Where a server gives text only, the text is encoded once and the turn is marked as not exact: good for running and
+measuring, never for training.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Literal
+
+from pydantic import Field
+
+from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in
+from coseek.data.errors import SettingError
+from coseek.data.files import JsonObject
+from coseek.data.settings import Settings
+from coseek.models.dialect import Ask, Part, Written, dialect_of
+from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
+from coseek.models.stopping import stopped_after
+from coseek.models.usage import Prices, Usage, counted
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1")
+"""What people leave at the end of a server's address."""
+_OWNERS = {"coseek": "coseek", "vllm": "vllm", "sglang": "sglang"}
+"""`owned_by` in the list of a server's models → its dialect."""
+
+
+class RemoteSettings(Settings):
+    """How a model behind HTTP is asked."""
+
+    dialect: Literal["auto", "coseek", "vllm", "sglang", "completions", "chat"] = "auto"
+    """How the server speaks; `auto` asks it. `completions` and `chat` exchange text only: not for training."""
+    model: str | None = None
+    """The model's name at the server; may be left out where it has only one."""
+    key_env: str | None = None
+    """The environment variable that holds the server's key; the key itself is kept nowhere."""
+    patience: Patience = Field(default=Patience())
+    """How many calls at once, and how long a server that does not answer is asked again."""
+    prices: Prices = Field(default=Prices())
+    """What the server asks for tokens."""
+    scaled_logprobs: bool = False
+    """A vLLM started with `--logprobs-mode processed_logprobs`. Otherwise its log-probabilities are those at
+    temperature 1, and what was drawn at another one is not for training."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row as it was read and written so far."""
+
+    parts: list[Part]
+    max_tokens: int
+    future: "Future[JsonObject] | None" = None
+    """The call that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is known of a server before it is asked for the first row."""
+
+    dialect: str
+    model: str
+
+
+@dataclass
+class RemoteModel:
+    """Implements `Model`. One thread drives it; the calls run in the background."""
+
+    calls: Calls
+    served: Served
+    tokenizer: Tokenizer
+    stops: tuple[str, ...]
+    temperature: float = 0.0
+    scaled_logprobs: bool = False
+    lost_stop: Callable[[str], str] = field(default=lambda text: "")
+    """Text that a stop string ended → that string: OpenAI's interface leaves it off and does not say which it was."""
+    usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self) -> None:
+        self._dialect = dialect_of(self.served.dialect)
+        self._rows: dict[int, _Row] = {}
+        self._done: SimpleQueue[tuple[int, Future[JsonObject]]] = SimpleQueue()
+        self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs)
+        """Why what it writes cannot be trained on; empty where it can."""
+
+    def start(self, request: Request) -> None:
+        if request.key in self._rows:
+            raise ValueError(f"a row with the key {request.key} is open already; close it first")
+        self._rows[request.key] = _Row([], 0)
+        self._send(request)
+
+    def extend(self, request: Request) -> None:
+        row = self._rows.get(request.key)
+        if row is None or row.future is not None:
+            raise ValueError(f"row {request.key} is not open or has not stopped yet, so it cannot be extended")
+        self._send(request)
+
+    def step(self) -> list[Turn]:
+        """Wait for one row at least; returns all that have stopped."""
+        if not any(row.future is not None for row in self._rows.values()):
+            return []
+        turns: list[Turn] = []
+        while not turns:
+            turns += self._taken(*self._done.get())
+        while True:
+            try:
+                turns += self._taken(*self._done.get_nowait())
+            except Empty:
+                return turns
+
+    def close(self, key: int) -> None:
+        """Forget a row; what the server is writing for it is broken off."""
+        row = self._rows.pop(key, None)
+        if row is not None and row.future is not None:
+            row.future.cancel()
+
+    def _send(self, request: Request) -> None:
+        row = self._rows[request.key]
+        row.parts.append(Part(False, request.ids, self.tokenizer.decode(request.ids)))
+        row.max_tokens = request.max_tokens
+        ask = Ask(
+            model=self.served.model,
+            parts=tuple(row.parts),
+            max_tokens=request.max_tokens,
+            stops=self.stops,
+            temperature=self.temperature,
+            seed=request.seed,
+        )
+        key, done = request.key, self._done
+        row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask))
+        row.future.add_done_callback(lambda future: done.put((key, future)))
+
+    def _taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
+        """The turn that an answer holds; none for a row that was closed meanwhile."""
+        row = self._rows.get(key)
+        if row is None or row.future is not future:
+            return []
+        row.future = None
+        try:
+            answer = future.result()
+            turn = self._turn(key, row.max_tokens, self._dialect.read(answer))
+        except (CallFailed, ValueError) as error:
+            return [self._fault(key, str(error))]
+        except CancelledError:
+            return [self._fault(key, "the connection to the server was closed")]
+        self.usage.add(counted(answer))
+        row.parts.append(Part(True, turn.ids, self.tokenizer.decode(turn.ids)))
+        return [turn]
+
+    def _turn(self, key: int, max_tokens: int, written: Written) -> Turn:
+        if not self._dialect.EXACT:
+            return self._encoded(key, max_tokens, written)
+        ids, logprobs = written.ids or (), written.logprobs
+        if len(ids) != len(logprobs):
+            raise ValueError(f"its answer holds {len(ids)} token ids and {len(logprobs)} log-probabilities")
+        if not _alike(self.tokenizer.decode(ids), written.text):
+            raise ValueError("its tokens are not those of the tokenizer that was named; name the folder of its model")
+        length = stopped_after(ids, self.stops, self.tokenizer)
+        # A server that looks for stop strings every few tokens only may have gone on; what came before is unchanged.
+        end = TurnEnd.STOP if length is not None else TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
+        ids, logprobs = ids[:length], logprobs[:length]
+        if len(ids) > max_tokens:
+            raise ValueError(f"it wrote {len(ids)} tokens, and {max_tokens} were asked for")
+        return Turn(key, ids, logprobs, end, exact=not self.inexact)
+
+    def _encoded(self, key: int, max_tokens: int, written: Written) -> Turn:
+        """A turn out of text. Its log-probabilities are not known; 0 stands for them."""
+        text, end = written.text, TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
+        places = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
+        if places:
+            text, end = text[: min(places)], TurnEnd.STOP
+        elif not written.cut_off and (lost := self.lost_stop(text)):
+            text, end = text + lost, TurnEnd.STOP
+        ids = tuple(self.tokenizer.encode_data(text))
+        if len(ids) > max_tokens:
+            ids, end = ids[:max_tokens], TurnEnd.LENGTH
+        return Turn(key, ids, (0.0,) * len(ids), end, exact=False)
+
+    @staticmethod
+    def _fault(key: int, fault: str) -> Turn:
+        return Turn(key, (), (), TurnEnd.FAULT, fault)
+
+
+def _alike(decoded: str, text: str) -> bool:
+    """Whether two readings of the same ids agree, but for white space and how they end.
+
+    Servers differ in what they do with spaces at the beginning, half characters, and the end of text. A tokenizer of
+    another model reads nonsense.
+    """
+    decoded, text = "".join(decoded.split()), "".join(text.split())
+    half = min(len(decoded), len(text)) // 2
+    return decoded[:half] == text[:half]
+
+
+def why_inexact(dialect: str, temperature: float, scaled_logprobs: bool = False) -> str:
+    """Why what is written cannot be trained on; empty where it can."""
+    module = dialect_of(dialect)
+    if not module.EXACT:
+        return (
+            f"the server is asked for text only ({dialect}), so the ids are not those that were sampled and have no "
+            "log-probabilities; use a server that returns them: vLLM, SGLang, or `coseek serve model`"
+        )
+    if temperature not in (0.0, 1.0) and not (module.SCALED or scaled_logprobs):
+        return (
+            f"the server's log-probabilities are those at temperature 1, and rows were drawn at {temperature:g}; start "
+            "vLLM with --logprobs-mode processed_logprobs, and set scaled_logprobs"
+        )
+    return ""
+
+
+def find_served(calls: Calls, dialect: str, model: str | None) -> Served:
+    """The server's dialect (where that is `auto`) and its model (where none is named), asked for if need be.
+
+    A server that cannot be reached or has several models is a user's mistake, hence a sentence.
+    """
+    if model is not None and dialect != "auto":
+        return Served(dialect, model)
+    try:
+        listed = _listed(calls.ask("GET", "/v1/models"))
+    except CallFailed as error:
+        raise SettingError(f"{error}; check its address and key, or say which dialect and model it has") from None
+    names = [name for name, _ in listed]
+    if model is not None and names and model not in names:
+        known = ", ".join(map(repr, names[:20]))
+        raise SettingError(
+            f"{calls.base} has no model {model!r}; it has {known} (its list is not asked for when a dialect is named)"
+        )
+    if model is None and len(names) != 1:
+        known = f"one of {', '.join(map(repr, names[:20]))}" if names else "its name"
+        raise SettingError(f"{calls.base} lists {len(names)} models; say which one to ask with model: {known}")
+    name = model or names[0]
+    owner = dict(listed).get(name, "")
+    return Served(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name)
+
+
+def _listed(answer: JsonObject) -> list[tuple[str, str]]:
+    """(name, owner) of each model in a server's list."""
+    rows = answer.get("data")
+    found: list[tuple[str, str]] = []
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict) and isinstance(row.get("id"), str):
+            found.append((str(row["id"]), str(row.get("owned_by", ""))))
+    return found
+
+
+def open_remote(
+    url: str,
+    settings: RemoteSettings,
+    tokenizer: Tokenizer,
+    stops: Sequence[str],
+    temperature: float = 0.0,
+    lost_stop: Callable[[str], str] | None = None,
+) -> RemoteModel:
+    """The model at an address, ready for rows."""
+    calls = Calls(base_of(url, PATHS), settings.patience, key_in(settings.key_env))
+    served = find_served(calls, settings.dialect, settings.model)
+    model = RemoteModel(calls, served, tokenizer, tuple(stops), temperature, settings.scaled_logprobs)
+    if lost_stop is not None:
+        model.lost_stop = lost_stop
+    return model

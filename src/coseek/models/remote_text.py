@@ -1,0 +1,142 @@
+"""Remote text: a model behind HTTP as a writer of texts. Prompts in, texts out; what was asked once is remembered.
+
+    url: https://api.example.org      # a server with `/v1/chat/completions`
+    model: its-name
+    key_env: EXAMPLE_KEY              # the environment variable that holds the key
+    cache: texts.sqlite               # made when it is not there
+
+A text is kept under everything that was sent for it. Failures are not kept.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field
+
+from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in
+from coseek.data.errors import DataError, ModelError
+from coseek.data.files import JsonObject
+from coseek.data.settings import Settings, make_settings
+from coseek.data.store import Store
+from coseek.models.dialect import Ask, Part, dialect_of
+from coseek.models.remote import PATHS, find_served
+from coseek.models.usage import Prices, Usage, counted
+
+
+class RemoteTextSettings(Settings):
+    """A server that writes texts."""
+
+    url: str
+    """Its address."""
+    dialect: Literal["chat", "completions"] = "chat"
+    """A prompt is the first message of a chat, or text to go on with."""
+    model: str | None = None
+    """The model's name at the server; may be left out where it has only one."""
+    key_env: str | None = None
+    """The environment variable that holds the server's key; the key itself is kept nowhere."""
+    temperature: float = Field(default=0.0, ge=0)
+    """0 takes the most likely token."""
+    seed: int = 0
+    """Sent along; servers that know it write the same again."""
+    cache: str | None = None
+    """A SQLite file that remembers texts; made when it is not there."""
+    patience: Patience = Field(default=Patience())
+    """How many calls at once, and how long a server that does not answer is asked again."""
+    prices: Prices = Field(default=Prices())
+    """What the server asks for tokens."""
+
+
+@dataclass
+class RemoteText:
+    """Writes texts through a server, many at once."""
+
+    calls: Calls
+    model: str
+    dialect: str
+    temperature: float = 0.0
+    seed: int = 0
+    store: Store | None = None
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def identity(self) -> str:
+        """A digest of the server's address and all that is sent besides the prompt."""
+        return _digest([self.calls.base, self.dialect, self.model, self.temperature, self.seed])
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
+        """One text a prompt, in order, each of at most `max_tokens` tokens. A failure is a `ModelError`.
+
+        Equal prompts are asked once. When some fail, what the others gave is still remembered.
+        """
+        speech = dialect_of(self.dialect)
+        bodies = [speech.body(self._ask(prompt, max_tokens)) for prompt in prompts]
+        keys = [_digest([self.calls.base, speech.PATH, body]) for body in bodies]
+        texts = (self.store.read(list(dict.fromkeys(keys))) if self.store is not None else None) or {}
+        missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in texts}
+        self.usage.remembered += len(texts)
+        fresh, fault = self._asked(speech.PATH, missing)
+        if self.store is not None and fresh:
+            self.store.write(fresh)
+        if fault is not None:
+            raise ModelError(fault)
+        texts |= fresh
+        return [texts[key] for key in keys]
+
+    def _ask(self, prompt: str, max_tokens: int) -> Ask:
+        return Ask(self.model, (Part(False, (), prompt),), max_tokens, (), self.temperature, self.seed)
+
+    def _asked(self, path: str, bodies: Mapping[str, JsonObject]) -> tuple[dict[str, str], str | None]:
+        """The texts that were written, and the first fault."""
+        speech = dialect_of(self.dialect)
+        fault: str | None = None
+        texts: dict[str, str] = {}
+        futures = {key: self.calls.submit("POST", path, body) for key, body in bodies.items()}
+        try:
+            for key, future in futures.items():
+                try:
+                    answer = future.result()
+                    texts[key] = speech.read(answer).text
+                    self.usage.add(counted(answer))
+                except (CallFailed, ValueError, CancelledError) as error:
+                    fault = fault or str(error) or "the connection to the server was closed"
+        finally:
+            for future in futures.values():
+                future.cancel()
+        return texts, fault
+
+
+def open_remote_text(settings: RemoteTextSettings) -> RemoteText:
+    """The server that the settings describe, which is asked for its model where they name none."""
+    calls = Calls(base_of(settings.url, PATHS), settings.patience, key_in(settings.key_env))
+    model = find_served(calls, settings.dialect, settings.model).model
+    store = None if settings.cache is None else Store(Path(settings.cache).expanduser())
+    return RemoteText(calls, model, settings.dialect, settings.temperature, settings.seed, store)
+
+
+def named_server(name: str) -> RemoteTextSettings | None:
+    """The server behind a name that is an address or a YAML file; `None` when it is neither."""
+    if name.startswith(("http://", "https://")):
+        return RemoteTextSettings(url=name)
+    path = Path(name).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        return None
+    if not path.is_file():
+        raise DataError(f"there is no model file {path}; check the path")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path} must hold `name: value` lines, `url` among them")
+    return make_settings(RemoteTextSettings, tree)
+
+
+def _digest(parts: list[object]) -> str:
+    # ASCII: text from outside may hold half a surrogate pair, which has no bytes.
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,106 @@
+"""A model and a retriever behind servers that fail, stall and talk nonsense: every question is accounted for."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.models.http_site import Asked, Said, site
+
+from coseek.agents.answering import answer_all
+from coseek.agents.protocol import load_protocol
+from coseek.agents.rollout import Agent, Limits
+from coseek.data.audit import audit_run
+from coseek.data.calls import Patience
+from coseek.data.files import JsonObject
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import Author, StopReason
+from coseek.models.remote import RemoteSettings, open_remote
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.retrievers.remote import Remote
+from coseek.retrieval.retrievers.remote import RemoteSettings as RetrieverSettings
+
+PROTOCOL = load_protocol("search-r1", "laptop")
+TOKENIZER = ByteTokenizer(PROTOCOL.grammar.special_tokens)
+SEARCH = "<think> look </think><search> who </search>"
+ANSWER = "<think> seen </think><answer> Ada </answer>"
+EVIDENCE = "the one true passage"
+LIMITS = Limits(max_tokens=4000, max_turn_tokens=1000, max_observation_tokens=1000)
+
+
+def flaky(honest: Callable[[Asked], Said], rng: random.Random, gate: threading.Event) -> Callable[[Asked], Said]:
+    """10 % of calls fail, 5 % stall, 5 % answer garbage."""
+
+    def answer(asked: Asked) -> Said:
+        draw = rng.random()
+        if draw < 0.10:
+            return Said({"error": "out of memory"}, 500)
+        if draw < 0.15:
+            return Said(b"{}", hold=gate)
+        return Said(b"<html>a proxy's page</html>") if draw < 0.20 else honest(asked)
+
+    return answer
+
+
+def model(asked: Asked) -> Said:
+    """Searches once, then answers."""
+    prompt = asked.body["prompt"]
+    assert isinstance(prompt, list)
+    ids = TOKENIZER.encode(ANSWER if TOKENIZER.encode("</information>")[0] in prompt else SEARCH)
+    choice: JsonObject = {"text": TOKENIZER.decode(ids), "finish_reason": "stop", "token_ids": [*ids]}
+    choice["logprobs"] = {"token_logprobs": [-0.1] * len(ids)}
+    return Said({"choices": [choice]})
+
+
+def retriever(asked: Asked) -> Said:
+    queries = asked.body["queries"]
+    assert isinstance(queries, list)
+    row: JsonObject = {"document": {"id": "p", "title": "T", "text": EVIDENCE}, "score": 1.0}
+    return Said({"result": [[row] for _ in queries]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True], ids=["one attempt", "repeated"])
+def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: Path, again: bool) -> None:
+    gate = threading.Event()
+    questions = [Question(f"q{number}", f"Who is {number} ?", ("Ada",)) for number in range(500)]
+    rng = random.Random(11)
+    with site(flaky(model, rng, gate)) as brain, site(flaky(retriever, rng, gate)) as shelf:
+        patience = Patience(
+            attempts=4 if again else 1, timeout_s=0.5, first_wait_s=0.001, concurrency=32, break_after=1_000
+        )
+        settings = RemoteSettings(dialect="vllm", model="m", patience=patience)
+        written = open_remote(brain.url, settings, TOKENIZER, PROTOCOL.grammar.stops)
+        found = Remote(
+            RetrieverSettings(url=shelf.url, retries=3 if again else 0, timeout_s=0.5, backoff_s=0.001, break_after=999)
+        )
+        run = Run.create(tmp_path / "run", {"limits": {"max_tokens": 4000}})
+
+        def stop_early(ended: int, total: int) -> None:
+            if ended >= 200:
+                raise KeyboardInterrupt
+
+        agent = Agent(PROTOCOL, written)
+        with pytest.raises(KeyboardInterrupt):
+            answer_all(run, agent, found, questions, LIMITS, tell=stop_early)
+        first = {trajectory.question.id: trajectory.to_json() for trajectory in run.trajectories()}
+        answer_all(run, agent, found, questions, LIMITS)
+        gate.set()
+        written.calls.close()
+        found.close()
+    kept = list(run.trajectories())
+    assert len(first) == 200
+    assert [trajectory.question.id for trajectory in kept[:200]] == [*first]  # those were not done again
+    assert sorted(trajectory.question.id for trajectory in kept) == sorted(question.id for question in questions)
+    ends = Counter(trajectory.stop for trajectory in kept)
+    assert set(ends) <= {StopReason.ANSWERED, StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR}
+    assert ends[StopReason.ANSWERED] >= (450 if again else 120)
+    for trajectory in kept:
+        assert (trajectory.answer is None) == trajectory.stop.is_fault == bool(trajectory.detail)
+        for segment in trajectory.segments[1:]:
+            assert "proxy" not in segment.text and "memory" not in segment.text
+            assert segment.author is Author.AGENT or EVIDENCE in segment.text
+    assert audit_run(tmp_path / "run", TOKENIZER.decode).first is None

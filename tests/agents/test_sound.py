@@ -1,0 +1,108 @@
+"""The driver and the audit hold each other to the same invariants, under every protocol, whatever a model writes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.agents.playing import CORPUS, EXAMPLES, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
+
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.turns import search_turns
+from coseek.data.audit import Budgets, check_trajectory
+from coseek.data.question import Question
+from coseek.data.settings import save_settings
+from coseek.data.trajectory import RETRY, Author, Segment, StopReason, Trajectory
+from coseek.models.model import TurnEnd
+from coseek.models.tokenizer import ByteTokenizer
+
+NAMES = [*OURS, *EXAMPLES]
+
+
+@cache
+def opened(name: str) -> Protocol:
+    return load_protocol(name)
+
+
+@cache
+def pieces(name: str) -> tuple[str, ...]:
+    marks = opened(name).grammar.special_tokens
+    calls = [
+        '{"name": "search", "arguments": {"query": ["Ada", "bad"]}}',
+        '{"name": "visit", "arguments": {"id": "p1"}}',
+    ]
+    return (*marks, *script(name), *calls, "Ada", "bad", "[1]", "True", "False", '{"query": "Eve"}', "}", " ", "é", "<")
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
+@given(data=st.data(), max_tokens=st.integers(600, 4000), max_turn_tokens=st.integers(1, 300), k=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_whatever_a_model_writes_its_run_is_sound(
+    name: str, data: st.DataObject, max_tokens: int, max_turn_tokens: int, k: int
+) -> None:
+    protocol = opened(name)
+    turns = data.draw(
+        st.lists(st.lists(st.sampled_from(pieces(name)), max_size=5).map("".join), min_size=1, max_size=4)
+    )
+    limits = Limits(
+        max_turns=data.draw(st.integers(0, 3)),
+        passages_per_search=k,
+        max_turn_tokens=max_turn_tokens,
+        max_observation_tokens=60,
+        max_tokens=max_tokens,
+    )
+    shelf = Shelf()
+    if protocol.retrievers:
+        shelf.name = protocol.retrievers[0]
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    end = data.draw(st.sampled_from([TurnEnd.EOS, TurnEnd.STOP, TurnEnd.FAULT]))
+    model = Typist(tokenizer, turns, data.draw(st.sampled_from(["", "noted", "<|end|>"])), end)
+    questions = [QUESTION, Question("q2", "a bad one ?")]
+    for trajectory in rollout(Agent(protocol, model), shelf, questions, [1, 2], limits):
+        assert list(check_trajectory(trajectory, Budgets.of(save_settings(limits)), tokenizer.decode)) == []
+        assert Trajectory.from_json(trajectory.to_json()) == trajectory
+    assert model.count == {}
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
+def test_a_finished_run_says_again_what_the_driver_asked(name: str) -> None:
+    shelf = Shelf(CORPUS, RESULTS | {QUESTION.question: ["p1", "p2"]})
+    trajectory = play(name, *script(name), retriever=shelf)
+    assert search_turns(Trajectory.from_json(trajectory.to_json()), opened(name)) == shelf.asked
+
+
+Change = Callable[[Trajectory], Trajectory]
+
+
+def searched(**changes: object) -> Change:
+    return lambda run: replace(run, searches=(replace(run.searches[0], **changes), *run.searches[1:]))  # type: ignore[arg-type]
+
+
+def more(count: int, tag: str) -> Change:
+    extra = Segment(Author.ENVIRONMENT, tag, "a", (97,))
+    return lambda run: replace(run, segments=(*run.segments[:-1], *[extra] * count, run.segments[-1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (searched(turn=9), "which are not rising"),
+        (searched(turn=None), "which are not rising"),
+        (lambda run: replace(run, searches=(run.searches[0], replace(run.searches[1], turn=9))), "belongs to turn 9"),
+        (searched(selected=("p3",)), "'p3' was selected from search 1, which did not find it"),
+        (searched(selected=("p2",)), "is not among the selected passages"),
+        (lambda run: replace(run, segments=run.segments[:-1]), "it was complete, which the agent says"),
+        (more(1, "information"), "3 observations and only 2 searches that worked"),
+        (more(6, RETRY), "7 turns that the environment answered, and the budget max_turns is 6"),
+        (lambda run: replace(run, asides=((run.segments[0],) * 2,)), "aside 1 is no prompt with one turn behind it"),
+        (lambda run: replace(run, asides=((replace(run.segments[0], ids=()),),)), "aside 1: it holds no tokens"),
+    ],
+)
+def test_the_audit_sees_a_broken_search_selection_turn_or_aside(change: Change, said: str) -> None:
+    run, budgets = play("s3", *script("s3")), Budgets.of(save_settings(WIDE))
+    assert list(check_trajectory(run, budgets)) == [] and run.stop is StopReason.COMPLETE
+    assert any(said in what for what, _ in check_trajectory(change(run), budgets))

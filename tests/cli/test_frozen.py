@@ -1,0 +1,144 @@
+"""Generators and judges from the command line: a tiny model answers badly, and everything around it is exact."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from coseek.data.dataset import Dataset
+from coseek.data.run import Run
+from coseek.models.laptop import LaptopSettings, make_policy
+
+
+@pytest.fixture(scope="module")
+def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained network: its answers are wrong, and always the same."""
+    folder = tmp_path_factory.mktemp("frozen") / "generator"
+    texts = [passage.text for passage in Dataset(world).corpus]
+    make_policy(LaptopSettings(hidden=16, feed_forward=16, heads=2, vocabulary=400), texts, (), folder, seed=0)
+    (folder / "generator.yaml").write_text(
+        'prompt: " {question}{passages} So :"\npassage: " {title} # {number} : {text}"\n', encoding="utf-8"
+    )
+    return folder
+
+
+@pytest.fixture
+def runs(world: Path, index: Path, tmp_path: Path, coseek: Type) -> list[Path]:
+    found = [tmp_path / agent for agent in ("expert", "faulty-expert")]
+    for run in found:
+        words = ("run", world, "--split", "test", "--count", 12, "--agent", run.name, "--retriever", index)
+        assert coseek(*words, "--out", run).code == 0
+    return found
+
+
+@pytest.mark.slow
+def test_a_run_is_scored_by_its_own_answers_and_as_a_component(
+    runs: list[Path], model: Path, world: Path, tmp_path: Path, coseek: Type
+) -> None:
+    words = (
+        "score",
+        *runs,
+        "--answer-with",
+        model,
+        "--judge",
+        world,
+        "--budget",
+        120,
+        "--out",
+        tmp_path / "s",
+        "--json",
+    )
+    outcome = coseek(*words)
+    assert outcome.code == 0, outcome.err
+    tree = json.loads(outcome.out)
+    own, component = tree["summaries"][0]["metrics"], tree["component"]["summaries"][0]["metrics"]
+    assert own["em"]["mean"] > 0.8 > component["em"]["mean"]
+    assert own["judge_acc"]["n"] == own["gen_acc"]["n"] == 12
+    assert 0 < component["context_tokens"]["mean"] <= 120
+    assert len(tree["generator"]["identity"]) == 64 and tree["judges"][0]["oracle"] == str(world)
+    rows = [json.loads(line) for line in (tmp_path / "s" / "questions.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 * 2 * 12
+    assert {row["run"] for row in rows} == {*map(str, runs), *(f"{run} → generator" for run in runs)}
+    assert json.loads((tmp_path / "s" / "scores.json").read_text()) == tree
+    assert "As a component" in (tmp_path / "s" / "scores.md").read_text()
+    assert "<script" not in (tmp_path / "s" / "scores.html").read_text()
+
+
+@pytest.mark.slow
+def test_what_was_asked_once_is_read_from_the_sheet(runs: list[Path], model: Path, world: Path, coseek: Type) -> None:
+    words = ("score", runs[0], "--answer-with", model, "--judge", world, "--json")
+    first = coseek(*words)
+    sheets = {path: path.read_bytes() for path in runs[0].glob("*.jsonl")}
+    assert len(sheets) == 3  # trajectories, answers, verdicts
+    assert coseek(*words).out == first.out
+    assert {path: path.read_bytes() for path in runs[0].glob("*.jsonl")} == sheets
+
+
+@pytest.mark.slow
+def test_judges_are_compared(runs: list[Path], model: Path, world: Path, coseek: Type) -> None:
+    outcome = coseek("score", runs[0], "--judge", world, "--judge", model)
+    assert "Cohen's κ" in outcome.out
+    tree = json.loads(coseek("score", runs[0], "--judge", world, "--judge", model, "--json").out)
+    (found,) = tree["agreement"]
+    assert found["judged"] + found["unread"] > 0 and found["unread"] > 0  # an untrained network says neither yes nor no
+
+
+def test_a_server_that_samples_is_no_judge(runs: list[Path], tmp_path: Path, coseek: Type) -> None:
+    server = tmp_path / "server.yaml"
+    server.write_text("{url: 'http://127.0.0.1:9', model: m, temperature: 0.7}", encoding="utf-8")
+    assert "samples at temperature 0.7" in coseek("score", runs[0], "--judge", server).sentence
+    assert "samples at temperature 0.7" in coseek("score", runs[0], "--answer-with", server).sentence
+
+
+@pytest.mark.slow
+def test_prompts_that_a_model_cannot_hold_are_said(runs: list[Path], world: Path, tmp_path: Path, coseek: Type) -> None:
+    texts = [passage.text for passage in Dataset(world).corpus]
+    small = LaptopSettings(hidden=16, feed_forward=16, heads=2, vocabulary=400, max_positions=140)
+    make_policy(small, texts, (), tmp_path / "small", seed=0)
+    assert "12 prompts were too long" in coseek("score", runs[0], "--answer-with", tmp_path / "small").err
+
+
+def test_questions_without_a_data_set_are_in_no_domain(runs: list[Path], coseek: Type) -> None:
+    assert "do not say which data set" in coseek("score", runs[0], "--in-domain", "nq").sentence
+
+
+def test_a_judged_metric_needs_a_judge(runs: list[Path], coseek: Type) -> None:
+    assert "gen_acc needs a judge" in coseek("score", runs[0], "--metrics", "gen_acc").sentence
+
+
+def test_questions_that_a_stopped_run_never_reached_are_missing(runs: list[Path], coseek: Type) -> None:
+    path = Run(runs[0]).trajectories_path
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:5]), encoding="utf-8")
+    assert json.loads(coseek("score", runs[0], "--json").out)["summaries"][0]["missing"] == 7
+    assert "7 questions are missing" in " ".join(coseek("score", runs[0]).out.split())
+
+
+def test_a_leaderboard_has_a_line_for_each_system(runs: list[Path], tmp_path: Path, coseek: Type) -> None:
+    out = tmp_path / "board"
+    outcome = coseek("leaderboard", f"the <expert>={runs[0]}", runs[1], "--in-domain", "world", "--out", out)
+    assert outcome.code == 0, outcome.err
+    text = (out / "leaderboard.md").read_text(encoding="utf-8")
+    assert text.index("the <expert>") < text.index("faulty-expert (search-r1) on world-bm25")
+    assert "world *" in text
+    assert "the &lt;expert&gt;" in (out / "leaderboard.html").read_text(encoding="utf-8")
+    tree = json.loads((out / "leaderboard.json").read_text(encoding="utf-8"))
+    assert {place["dataset"] for place in tree["places"]} == {"world"}
+    assert "twice" in coseek("leaderboard", f"a={runs[0]}", f"a={runs[1]}").sentence
+
+
+@pytest.mark.slow
+def test_the_combination_gain_is_at_equal_passages(
+    runs: list[Path], model: Path, index: Path, tmp_path: Path, coseek: Type
+) -> None:
+    words = ("study", "combination-gain", runs[0], "--retriever", index, "--answer-with", model, "--ks", "1,3")
+    outcome = coseek(*words, "--metric", "recall", "--out", tmp_path / "gain", "--json")
+    assert outcome.code == 0, outcome.err
+    tree = json.loads(outcome.out)
+    points = {point["run"]: point["metrics"] for point in tree["points"]}
+    assert list(points) == ["naive RAG, k = 1", "naive RAG, k = 3", "naive RAG, as many as the agent", "agent"]
+    agent, matched = points["agent"], points["naive RAG, as many as the agent"]
+    assert agent["context_passages"]["mean"] == pytest.approx(matched["context_passages"]["mean"])
+    assert agent["recall"]["mean"] > matched["recall"]["mean"] >= points["naive RAG, k = 1"]["recall"]["mean"]
+    assert "<svg" in (tmp_path / "gain" / "combination-gain.html").read_text(encoding="utf-8")
+    assert "whole numbers above 0" in coseek(*words[:-1], "0,x").sentence

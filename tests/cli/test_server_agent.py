@@ -1,0 +1,115 @@
+"""`--agent URL`: the same trajectories as with the folder behind it; text only is marked, and refused for training."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+from tests.serve.model_live import live_model, tiny_policy
+
+from coseek.agents.protocol import load_protocol
+from coseek.cli.agents import limits_for, open_agent, settings_for
+from coseek.data.audit import audit_run
+from coseek.data.errors import DataError, SettingError
+from coseek.data.files import JsonObject
+from coseek.data.run import Run
+from coseek.models.remote import RemoteSettings
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_policy(tmp_path_factory.mktemp("agents") / "policy")
+
+
+@pytest.fixture(scope="module")
+def url(policy: Path) -> Iterator[str]:
+    with live_model(policy) as (url, _):
+        yield url
+
+
+def rows(run: Path) -> list[JsonObject]:
+    """The stored trajectories by question and seed, without their wall time; log-probabilities to 4 digits."""
+    found = []
+    for line in (run / "trajectories.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        del row["timings"]
+        for segment in row["segments"]:
+            segment["logprobs"] = [round(value, 4) for value in segment.get("logprobs", [])]
+        found.append(row)
+    return sorted(found, key=lambda row: (row["question"]["id"], row["seed"]))
+
+
+def test_a_run_on_a_server_is_the_run_on_its_folder(
+    coseek: Type, world: Path, index: Path, policy: Path, url: str, tmp_path: Path
+) -> None:
+    words = ["--retriever", index, "--split", "dev", "--count", 12, "--temperature", 1, "--seed", 3]
+    small = "limits.max_turn_tokens=60"
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert coseek("run", world, small, "--agent", policy, "--out", here, *words).code == 0
+    done = coseek("run", world, small, "--agent", url, "--tokenizer", policy, "--out", there, *words)
+    assert done.code == 0, done.err
+    assert f"{url}: " in done.err and "tokens read" in done.err
+    assert rows(here) == rows(there)
+    assert coseek("audit", there).code == 0
+    again = coseek("run", world, small, "--agent", url, "--tokenizer", policy, "--out", there, *words, "--resume")
+    assert again.code == 0
+
+
+def test_text_only_is_marked_and_not_trained_on(
+    coseek: Type, world: Path, index: Path, policy: Path, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(f"name: {url}\ntokenizer: {policy}\nserver:\n  dialect: completions\n")
+    words = ["--retriever", index, "--split", "dev", "--count", 3, "limits.max_turn_tokens=40"]
+    done = coseek("run", world, "--agent", tmp_path / "a.yaml", "--out", tmp_path / "run", *words)
+    assert done.code == 0, done.err
+    assert "not for training" in done.err
+    kept = list(Run(tmp_path / "run").trajectories())
+    assert not any(run.exact for run in kept)
+    assert audit_run(tmp_path / "run").first is None
+    from coseek.training.batch import make_batch
+
+    with pytest.raises(DataError, match="cannot be trained on"):
+        make_batch(kept)
+
+
+def test_a_question_is_asked_of_a_server(coseek: Type, index: Path, policy: Path, url: str) -> None:
+    done = coseek("ask", "Who?", "max_turn_tokens=5", "--agent", url, "--tokenizer", policy, "--retriever", index)
+    assert done.code == 0, done.err
+
+
+def test_a_server_without_a_tokenizer_is_a_sentence(coseek: Type, index: Path, url: str) -> None:
+    assert "--tokenizer" in coseek("ask", "Who?", "--agent", url, "--retriever", index).sentence
+
+
+def test_bytes_are_no_tokens_of_a_server_that_exchanges_ids(url: str) -> None:
+    with pytest.raises(SettingError, match="exchanges token ids"):
+        open_agent(settings_for(url, tokenizer="bytes"))
+
+
+def test_a_server_that_is_not_there_is_a_sentence(coseek: Type, index: Path, policy: Path) -> None:
+    words = ("--agent", "http://127.0.0.1:1", "--tokenizer", policy, "--retriever", index)
+    assert "check its address" in coseek("ask", "Who?", *words).sentence
+
+
+def test_an_agent_file_says_what_options_cannot(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: http://x\ntokenizer: bytes\nserver: {dialect: chat, key_env: MY_KEY}\n")
+    settings = settings_for(str(tmp_path / "a.yaml"), protocol="rag")
+    assert settings.server == RemoteSettings(dialect="chat", key_env="MY_KEY")
+    assert settings.protocol == "rag"
+    assert limits_for(settings).max_tokens == 64000
+    (tmp_path / "a.yaml").write_text("tokenizer: bytes\n")
+    with pytest.raises(DataError, match="`name` itself"):
+        settings_for(str(tmp_path / "a.yaml"))
+
+
+def test_the_stop_string_that_a_server_left_off_is_that_of_the_open_tag() -> None:
+    grammar = load_protocol("search-r1").grammar
+    assert grammar.lost_stop("<think>x</think><search>who") == "</search>"
+    assert grammar.lost_stop("<search>a</search><answer>b") == "</answer>"
+    assert grammar.lost_stop("<search>a</search> nothing more") == ""
+    assert grammar.lost_stop("no tags") == ""
+
+
+def test_a_folder_that_is_no_model_is_not_served(coseek: Type, tmp_path: Path) -> None:
+    assert "not a model folder" in coseek("serve", "model", tmp_path).sentence

@@ -1,0 +1,69 @@
+import json
+from dataclasses import replace
+
+import pytest
+from tests.measure.samples import QUESTION, fault, run
+
+from coseek.data.trajectory import Trajectory
+from coseek.measure.leaderboard import Leaderboard, leaderboard
+from coseek.measure.score import ScoredRun, score_run
+
+
+def rows(right: int, wrong: int, faults: int = 0) -> list[Trajectory]:
+    made = [
+        run(question=replace(QUESTION, id=f"q{n}"), answer="Velora" if n < right else "Zun")
+        for n in range(right + wrong)
+    ]
+    return made + [fault(replace(QUESTION, id=f"q{right + wrong + n}")) for n in range(faults)]
+
+
+def board(**more: object) -> Leaderboard:
+    cells = {("weak", "nq"): rows(2, 8), ("weak", "hotpotqa"): rows(1, 3), ("strong", "nq"): rows(9, 1),
+             ("strong", "hotpotqa"): rows(2, 2), ("<b>part|ly</b>", "hotpotqa"): rows(3, 0, faults=1)}  # fmt: skip
+    runs: dict[tuple[str, str], ScoredRun] = {key: score_run(key[0], found) for key, found in cells.items()}
+    return leaderboard(runs, "em", in_domain=("nq",), by=["Judge: nobody."])
+
+
+def test_sets_in_domain_come_first_are_marked_and_averaged_apart() -> None:
+    table = board().table()
+    assert table.columns == ("em", "nq *", "hotpotqa", "mean in domain", "mean out of domain", "mean")
+    strong = table.rows[0]
+    assert [cell.partition(" ")[0] for cell in strong] == ["strong", "0.900", "0.500", "0.900", "0.500", "0.700"]
+
+
+def test_systems_are_ranked_and_those_that_lack_a_set_have_no_mean_and_come_last() -> None:
+    assert board().systems == ["strong", "weak", "<b>part|ly</b>"]
+    assert board().table().rows[-1][1] == board().table().rows[-1][-1] == "–"
+
+
+def test_faults_and_missing_questions_are_said_below_the_table() -> None:
+    notes = " ".join(board().notes())
+    assert "<b>part|ly</b> on hotpotqa: 1 trajectories ended by a fault" in notes
+    assert "<b>part|ly</b> on hotpotqa: 1 questions are missing" in notes
+    assert "strong on" not in notes
+    assert "Judge: nobody." in notes
+
+
+def test_a_question_that_a_system_was_not_asked_is_missing_where_another_was() -> None:
+    runs = {("a", "nq"): score_run("a", rows(3, 3)), ("b", "nq"): score_run("b", rows(1, 1))}
+    assert leaderboard(runs, "em").places["b", "nq"].missing == 4
+
+
+def test_a_metric_that_some_questions_cannot_have_is_not_missing() -> None:
+    bare = run(question=replace(QUESTION, id="q7", gold_ids=()))
+    runs = {("a", "nq"): score_run("a", [*rows(1, 0), bare])}
+    assert leaderboard(runs, "recall").places["a", "nq"].missing == 0
+
+
+def test_a_name_breaks_neither_the_page_nor_the_table() -> None:
+    page, text = board().html(), board().table().markdown()
+    assert "<b>part" not in page and "&lt;b&gt;part|ly" in page
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert "<b>part\\|ly</b>" in text
+
+
+def test_the_json_is_plain_and_has_every_place() -> None:
+    tree = json.loads(json.dumps(board().to_json(), allow_nan=False))
+    assert len(tree["places"]) == 5
+    assert tree["averages"]["strong"]["mean"]["mean"] == pytest.approx(0.7)
+    assert tree["averages"]["<b>part|ly</b>"]["mean"] is None

@@ -1,0 +1,383 @@
+"""Fears about a model behind HTTP: parameters that never arrive, ids that were not sampled, rows that wait."""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tests.models.http_site import Asked, Said, Site, site
+
+from coseek.data.calls import Patience
+from coseek.data.errors import ModelError, SettingError
+from coseek.data.files import Json, JsonObject
+from coseek.data.question import Question
+from coseek.data.settings import make_settings, save_settings
+from coseek.models.dialect import Ask, Part
+from coseek.models.model import Request, SoFar, Turn, TurnEnd
+from coseek.models.remote import RemoteModel, RemoteSettings, open_remote, why_inexact
+from coseek.models.remote_text import RemoteTextSettings, named_server, open_remote_text
+from coseek.models.stopping import stopped_after
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.models.usage import Prices
+
+BYTES = ByteTokenizer()
+STOPS = ("</search>", "</answer>")
+FAST = Patience(first_wait_s=0.001, longest_wait_s=0.01, timeout_s=5.0, attempts=4)
+KEY = "sk-very-secret-123"
+
+
+def request(key: int, ids: bytes, max_tokens: int = 50) -> Request:
+    return Request(key, tuple(ids), max_tokens, key, SoFar(Question(str(key), "?")))
+
+
+def vllm(written: str, finish: str = "stop", logprobs: Sequence[float] | None = None, **more: Json) -> Said:
+    """An answer as vLLM gives it."""
+    ids = list(written.encode())
+    choice: JsonObject = {
+        "text": written,
+        "finish_reason": finish,
+        "token_ids": [*ids],
+        "logprobs": {"token_logprobs": [*(logprobs or [-0.5] * len(ids))]},
+    }
+    return Said({"choices": [{**choice, **more}], "usage": {"prompt_tokens": 7, "completion_tokens": len(ids)}})
+
+
+def sglang(text: str, finish: str = "stop") -> Said:
+    pairs: list[Json] = [[-0.25, ident, None] for ident in text.encode()]
+    return Said({"text": text, "meta_info": {"output_token_logprobs": pairs, "finish_reason": {"type": finish}}})
+
+
+def opened(there: Site, dialect: str, temperature: float = 0.0, **settings: object) -> RemoteModel:
+    given = {"dialect": dialect, "model": "m", "patience": FAST, **settings}
+    return open_remote(there.url, make_settings(RemoteSettings, given), BYTES, STOPS, temperature)
+
+
+def only(model: RemoteModel, key: int = 1) -> Turn:
+    """What becomes of a single row."""
+    model.start(request(key, b"Q:", 50))
+    turns = model.step()
+    model.calls.close()
+    return turns[0]
+
+
+def test_vllm_is_told_all_that_shapes_the_distribution() -> None:
+    with site(lambda asked: vllm("<search>a</search>")) as there:
+        turn = only(opened(there, "vllm"))
+        sent = there.asked[0]
+    assert turn.end is TurnEnd.STOP and turn.exact
+    assert turn.ids == tuple(b"<search>a</search>")
+    assert turn.logprobs == (-0.5,) * len(turn.ids)
+    assert (sent.path, sent.method) == ("/v1/completions", "POST")
+    assert sent.body["prompt"] == list(b"Q:")
+    wanted: JsonObject = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    wanted |= {"max_tokens": 50, "stop": [*STOPS], "include_stop_str_in_output": True, "return_token_ids": True}
+    wanted |= {"skip_special_tokens": False, "add_special_tokens": False, "model": "m"}
+    assert {name: sent.body[name] for name in wanted} == wanted
+
+
+def test_sglang_is_told_all_that_shapes_the_distribution() -> None:
+    with site(lambda asked: sglang("<answer>a</answer>")) as there:
+        turn = only(opened(there, "sglang", temperature=1.0))
+        body = there.asked[0].body
+    assert (turn.ids, turn.end, turn.exact) == (tuple(b"<answer>a</answer>"), TurnEnd.STOP, True)
+    assert there.asked[0].path == "/generate"
+    assert body["input_ids"] == list(b"Q:") and body["return_logprob"] is True
+    sampling = body["sampling_params"]
+    assert isinstance(sampling, dict)
+    wanted: JsonObject = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 50, "no_stop_trim": True}
+    assert {name: sampling[name] for name in wanted} == wanted
+    assert isinstance(sampling["sampling_seed"], int)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "coseek", "completions", "chat"])
+def test_the_temperature_is_said_even_when_it_is_0(dialect: str) -> None:
+    with site(lambda asked: Said({}, 400)) as there:
+        only(opened(there, dialect))
+        assert there.asked[0].body["temperature"] == 0.0
+
+
+def test_draws_of_two_turns_do_not_use_the_same_numbers() -> None:
+    first = Ask("m", (Part(False, (1, 2), "ab"),), 8, (), 1.0, seed=5)
+    second = Ask("m", (*first.parts, Part(True, (3,), "c")), 8, (), 1.0, seed=5)
+    assert first.turn_seed != second.turn_seed
+    assert first.turn_seed == Ask("x", first.parts, 9, (), 0.5, seed=5).turn_seed
+    assert 0 <= first.turn_seed < 2**31
+
+
+def test_the_next_turn_brings_the_whole_row_as_it_was_sampled() -> None:
+    with site(lambda asked: vllm("<search>a</search>")) as there:
+        model = opened(there, "vllm")
+        model.start(request(1, b"Q:"))
+        model.step()
+        model.extend(request(1, b"[found]"))
+        model.step()
+        model.calls.close()
+        assert there.asked[1].body["prompt"] == list(b"Q:<search>a</search>[found]")
+
+
+def test_what_a_server_wrote_beyond_a_stop_string_is_dropped_with_its_probabilities() -> None:
+    with site(lambda asked: vllm("<search>a</search>\n\nand more")) as there:
+        turn = only(opened(there, "vllm"))
+    assert bytes(turn.ids) == b"<search>a</search>"
+    assert len(turn.logprobs) == len(turn.ids)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (vllm("abc", token_ids=None), "no token ids"),
+        (vllm("abc", token_ids=["a"]), "no token ids"),
+        (vllm("abc", token_ids=[2**40, 1, 2]), "no token ids"),
+        (vllm("abc", logprobs=[-1.0, -(10**400), -1.0]), "as a log-probability"),
+        (vllm("abc", logprobs=[-1.0]), "3 token ids and 1 log-probabilities"),
+        (vllm("abc", logprobs=[-1.0, 0.5, -1.0]), "as a log-probability"),
+        (vllm("abc", logprobs=[-1.0, float("-inf"), -1.0]), "as a log-probability"),
+        (vllm("xyz" * 100, "length"), "300 tokens, and 50 were asked for"),
+        (vllm("abcd", text="something else"), "not those of the tokenizer"),
+        (Said({"choices": []}), "no choices.0"),
+        (Said({"error": "no"}), "no choices"),
+    ],
+)
+def test_an_answer_that_cannot_be_so_is_a_fault(said: Said, why: str) -> None:
+    with site(lambda asked: said) as there:
+        turn = only(opened(there, "vllm"))
+    assert turn.end is TurnEnd.FAULT and turn.ids == ()
+    assert why in turn.fault
+
+
+def test_the_end_of_a_turn_is_what_the_server_says_where_no_stop_string_is() -> None:
+    for finish, end in (("length", TurnEnd.LENGTH), ("stop", TurnEnd.EOS)):
+        said = vllm("abc", finish)
+        with site(lambda asked, said=said: said) as there:  # type: ignore[misc]
+            assert only(opened(there, "vllm")).end is end
+
+
+def test_text_only_is_encoded_once_and_marked() -> None:
+    with site(lambda asked: Said({"choices": [{"text": "<search>ada", "finish_reason": "stop"}]})) as there:
+        model = opened(there, "completions")
+        model.lost_stop = lambda text: "</search>"
+        turn = only(model)
+        assert there.asked[0].body["prompt"] == "Q:"
+    assert bytes(turn.ids) == b"<search>ada</search>"
+    assert (turn.end, turn.exact, turn.logprobs) == (TurnEnd.STOP, False, (0.0,) * len(turn.ids))
+
+
+def test_a_chat_server_reads_what_the_environment_wrote_as_the_users_words() -> None:
+    said = Said({"choices": [{"message": {"content": "<search>a</search> rest"}, "finish_reason": "stop"}]})
+    with site(lambda asked: said) as there:
+        model = opened(there, "chat")
+        model.start(request(1, b"Q:"))
+        assert bytes(model.step()[0].ids) == b"<search>a</search>"
+        model.extend(request(1, b"[found]"))
+        model.step()
+        model.calls.close()
+        roles = [(row["role"], row["content"]) for row in there.asked[1].body["messages"]]  # type: ignore[union-attr,index,call-overload]
+    assert roles == [("user", "Q:"), ("assistant", "<search>a</search>"), ("user", "[found]")]
+
+
+def test_text_that_is_longer_than_asked_for_ends_at_its_length() -> None:
+    said = Said({"choices": [{"message": {"content": "x" * 80}, "finish_reason": "stop"}]})
+    with site(lambda asked: said) as there:
+        turn = only(opened(there, "chat"))
+    assert (len(turn.ids), turn.end) == (50, TurnEnd.LENGTH)
+
+
+def test_what_cannot_be_trained_on_is_said() -> None:
+    assert not why_inexact("vllm", 1.0) and not why_inexact("vllm", 0.0) and not why_inexact("sglang", 0.7)
+    assert "processed_logprobs" in why_inexact("vllm", 0.7)
+    assert not why_inexact("vllm", 0.7, scaled_logprobs=True)
+    assert "coseek serve model" in why_inexact("chat", 1.0)
+
+
+def test_a_slow_row_holds_up_nobody() -> None:
+    gate = threading.Event()
+
+    def answer(asked: Asked) -> Said:
+        slow = asked.body["prompt"] == list(b"slow")
+        return Said(vllm("ok").body, hold=gate) if slow else vllm("ok")
+
+    with site(answer) as there:
+        model = opened(there, "vllm")
+        model.start(request(0, b"slow"))
+        for key in range(1, 6):
+            model.start(request(key, b"fast"))
+        seen: list[int] = []
+        while len(seen) < 5:
+            seen += [turn.key for turn in model.step()]
+        assert sorted(seen) == [1, 2, 3, 4, 5]
+        gate.set()
+        assert [turn.key for turn in model.step()] == [0]
+        assert model.step() == []
+        model.calls.close()
+
+
+def test_a_closed_row_is_never_heard_of_again() -> None:
+    gate = threading.Event()
+    with site(lambda asked: Said(vllm("ok").body, hold=gate if asked.number == 0 else None)) as there:
+        model = opened(there, "vllm")
+        model.start(request(1, b"a"))
+        while not there.asked:
+            time.sleep(0.01)
+        model.close(1)
+        model.start(request(1, b"b"))  # the same key, another row
+        assert [turn.end for turn in model.step()] == [TurnEnd.EOS]
+        gate.set()
+        model.close(1)
+        assert model.step() == []
+        model.calls.close()
+
+
+def test_misuse_is_a_value_error() -> None:
+    with site(lambda asked: vllm("ok")) as there:
+        model = opened(there, "vllm")
+        model.start(request(1, b"a"))
+        with pytest.raises(ValueError, match="open already"):
+            model.start(request(1, b"a"))
+        with pytest.raises(ValueError, match="not stopped yet"):
+            model.extend(request(1, b"a"))
+        with pytest.raises(ValueError, match="not open"):
+            model.extend(request(2, b"a"))
+        model.calls.close()
+
+
+def flaky(rng: random.Random, gate: threading.Event) -> Callable[[Asked], Said]:
+    """10 % of calls fail, 5 % stall, 5 % answer garbage."""
+
+    def answer(asked: Asked) -> Said:
+        draw = rng.random()
+        if draw < 0.1:
+            return Said({}, 500)
+        if draw < 0.15:
+            return Said(b"", hold=gate)
+        return Said(b"<html>oops") if draw < 0.2 else vllm("<answer>a</answer>")
+
+    return answer
+
+
+@pytest.mark.parametrize(("attempts", "least"), [(1, 60), (5, 98)])
+def test_every_row_ends_whatever_the_server_does(attempts: int, least: int) -> None:
+    gate = threading.Event()
+    patience = {"attempts": attempts, "first_wait_s": 0.001, "timeout_s": 0.3, "concurrency": 16, "break_after": 100}
+    with site(flaky(random.Random(7), gate)) as there:
+        model = opened(there, "vllm", patience=patience)
+        for key in range(100):
+            model.start(request(key, b"Q"))
+        turns: list[Turn] = []
+        while found := model.step():
+            turns += found
+        gate.set()
+        model.calls.close()
+    assert sorted(turn.key for turn in turns) == list(range(100))
+    good = [turn for turn in turns if turn.end is TurnEnd.STOP]
+    assert len(good) + sum(turn.end is TurnEnd.FAULT and bool(turn.fault) for turn in turns) == 100
+    assert least <= len(good) == model.usage.answers == model.calls.stats.answered
+    assert model.calls.stats.failed == 100 - len(good)
+
+
+def test_a_server_is_asked_for_its_dialect_and_its_only_model() -> None:
+    listed: JsonObject = {"data": [{"id": "policy", "owned_by": "vllm"}]}
+    with site(lambda asked: Said(listed)) as there:
+        model = open_remote(there.url + "/v1/", RemoteSettings(patience=FAST), BYTES, STOPS)
+        model.calls.close()
+        assert there.asked[0].path == "/v1/models"
+    assert (model.served.dialect, model.served.model) == ("vllm", "policy")
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "sentence"),
+    [
+        (Said({"data": [{"id": "a"}, {"id": "b"}]}), None, "say which one"),
+        (Said({"data": [{"id": "a"}]}), "c", "has no model 'c'"),
+        (Said({"data": []}), None, "lists 0 models"),
+        (Said({}, 404), None, "check its address"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_a_sentence(said: Said, model: str | None, sentence: str) -> None:
+    with site(lambda asked: said) as there, pytest.raises(SettingError, match=sentence):
+        open_remote(there.url, RemoteSettings(model=model, patience=FAST), BYTES, STOPS)
+
+
+def test_a_server_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(SettingError, match="check its address"):
+        open_remote("http://127.0.0.1:1", RemoteSettings(patience=FAST), BYTES, STOPS)
+
+
+def test_a_stop_is_found_where_a_sampler_would_have_stopped() -> None:
+    ids = list(b"one </search> two </search>")
+    assert stopped_after(ids, STOPS, BYTES) == len(b"one </search>")
+    assert stopped_after(ids[:13], STOPS, BYTES) == 13
+    assert stopped_after(ids[:12], STOPS, BYTES) is None
+    assert stopped_after([], STOPS, BYTES) is None
+
+
+def chat(text: str) -> Said:
+    usage: JsonObject = {"prompt_tokens": 1_000, "completion_tokens": 100}
+    return Said({"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage})
+
+
+def echo(asked: Asked) -> Said:
+    return chat("said " + str(asked.body["messages"][0]["content"]))  # type: ignore[index,call-overload]
+
+
+def test_texts_come_in_the_order_of_their_prompts_and_are_counted() -> None:
+    with site(echo) as there:
+        writer = open_remote_text(RemoteTextSettings(url=there.url, model="m"))
+        assert writer.write(["a", "b", "a"], 9) == ["said a", "said b", "said a"]
+        assert len(there.asked) == 2  # equal prompts are asked once
+        assert {asked.body["temperature"] for asked in there.asked} == {0.0}
+        assert {asked.body["max_tokens"] for asked in there.asked} == {9}
+        assert (writer.usage.read_tokens, writer.usage.written_tokens) == (2_000, 200)
+        assert writer.usage.cost_usd(Prices(read=1.0, written=10.0)) == pytest.approx(0.004)
+        writer.calls.close()
+
+
+def test_what_was_asked_once_is_not_paid_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    with site(echo) as there:
+        given = RemoteTextSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite"), key_env="MY_KEY")
+        for _ in range(2):
+            writer = open_remote_text(given)
+            assert writer.write(["a"], 9) == ["said a"]
+            writer.calls.close()
+        assert len(there.asked) == 1
+        other = open_remote_text(given.model_copy(update={"temperature": 0.5}))
+        other.write(["a"], 9)
+        other.write(["a"], 10)
+        other.calls.close()
+        assert len(there.asked) == 3  # other parameters, other texts
+        assert KEY not in repr(writer) + json.dumps(save_settings(given)) + writer.identity
+    assert KEY.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_text_that_no_file_can_hold_is_mended(tmp_path: Path) -> None:
+    with site(lambda asked: chat("a\ud800b")) as there:
+        writer = open_remote_text(RemoteTextSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+        assert writer.write(["a"], 9) == ["a?b"] == writer.write(["a"], 9)
+        writer.calls.close()
+
+
+def test_a_failed_text_is_a_model_error_and_the_others_are_kept(tmp_path: Path) -> None:
+    def answer(asked: Asked) -> Said:
+        return Said({}, 400) if "bad" in json.dumps(asked.body) else echo(asked)
+
+    with site(answer) as there:
+        writer = open_remote_text(RemoteTextSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+        with pytest.raises(ModelError, match="400"):
+            writer.write(["a", "bad", "b"], 9)
+        assert writer.write(["a", "b"], 9) == ["said a", "said b"]
+        assert len(there.asked) == 3
+        writer.calls.close()
+
+
+def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "judge.yaml").write_text("url: http://127.0.0.1:9\nmodel: m\n")
+    found = named_server(str(tmp_path / "judge.yaml"))
+    assert found is not None and found.model == "m"
+    assert named_server("https://example.org") == RemoteTextSettings(url="https://example.org")
+    assert named_server(str(tmp_path)) is None
+    (tmp_path / "judge.yaml").write_text("url: x\nmodle: m\n")
+    with pytest.raises(SettingError, match="did you mean 'model'"):
+        named_server(str(tmp_path / "judge.yaml"))

@@ -1,0 +1,70 @@
+"""A laptop generator in small: trained, stopped and gone on with, and asked by its folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coseek.data.errors import DataError, SettingError
+from coseek.data.settings import make_settings, save_settings
+from coseek.training.generator_recipe import GeneratorRecipe
+from coseek.world.settings import WorldSettings
+
+TINY = {
+    "worlds": 2,
+    "world": {"size": "tiny", "train": 20, "dev": 0, "test": 0},
+    "held_out": {"size": "tiny", "train": 0, "dev": 8, "test": 8, "seed": 8},
+    "laptop": {"hidden": 32, "heads": 2, "kv_heads": 1, "feed_forward": 32, "vocabulary": 1500},
+    "sft": {"steps": 4, "repeat_steps": 2, "rounds": 1, "tokens_per_step": 1200, "evaluate_every": 2},
+    "max_answer_tokens": 8,
+    "threads": 1,
+    "table": {"dev_questions": 4, "questions": 6},
+}
+
+
+def tiny() -> GeneratorRecipe:
+    return make_settings(GeneratorRecipe, TINY)
+
+
+def test_the_recipe_never_measures_a_world_that_it_learns_from() -> None:
+    recipe = GeneratorRecipe()
+    assert recipe.held_out.train == 0
+    assert recipe.world.dev == recipe.world.test == 0
+    assert recipe.sft.gate == 0.8 and recipe.sft.gate_metric == "em"
+    assert make_settings(GeneratorRecipe, save_settings(recipe)) == recipe
+    with pytest.raises(SettingError, match="did you mean 'worlds'"):
+        make_settings(GeneratorRecipe, {"world_s": 3})
+
+
+@pytest.mark.slow
+def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path) -> None:
+    from coseek.agents.generator import GeneratorSettings, OpenBook
+    from coseek.cli.frozen import open_generator
+    from coseek.models.loading import load_model
+    from coseek.training.generator import GeneratorTraining
+
+    training = GeneratorTraining(tiny(), tmp_path / "g")
+    training.begin(resume=False)
+    training.train()
+    table = training.write_results(training.measure())
+    assert [row[0] for row in table.rows] == ["gold among 5", "naive RAG, top 5"]
+    readings = [json.loads(line) for line in (tmp_path / "g/training/round-1/metrics.jsonl").read_text().splitlines()]
+    assert "eval/em" in readings[-1]
+    before = (training.generator_folder / "model.safetensors").stat().st_mtime_ns
+
+    opened = open_generator(GeneratorSettings(model=str(training.generator_folder), max_answer_tokens=8))
+    assert opened.prompt.answer_after == " Answer :"  # the folder's own prompt, not the one for talking models
+    room = training.held_out.questions["test"][0]
+    context = opened.context(OpenBook(room.question, (training.held_out.corpus[0],)))
+    again = training.generator_of(load_model(training.generator_folder), "again")
+    assert opened.answer([context]) == again.answer([context])
+
+    with pytest.raises(DataError, match="--resume"):
+        GeneratorTraining(tiny(), tmp_path / "g").begin(resume=False)
+    changed = tiny().model_copy(update={"held_out": WorldSettings(size="tiny", train=0, seed=9)})
+    with pytest.raises(SettingError, match="another held_out"):
+        GeneratorTraining(changed, tmp_path / "g").begin(resume=True)
+    once_more = GeneratorTraining(tiny(), tmp_path / "g")
+    once_more.begin(resume=True)
+    once_more.train()
+    assert (training.generator_folder / "model.safetensors").stat().st_mtime_ns == before

@@ -1,0 +1,85 @@
+"""Fears about lessons: gold passages that are not there, numbers of other passages, other ids than will be read."""
+
+import random
+
+import pytest
+from tests.agents.texts import Scripted
+
+from coseek.agents.generator import Generator, GeneratorSettings, OpenBook, load_generator_prompt
+from coseek.data.trajectory import Author
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.training.lessons import Classroom, Teacher
+from coseek.training.settings import Phase
+from coseek.world.reasons import MARK
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+ROOM = Classroom(make_world(WorldSettings(size="tiny", train=60, dev=0, test=0)), "train")
+
+
+def teacher(*phases: Phase) -> Teacher:
+    settings = GeneratorSettings(model="m", prompt="generator-laptop")
+    generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
+    return Teacher([ROOM], generator, ByteTokenizer(), phases, (3, 5))
+
+
+@pytest.mark.parametrize("count", [2, 4, 6])
+def test_a_lesson_has_every_gold_passage_among_others_in_any_order(count: int) -> None:
+    orders = set()
+    for number, question in enumerate(ROOM.questions):
+        lesson = ROOM.lesson(question, count, random.Random(number))
+        ids = [passage.id for passage in lesson.passages]
+        assert set(question.gold_ids) < set(ids) and len(ids) == len(set(ids))
+        assert len(ids) <= max(count, len(set(question.gold_ids)) + 1)
+        orders.add(ids.index(question.gold_ids[0]))
+    assert len(orders) > 1
+
+
+def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
+    for number, question in enumerate(ROOM.questions):
+        lesson = ROOM.lesson(question, 4, random.Random(number))
+        prompt = teacher().generator.context(OpenBook(question.question, lesson.passages)).prompt
+        for line in lesson.written.partition(MARK)[0].split(" .")[:-1]:
+            title, hash_sign, facts = line.partition(" # ")
+            if hash_sign:
+                assert f"{title} # {facts.partition(' ,')[0]} :" in prompt
+
+
+def test_a_drill_tells_what_its_passages_tell() -> None:
+    for number in range(40):
+        lesson = ROOM.drill(4, random.Random(number))
+        prompt = teacher().generator.context(OpenBook("", lesson.passages)).prompt
+        lines = lesson.written.split(" .")[:-1]
+        assert lines
+        for line in lines:
+            title, _, facts = line.partition(" # ")
+            place, _, fact = facts.partition(" ,")
+            passage = lesson.passages[int(place) - 1]
+            assert passage.title == title and f"{title} # {place} :" in prompt
+            assert f"{fact.partition(' :')[2]} " in passage.text
+
+
+def test_what_is_learnt_is_read_in_the_very_ids_that_will_be_asked() -> None:
+    made = teacher(Phase(until=1, hops={1: 1.0, 2: 1.0}))
+    run = made.draw(0.5, random.Random(3))
+    prompt, written = run.segments
+    assert (prompt.author, written.author) == (Author.ENVIRONMENT, Author.AGENT)
+    assert written.ids[-1] == made.tokenizer.eos_id
+    assert prompt.ids == tuple(made.tokenizer.encode_data(prompt.text))
+    assert made.generator.read(written.text).answer is not None
+
+
+def test_the_phases_say_which_lessons_come_when() -> None:
+    made = teacher(Phase(until=0.5, hops={0: 1.0}), Phase(until=1, hops={2: 1.0}))
+    assert {made.draw(0.2, random.Random(n)).question.hops for n in range(5)} == {0}
+    assert {made.draw(0.7, random.Random(n)).question.hops for n in range(5)} == {2}
+
+
+def test_lessons_grow_while_training_goes_on() -> None:
+    made = teacher()
+    assert [made.most(done) for done in (0, 0.2, 0.4, 1)] == [3, 4, 5, 5]
+
+
+def test_the_same_randomness_draws_the_same_lesson() -> None:
+    made = teacher(Phase(until=1, hops={0: 0.5, 1: 0.5}))
+    assert made.draw(0.1, random.Random(9)) == made.draw(0.1, random.Random(9))

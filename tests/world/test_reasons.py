@@ -1,0 +1,40 @@
+"""Fears about reasons: lines that state what no passage tells, answers that are not gold."""
+
+from coseek.data.question import Question
+from coseek.measure.answers import exact_match
+from coseek.world.questions import kind_of
+from coseek.world.reasons import MARK, reasons
+from coseek.world.settings import WorldSettings
+from coseek.world.world import World, make_world
+
+WORLD = make_world(WorldSettings(size="compact", train=300, dev=0, test=0, seed=4))
+
+
+def written(world: World, question: Question) -> str:
+    numbers = {ident: number for number, ident in enumerate(reversed(question.gold_ids), start=3)}
+    titles = {ident: world.corpus.by_id(ident).title for ident in question.gold_ids}
+    return reasons(question, numbers, titles)
+
+
+def test_the_answer_behind_the_mark_is_a_gold_one_for_every_kind_of_question() -> None:
+    kinds = set()
+    for question in WORLD.questions["train"]:
+        before, mark, answer = written(WORLD, question).rpartition(MARK)
+        assert mark and exact_match(answer, question.answers), (question, answer)
+        assert MARK not in before
+        kinds.add((kind_of(question), question.meta.get("compare")))
+    assert len(kinds) == 4
+
+
+def test_every_line_names_a_gold_passage_with_its_number_and_a_value_that_it_tells() -> None:
+    for question in WORLD.questions["train"]:
+        text = written(WORLD, question)
+        for number, ident in enumerate(reversed(question.gold_ids), start=3):
+            passage = WORLD.corpus.by_id(ident)
+            assert f"{passage.title} # {number} ," in text
+        for line in text.partition(MARK)[0].split(" .")[:-1]:
+            title, hash_sign, facts = line.partition(" # ")
+            if hash_sign:
+                passage = next(one for one in map(WORLD.corpus.by_id, question.gold_ids) if one.title == title)
+                for fact in facts.partition(" ,")[2].split(" , "):
+                    assert f"{fact.partition(' :')[2]} " in f"{passage.text} {passage.title} "
