@@ -93,7 +93,7 @@ class Line:
         return (*sizes, self.run.name, f"{self.searches:.2f}", *(show(found.get(name)) for name in METRICS.values()))
 
 
-PAIR_COLUMNS = ("set", "methods", "metric", "questions", "difference", "p")
+PAIR_COLUMNS = ("set", "methods", "metric", "questions", "difference", "p", "p (Holm, in its set)", "McNemar")
 COLUMNS = ("set", "passages", "questions", "method", "searches", *METRICS)
 BARS = (
     ("hotpotqa-pool500", BM25, 0.52),

@@ -1,6 +1,6 @@
 """Size: synthetic corpora of 10⁴, 10⁵ and 10⁶ passages through every engine, and what that means for 21 million.
 
-    python bench/scale.py                                           all of it; writes docs/scale.md
+    python bench/scale.py        all of it, about half an hour; goes on where it was stopped; writes docs/scale.md
     python bench/scale.py --sizes 10000 --engines bm25,exact        to try; prints, and writes nothing
 
 Words are drawn by Zipf's law, about 50 a passage; a query is six words of a passage. Vectors are random around random
@@ -118,8 +118,13 @@ def measured(args: argparse.Namespace) -> Iterator[Row]:
             run(folder, "prepare", "--size", size, "--dim", DIM, "--queries", args.queries)
             (folder / "prepared").touch()
         for engine in args.engines:
-            built = run(folder, "build", "--engine", engine)
-            yield Row.of(size, engine, built, run(folder, "search", "--engine", engine))
+            kept = folder / f"{engine}.json"
+            if args.again or not kept.exists():
+                built = run(folder, "build", "--engine", engine)
+                found = {"built": built, "searched": run(folder, "search", "--engine", engine)}
+                kept.write_text(json.dumps(found), encoding="utf-8")
+            done = cast(dict[str, dict[str, float]], json.loads(kept.read_text(encoding="utf-8")))
+            yield Row.of(size, engine, done["built"], done["searched"])
 
 
 def run(folder: Path, what: str, *more: object) -> dict[str, float]:
@@ -253,6 +258,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=numbers, default=list(SIZES), help="passages, comma-separated")
     parser.add_argument("--engines", type=engines, default=list(ENGINES), help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--queries", type=int, default=256, help="queries that are timed")
+    parser.add_argument("--again", action="store_true", help="measure anew what --work holds measurements of")
     parser.add_argument(
         "--work", type=Path, default=ROOT / "build" / "scale", help="corpora and indexes stay here: about 6 GB for all"
     )

@@ -227,7 +227,18 @@ def test_a_date_in_retry_after_counts_from_now() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["ftp://x", "http://", "http://a:b@x", "http://x?k=1", "http://x:99999", "x", "http://[1"]
+    "wrong",
+    [
+        "ftp://x",
+        "http://",
+        "http://a:b@x",
+        "http://x?k=1",
+        "http://x:99999",
+        "x",
+        "http://[1",
+        "http://a b",
+        "http://a\tb",
+    ],
 )
 def test_an_address_that_is_none_is_a_sentence(wrong: str) -> None:
     with pytest.raises(SettingError):

@@ -236,7 +236,7 @@ def test_a_service_that_is_not_there_is_a_fault() -> None:
 
 def test_a_service_whose_credit_is_used_up_says_so(site: Site) -> None:
     site.says("/poor", Answer(b"your key abc", status=402))
-    with pytest.raises(RetrieverError, match="^it: it answered 402; its credit is used up$"):
+    with pytest.raises(RetrieverError, match=r"^it: it answered 402; its credit is used up$"):
         service(f"{site.url}/poor", []).ask(Ask("GET", {}))
 
 

@@ -263,7 +263,7 @@ def test_a_full_queue_is_a_503_and_nothing_else_is_lost(folder: Path) -> None:
         replies = [future.result() for future in asked]
         codes = [reply.status_code for reply in replies]
         assert set(codes) == {200, 503}
-        assert codes.count(200) >= 5
+        assert codes.count(200) >= 3  # the queue alone; what began to run meanwhile made room for more
         assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.status_code == 503)
 
 

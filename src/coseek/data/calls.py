@@ -309,7 +309,15 @@ def base_of(url: str, ends: tuple[str, ...] = ()) -> str:
         raise SettingError(f"{url!r} is no address of a server; write http://HOST:PORT") from None
     if parts.username is not None or parts.password is not None:
         raise SettingError("the address of a server must not hold a password; put a key into an environment variable")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
+    holes = url.split() != [url.strip()] or not url.strip().isprintable()
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+        or port == 0
+        or holes
+    ):
         raise SettingError(f"{url!r} is no address of a server; write http://HOST:PORT")
     base = url.strip().rstrip("/")
     for end in ends:
