@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
-from coseek.retrieval.encoder import encoder_folder
+from coseek.retrieval.vectors.encoder import encoder_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS, BLOCK = 6, 4_096

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.retrieval.exact import ExactSearch, ExactSettings, Searcher
-from coseek.retrieval.int8 import Int8Search, quantise
-from coseek.retrieval.vectors import VectorStore, VectorWriter
+from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, Searcher
+from coseek.retrieval.vectors.int8 import Int8Search, quantise
+from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN_TOGETHER = 16_384

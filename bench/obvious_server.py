@@ -21,11 +21,11 @@ from pydantic import BaseModel
 
 from coseek.cli.commands.serve import opened
 from coseek.data.passage import Hit
-from coseek.retrieval.encoder import encoder_folder
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.dense import VECTORS, Dense
-from coseek.retrieval.vectors import VectorStore
+from coseek.retrieval.vectors.encoder import encoder_folder
+from coseek.retrieval.vectors.store import VectorStore
 
 
 class Plain:

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.data.files import JsonObject
-from coseek.retrieval.embedding import Nearest
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.vectors import VectorStore, VectorWriter
+from coseek.retrieval.vectors.embedding import Nearest
+from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 K, BATCH, RECALL = 10, 64, 0.95
 EFFORTS = {"hnsw": (64, 128, 256, 512), "ivf-pq": (8, 32, 128, 512)}
@@ -51,7 +51,7 @@ def main() -> int:
 
 def prepare(folder: Path, size: int, dim: int, queries: int) -> None:
     """Write corpus, vectors, queries, and the rows that exact search finds for them."""
-    from coseek.retrieval.exact import ExactSearch
+    from coseek.retrieval.vectors.exact import ExactSearch
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -137,7 +137,7 @@ def build(folder: Path, engine: str) -> JsonObject:
 def build_over(store: VectorStore, engine: str, out: Path) -> None:
     """What the engine needs beside the vectors; exact search needs nothing."""
     if engine == "int8":
-        from coseek.retrieval.int8 import quantise
+        from coseek.retrieval.vectors.int8 import quantise
 
         quantise(store, out / "int8")
     elif engine != "exact":
@@ -186,8 +186,8 @@ def enough(ways: Iterator[tuple[str, Find]], queries_QD: Vectors, truth_QK: Rows
 
 
 def exact(folder: Path, engine: str) -> Find:
-    from coseek.retrieval.exact import ExactSearch
-    from coseek.retrieval.int8 import Int8Search
+    from coseek.retrieval.vectors.exact import ExactSearch
+    from coseek.retrieval.vectors.int8 import Int8Search
 
     store = VectorStore.open(folder / "vectors")
     searcher = ExactSearch(store) if engine == "exact" else Int8Search(store, folder / engine / "int8")

@@ -9,10 +9,10 @@ from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.data.errors import DataError, IndexMismatch, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.encoder_card import EncoderCard
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
+from coseek.retrieval.vectors.encoder_card import EncoderCard
 
 CORPUS = Corpus(
     [

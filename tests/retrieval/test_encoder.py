@@ -5,9 +5,9 @@ import pytest
 from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.data.errors import DataError, SettingError, UserError
-from coseek.retrieval.embedding import Reader
-from coseek.retrieval.encoder import Encoder, encoder_folder, usable_device
-from coseek.retrieval.encoder_card import EncoderCard
+from coseek.retrieval.vectors.embedding import Reader
+from coseek.retrieval.vectors.encoder import Encoder, encoder_folder, usable_device
+from coseek.retrieval.vectors.encoder_card import EncoderCard
 
 TEXTS = ["ba be bi", "do", "fa fe fi fo fu ga ge gi go gu", ""]
 

@@ -6,8 +6,8 @@ import yaml
 
 from coseek.data.errors import DataError
 from coseek.data.files import Json
-from coseek.retrieval.encoder import encoder_folder
-from coseek.retrieval.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import encoder_folder
+from coseek.retrieval.vectors.encoder_card import EncoderCard
 
 
 def folder_of(

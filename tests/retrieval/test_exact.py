@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from tests.retrieval.brute import brute_force, copies, denormals, hard_cases, mixed_norms, near_ties, unit_rows
 
 from coseek.data.errors import RetrieverError
-from coseek.retrieval.exact import ExactSearch, ExactSettings, product_error
-from coseek.retrieval.products import peaks_of, reaching, reaching_on_device
-from coseek.retrieval.shortlist import score_error, scores_of
-from coseek.retrieval.vectors import VectorStore, VectorWriter
+from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, product_error
+from coseek.retrieval.vectors.products import peaks_of, reaching, reaching_on_device
+from coseek.retrieval.vectors.shortlist import score_error, scores_of
+from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
 

@@ -6,15 +6,15 @@ from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.data.errors import DataError, DiskFault, IndexMismatch, SettingError
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.embedding import Rows
-from coseek.retrieval.encoder import Vectors
-from coseek.retrieval.encoder_card import EncoderCard
-from coseek.retrieval.exact import ExactSearch
-from coseek.retrieval.faiss_index import Lift, write_file
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers import hnsw
 from coseek.retrieval.retrievers.hnsw import Hnsw, HnswSearch, HnswSettings, weave
-from coseek.retrieval.vectors import VectorStore
+from coseek.retrieval.vectors.embedding import Rows
+from coseek.retrieval.vectors.encoder import Vectors
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.exact import ExactSearch
+from coseek.retrieval.vectors.faiss_index import Lift, write_file
+from coseek.retrieval.vectors.store import VectorStore
 
 QUERIES = ["ba be", "gu go ge", " ", "do"]
 EF_SEARCH = 64
@@ -49,7 +49,7 @@ def test_the_graph_finds_what_looking_at_everything_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: bool
 ) -> None:
     # Given to faiss in several blocks, as a large corpus is.
-    monkeypatch.setattr("coseek.retrieval.faiss_index.BLOCK_ROWS", 700)
+    monkeypatch.setattr("coseek.retrieval.vectors.faiss_index.BLOCK_ROWS", 700)
     both = clustered(4_100, 32, 0, unit=unit)
     store, queries = VectorStore.of(both[:4_000]), both[4_000:]
     write_file(weave(store, HnswSettings(m=16), normalised=unit), tmp_path / "graph")

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.retrieval.brute import brute_force, hard_cases, near_ties, outliers, unit_rows
 
-import coseek.retrieval.int8 as int8
+import coseek.retrieval.vectors.int8 as int8
 from coseek.data.errors import DataError, IndexMismatch, RetrieverError
-from coseek.retrieval.exact import ExactSearch
-from coseek.retrieval.int8 import Int8Search, encode, exact_integers, quantise
-from coseek.retrieval.shortlist import scores_of
-from coseek.retrieval.vectors import VectorStore, VectorWriter
+from coseek.retrieval.vectors.exact import ExactSearch
+from coseek.retrieval.vectors.int8 import Int8Search, encode, exact_integers, quantise
+from coseek.retrieval.vectors.shortlist import scores_of
+from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
 

@@ -7,12 +7,12 @@ from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.data.errors import SettingError
 from coseek.data.passage import Corpus
-from coseek.retrieval.exact import ExactSearch
-from coseek.retrieval.faiss_index import write_file
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers import ivf_pq
 from coseek.retrieval.retrievers.ivf_pq import IvfPq, IvfPqSearch, IvfPqSettings, cells_for, fill_cells
-from coseek.retrieval.vectors import VectorStore
+from coseek.retrieval.vectors.exact import ExactSearch
+from coseek.retrieval.vectors.faiss_index import write_file
+from coseek.retrieval.vectors.store import VectorStore
 
 QUERIES = ["ba be", "gu go ge", " ", "do"]
 

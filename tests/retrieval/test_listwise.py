@@ -15,9 +15,9 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.settings import make_settings
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.retrieval.index import build_index
-from coseek.retrieval.listing import LISTWISE_FIELDS, ListwisePrompt, read_ranking, show
+from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, read_ranking, show
+from coseek.retrieval.language.prompt import load_prompt
 from coseek.retrieval.opening import open_retriever
-from coseek.retrieval.prompt import load_prompt
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.listwise import Listwise, ListwiseSettings

@@ -47,5 +47,5 @@ def test_every_file_on_the_page_can_be_opened(lines: str, home: Path, monkeypatc
 
 def test_every_retriever_and_engine_is_on_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    missing = [name for name in names(PACKAGE) + names("coseek.retrieval.engines") if f"`{name}`" not in text]
+    missing = [name for name in names(PACKAGE) + names("coseek.retrieval.web.engines") if f"`{name}`" not in text]
     assert not missing

@@ -11,8 +11,8 @@ from tests.retrieval.writing import Scripted
 
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.question import Question, save_questions
-from coseek.retrieval.curriculum import Noise, Progress
-from coseek.retrieval.documents import read_documents, without_tags
+from coseek.retrieval.language.curriculum import Noise, Progress
+from coseek.retrieval.language.documents import read_documents, without_tags
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.simulated import Simulated

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from coseek.data.errors import DataError
-from coseek.retrieval.vectors import FloatName, VectorStore, VectorWriter
+from coseek.retrieval.vectors.store import FloatName, VectorStore, VectorWriter
 
 ROWS, DIM, SHARD = 25, 3, 10
 VECTORS_ND = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)

@@ -20,13 +20,13 @@ from coseek.data.calls import Calls, Patience
 from coseek.data.errors import CoseekError, RetrieverError, SettingError, UnknownName
 from coseek.data.registry import names
 from coseek.data.settings import save_settings
-from coseek.retrieval.addresses import is_public
-from coseek.retrieval.calls import Service
-from coseek.retrieval.engine import Ask, WebResult, distinct, plain
-from coseek.retrieval.fetching import Fetched, Fetcher, PageFault, PageLimits
 from coseek.retrieval.opening import open_retriever
-from coseek.retrieval.pages import Page, cut, decode, read, read_page
 from coseek.retrieval.retrievers.web import ENGINES, Web
+from coseek.retrieval.web.addresses import is_public
+from coseek.retrieval.web.calls import Service
+from coseek.retrieval.web.engine import Ask, WebResult, distinct, plain
+from coseek.retrieval.web.fetching import Fetched, Fetcher, PageFault, PageLimits
+from coseek.retrieval.web.pages import Page, cut, decode, read, read_page
 
 SECRET = "sk-SECRET-4711"
 SENT_AS = {

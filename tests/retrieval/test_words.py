@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from coseek.data.errors import SettingError
 from coseek.data.settings import make_settings
+from coseek.retrieval.lexical.words import singular, words
 from coseek.retrieval.retrievers.bm25 import Bm25Settings
-from coseek.retrieval.words import singular, words
 
 
 def test_words_are_lower_cased_and_parted_by_everything_but_letters_and_digits() -> None:

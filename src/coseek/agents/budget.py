@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from coseek.data.passage import Passage
 from coseek.models.model import Tokenizer
-from coseek.retrieval.prompt import one_line
+from coseek.retrieval.language.prompt import one_line
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Kana and Chinese characters."""

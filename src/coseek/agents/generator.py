@@ -19,8 +19,8 @@ from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Passage
 from coseek.data.settings import Settings, save_settings
 from coseek.models.model import Tokenizer
+from coseek.retrieval.language.prompt import PromptFile, fill, load_prompt, one_line
 from coseek.retrieval.opening import Writes
-from coseek.retrieval.prompt import PromptFile, fill, load_prompt, one_line
 from coseek.retrieval.retriever import digest_of
 
 PROMPTS = Path(__file__).parent / "prompts"

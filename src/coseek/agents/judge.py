@@ -21,8 +21,8 @@ from coseek.data.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.settings import Settings, save_settings
 from coseek.data.sheet import Verdict
+from coseek.retrieval.language.prompt import PromptFile, fill, load_prompt, one_line
 from coseek.retrieval.opening import Writes
-from coseek.retrieval.prompt import PromptFile, fill, load_prompt, one_line
 from coseek.retrieval.retriever import digest_of
 from coseek.world.oracle import Oracle
 

@@ -27,7 +27,7 @@ from coseek.data.settings import Settings
 from coseek.data.trajectory import Search, Trajectory
 from coseek.models.model import SoFar
 from coseek.retrieval.fusion import reciprocal_rank_fusion
-from coseek.retrieval.words import words
+from coseek.retrieval.lexical.words import words
 
 WORDING = "default"
 

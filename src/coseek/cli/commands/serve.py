@@ -14,10 +14,10 @@ from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import new_app, say
 from coseek.data.errors import SettingError
 from coseek.data.settings import make_settings
-from coseek.retrieval.encoder import usable_device
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.opening import needs
 from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.vectors.encoder import usable_device
 from coseek.serve.settings import ModelServeSettings, ServeSettings
 
 app = new_app()

@@ -22,12 +22,12 @@ from pydantic_core import PydanticCustomError
 from coseek.data.files import read_json
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
-from coseek.retrieval.postings import Counted, Ints, Postings, count_words
+from coseek.retrieval.lexical.postings import Counted, Ints, Postings, count_words
+from coseek.retrieval.lexical.words import Stem, stemmer, words
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import Scores, check_k
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.views import View, render
-from coseek.retrieval.words import Stem, stemmer, words
 
 CHUNK_ROWS = 16_384
 """Passages whose words are held as text and numbers at a time while an index is made."""

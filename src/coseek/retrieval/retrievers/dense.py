@@ -10,7 +10,7 @@ from pydantic import Field
 from coseek.data.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.building import Report
-from coseek.retrieval.embedding import (
+from coseek.retrieval.vectors.embedding import (
     EMBEDDING_SEARCH_TIME,
     Embedded,
     EmbeddingSettings,
@@ -19,12 +19,12 @@ from coseek.retrieval.embedding import (
     passage_text,
     settled,
 )
-from coseek.retrieval.encoder import Encoder, Vectors, encoder_folder, usable_device
-from coseek.retrieval.encoder_card import EncoderCard
-from coseek.retrieval.encoding import PassageEncoder, begin, encode_corpus, open_encoder
-from coseek.retrieval.exact import ExactSearch, ExactSettings, Searcher
-from coseek.retrieval.int8 import Int8Search, quantise
-from coseek.retrieval.vectors import VectorStore
+from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, usable_device
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoding import PassageEncoder, begin, encode_corpus, open_encoder
+from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, Searcher
+from coseek.retrieval.vectors.int8 import Int8Search, quantise
+from coseek.retrieval.vectors.store import VectorStore
 
 VECTORS, CODES = "vectors", "int8"
 

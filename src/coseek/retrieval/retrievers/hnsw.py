@@ -10,13 +10,13 @@ from pydantic import Field
 
 from coseek.data.passage import Corpus
 from coseek.retrieval.building import Report, silent
-from coseek.retrieval.embedding import EMBEDDING_SEARCH_TIME, Embedded, EmbeddingSettings, Rows, settled
-from coseek.retrieval.encoder import Vectors, encoder_folder
-from coseek.retrieval.encoder_card import EncoderCard
-from coseek.retrieval.encoding import open_encoder
-from coseek.retrieval.faiss_index import Lift, add_all, build_file, open_file, search_file
 from coseek.retrieval.opening import needs
-from coseek.retrieval.vectors import VectorStore
+from coseek.retrieval.vectors.embedding import EMBEDDING_SEARCH_TIME, Embedded, EmbeddingSettings, Rows, settled
+from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoding import open_encoder
+from coseek.retrieval.vectors.faiss_index import Lift, add_all, build_file, open_file, search_file
+from coseek.retrieval.vectors.store import VectorStore
 
 if TYPE_CHECKING:
     import faiss

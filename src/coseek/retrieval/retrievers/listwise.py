@@ -17,14 +17,14 @@ from pydantic import Field
 from coseek.data.errors import ModelError, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
-from coseek.retrieval.listing import LISTWISE_FIELDS, ListwisePrompt, Reading, read_ranking, show
+from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, Reading, read_ranking, show
+from coseek.retrieval.language.prompt import count_words, load_prompt
+from coseek.retrieval.language.windows import sliding_together
 from coseek.retrieval.opening import Opening, Writes
-from coseek.retrieval.prompt import count_words, load_prompt
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
 from coseek.retrieval.views import View, render
-from coseek.retrieval.windows import sliding_together
 
 
 class ListwiseSettings(Settings):

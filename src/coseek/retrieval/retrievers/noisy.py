@@ -16,7 +16,7 @@ from pydantic import Field
 from coseek.data.errors import SettingError
 from coseek.data.passage import Corpus, Hit
 from coseek.data.settings import Settings
-from coseek.retrieval.curriculum import Noise, Progress
+from coseek.retrieval.language.curriculum import Noise, Progress
 from coseek.retrieval.opening import Opening
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k

@@ -18,10 +18,10 @@ from coseek.data.errors import ModelError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
 from coseek.data.settings import Settings
-from coseek.retrieval.curriculum import Noise, Progress
-from coseek.retrieval.documents import read_documents
+from coseek.retrieval.language.curriculum import Noise, Progress
+from coseek.retrieval.language.documents import read_documents
+from coseek.retrieval.language.prompt import PromptFile, count_words, fill, load_prompt, one_line
 from coseek.retrieval.opening import Opening, Writes
-from coseek.retrieval.prompt import PromptFile, count_words, fill, load_prompt, one_line
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of

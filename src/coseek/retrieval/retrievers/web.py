@@ -22,19 +22,19 @@ from coseek.data.calls import Calls, CallStats, Patience, Retries, base_of, is_l
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
-from coseek.retrieval.calls import MOST_BYTES, Service
-from coseek.retrieval.engine import Engine, WebResult, distinct
-from coseek.retrieval.fetching import Fetcher, PageLimits
+from coseek.retrieval.language.prompt import count_words
 from coseek.retrieval.opening import Opening, needs
-from coseek.retrieval.pages import Page, cut, read
-from coseek.retrieval.prompt import count_words
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.views import View, render
+from coseek.retrieval.web.calls import MOST_BYTES, Service
+from coseek.retrieval.web.engine import Engine, WebResult, distinct
+from coseek.retrieval.web.fetching import Fetcher, PageLimits
+from coseek.retrieval.web.pages import Page, cut, read
 
-ENGINES = "coseek.retrieval.engines"
+ENGINES = "coseek.retrieval.web.engines"
 
 
 class WebSettings(Settings):

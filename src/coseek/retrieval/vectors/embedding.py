@@ -18,11 +18,11 @@ from coseek.data.files import JsonObject, read_json
 from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
-from coseek.retrieval.encoder import Encoder, Vectors, WeightType, encoder_folder
-from coseek.retrieval.encoder_card import MOST_TOKENS, EncoderCard
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
+from coseek.retrieval.vectors.encoder import Encoder, Vectors, WeightType, encoder_folder
+from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
 from coseek.retrieval.views import View, render
 
 Rows: TypeAlias = NDArray[np.int64]

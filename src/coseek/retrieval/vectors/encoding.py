@@ -18,10 +18,10 @@ from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Corpus
 from coseek.data.settings import make_settings, save_settings
 from coseek.retrieval.building import INDEX_CARD, Report, empty
-from coseek.retrieval.embedding import EmbeddingSettings, QueryEncoder, passage_text
-from coseek.retrieval.encoder import Encoder, Vectors, encoder_folder, is_shipped
-from coseek.retrieval.encoder_card import MOST_TOKENS, EncoderCard
-from coseek.retrieval.vectors import VectorStore, VectorWriter
+from coseek.retrieval.vectors.embedding import EmbeddingSettings, QueryEncoder, passage_text
+from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, is_shipped
+from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
+from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 NOTE = "encoder.json"
 WINDOW_BATCHES = 32

@@ -1,7 +1,7 @@
 """Tavily: POST /search with a bearer key; `results` holds the pages with passages of their content."""
 
 from coseek.data.files import JsonObject
-from coseek.retrieval.engine import Ask, Parameters, WebResult, listed, result
+from coseek.retrieval.web.engine import Ask, Parameters, WebResult, listed, result
 
 URL = "https://api.tavily.com/search"
 KEY = "TAVILY_API_KEY"

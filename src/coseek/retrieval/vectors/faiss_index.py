@@ -18,10 +18,10 @@ import numpy as np
 from coseek.data.errors import DataError, DiskFault
 from coseek.data.passage import Corpus
 from coseek.retrieval.building import Report, sync
-from coseek.retrieval.embedding import EmbeddingSettings, Rows, in_order
-from coseek.retrieval.encoder import Vectors
-from coseek.retrieval.encoding import begin, encode_corpus
-from coseek.retrieval.vectors import Floats, VectorStore
+from coseek.retrieval.vectors.embedding import EmbeddingSettings, Rows, in_order
+from coseek.retrieval.vectors.encoder import Vectors
+from coseek.retrieval.vectors.encoding import begin, encode_corpus
+from coseek.retrieval.vectors.store import Floats, VectorStore
 
 if TYPE_CHECKING:
     import faiss

@@ -7,7 +7,7 @@ import os
 
 from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject
-from coseek.retrieval.engine import Ask, Parameters, WebResult, listed, result
+from coseek.retrieval.web.engine import Ask, Parameters, WebResult, listed, result
 
 URL = "https://www.googleapis.com/customsearch/v1"
 KEY = "GOOGLE_API_KEY"

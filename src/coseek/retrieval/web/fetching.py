@@ -12,8 +12,8 @@ from pydantic import Field
 
 from coseek.data.errors import CoseekError
 from coseek.data.settings import Settings
-from coseek.retrieval.addresses import Refused
-from coseek.retrieval.guarded import Deadline, guarded_pool
+from coseek.retrieval.web.addresses import Refused
+from coseek.retrieval.web.guarded import Deadline, guarded_pool
 
 if TYPE_CHECKING:
     import ssl

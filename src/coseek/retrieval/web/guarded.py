@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from coseek.retrieval.addresses import public_address
+from coseek.retrieval.web.addresses import public_address
 
 if TYPE_CHECKING:
     from httpcore import ConnectionPool, NetworkBackend, NetworkStream

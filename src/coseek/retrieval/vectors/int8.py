@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from coseek.data.errors import DataError, IndexMismatch
 from coseek.data.files import JsonObject, atomic_folder, read_json, write_json
-from coseek.retrieval.products import GROUP, Doubles, Product, peaks_of
-from coseek.retrieval.shortlist import Bounds, Found, Queries, Shortlist, score_error, search
-from coseek.retrieval.vectors import Floats, Rows, VectorStore, mapped
+from coseek.retrieval.vectors.products import GROUP, Doubles, Product, peaks_of
+from coseek.retrieval.vectors.shortlist import Bounds, Found, Queries, Shortlist, score_error, search
+from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, mapped
 
 SCHEMA = 1
 BLOCK = 16_384

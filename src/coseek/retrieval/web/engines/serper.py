@@ -1,7 +1,7 @@
 """Serper (serper.dev): Google's results. POST /search with the key in a header; `organic` holds the pages."""
 
 from coseek.data.files import JsonObject
-from coseek.retrieval.engine import Ask, Parameters, WebResult, listed, result
+from coseek.retrieval.web.engine import Ask, Parameters, WebResult, listed, result
 
 URL = "https://google.serper.dev/search"
 KEY = "SERPER_API_KEY"

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.data.errors import RetrieverError
-from coseek.retrieval.products import GROUP, Doubles, Integers, Product, below, reaching
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.vectors import Floats, Rows, VectorStore
+from coseek.retrieval.vectors.products import GROUP, Doubles, Integers, Product, below, reaching
+from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 
 Queries: TypeAlias = NDArray[np.float32]
 ROUNDING = 2.0**-53

@@ -1,6 +1,6 @@
 """Engine: what a web search API is asked, and what its answer says. Knows nothing of networks: see `calls`.
 
-A module of `coseek.retrieval.engines` offers
+A module of `coseek.retrieval.web.engines` offers
 
     URL                                    where it answers
     KEY                                    the environment variable that its key is in by custom
@@ -43,7 +43,7 @@ class WebResult:
 
 
 class Engine(Protocol):
-    """What a module of `coseek.retrieval.engines` offers."""
+    """What a module of `coseek.retrieval.web.engines` offers."""
 
     URL: str
     KEY: str

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coseek.data.settings import Settings
-from coseek.retrieval.products import GROUP, Product, peaks_of
-from coseek.retrieval.shortlist import Bounds, Found, Queries, Shortlist, score_error, search
-from coseek.retrieval.vectors import Floats, Rows, VectorStore
+from coseek.retrieval.vectors.products import GROUP, Product, peaks_of
+from coseek.retrieval.vectors.shortlist import Bounds, Found, Queries, Shortlist, score_error, search
+from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 
 _UNIT = 2.0**-24
 """Relative error of one float32 operation."""

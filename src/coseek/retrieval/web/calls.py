@@ -12,7 +12,7 @@ from typing import cast
 from coseek.data.calls import CallFailed, Calls
 from coseek.data.errors import RetrieverError
 from coseek.data.files import JsonObject
-from coseek.retrieval.engine import Ask
+from coseek.retrieval.web.engine import Ask
 
 MOST_BYTES = 8_000_000
 """Longest answer of a service that is read."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coseek.data.passage import Passage
-from coseek.retrieval.prompt import PromptFile, fill, one_line
+from coseek.retrieval.language.prompt import PromptFile, fill, one_line
 
 _NUMBER = re.compile(r"\[\s*([0-9]{1,9})\s*\]")
 _NUMBER_IN_DATA = re.compile(r"\[(\s*\d+\s*)\]")

@@ -1,7 +1,7 @@
 """Brave Search: GET with the key in a header; `web.results` holds the pages, at most twenty a call."""
 
 from coseek.data.files import JsonObject
-from coseek.retrieval.engine import Ask, Parameters, WebResult, listed, result
+from coseek.retrieval.web.engine import Ask, Parameters, WebResult, listed, result
 
 URL = "https://api.search.brave.com/res/v1/web/search"
 KEY = "BRAVE_API_KEY"

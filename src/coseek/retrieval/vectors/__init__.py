@@ -1,0 +1,1 @@
+"""Vectors: encoders, what they make of texts, and the search for the nearest."""

@@ -1,0 +1,1 @@
+"""The web: search engines over HTTP, pages and what is written on them."""
