@@ -106,7 +106,7 @@ def main() -> int:
         print(row.cells(), flush=True)
     page = page_of(rows, args.queries)
     print(page)
-    if args.sizes == list(SIZES) and args.engines == list(ENGINES):
+    if args.sizes == list(SIZES) and args.engines == list(ENGINES) and not args.vectors:
         write_docs(page)
     return report_bars(rows)
 
@@ -115,7 +115,8 @@ def measured(args: argparse.Namespace) -> Iterator[Row]:
     for size in args.sizes:
         folder = args.work / str(size)
         if not (folder / "prepared").exists():
-            run(folder, "prepare", "--size", size, "--dim", DIM, "--queries", args.queries)
+            real = ("--vectors", args.vectors) if args.vectors else ()
+            run(folder, "prepare", "--size", size, "--dim", DIM, "--queries", args.queries, *real)
             (folder / "prepared").touch()
         for engine in args.engines:
             kept = folder / f"{engine}.json"
@@ -258,6 +259,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=numbers, default=list(SIZES), help="passages, comma-separated")
     parser.add_argument("--engines", type=engines, default=list(ENGINES), help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--queries", type=int, default=256, help="queries that are timed")
+    parser.add_argument(
+        "--vectors", type=Path, help="a .npy of real ones in place of random ones; give it a --work of its own"
+    )
     parser.add_argument("--again", action="store_true", help="measure anew what --work holds measurements of")
     parser.add_argument(
         "--work", type=Path, default=ROOT / "build" / "scale", help="corpora and indexes stay here: about 6 GB for all"

@@ -40,7 +40,7 @@ Find: TypeAlias = Callable[[Vectors], Rows]
 def main() -> int:
     args = arguments()
     if args.what == "prepare":
-        prepare(args.folder, args.size, args.dim, args.queries)
+        prepare(args.folder, args.size, args.dim, args.queries, args.vectors)
     else:
         print(json.dumps(build(args.folder, args.engine) if args.what == "build" else search(args.folder, args.engine)))
     return 0
@@ -49,8 +49,11 @@ def main() -> int:
 # What is searched
 
 
-def prepare(folder: Path, size: int, dim: int, queries: int) -> None:
-    """Write corpus, vectors, queries, and the rows that exact search finds for them."""
+def prepare(folder: Path, size: int, dim: int, queries: int, real: Path | None) -> None:
+    """Write corpus, vectors, queries, and the rows that exact search finds for them.
+
+    Of `real` vectors the first `size` are searched, and those behind them are the queries.
+    """
     from coseek.retrieval.vectors.exact import ExactSearch
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -58,8 +61,14 @@ def prepare(folder: Path, size: int, dim: int, queries: int) -> None:
     rng = np.random.default_rng(size)
     asked_Q = np.sort(rng.choice(size, size=min(queries, size), replace=False))
     write_words(folder, size, asked_Q, rng)
-    store = write_vectors(folder / "vectors", size, dim, rng)
-    near_QD = store.gather(asked_Q).astype(np.float32) + unit(rng, len(asked_Q), dim) * np.float32(0.5)
+    if real is None:
+        store = write_vectors(folder / "vectors", size, dim, rng)
+        near_QD = store.gather(asked_Q).astype(np.float32) + unit(rng, len(asked_Q), dim) * np.float32(0.5)
+    else:
+        found_ND = np.load(real, mmap_mode="r")
+        writer = VectorWriter(folder / "vectors", size, found_ND.shape[1])
+        writer.append(np.asarray(found_ND[:size]))
+        store, near_QD = writer.finish(), np.asarray(found_ND[size : size + queries])
     queries_QD = near_QD / np.linalg.norm(near_QD, axis=1, keepdims=True)
     np.save(folder / "queries.npy", queries_QD)
     np.save(folder / "truth.npy", ExactSearch(store).search(queries_QD, K)[0])
@@ -253,6 +262,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", choices=("bm25", "exact", "int8", "hnsw", "ivf-pq"), default="bm25")
     parser.add_argument("--size", type=int, default=10_000, help="passages")
     parser.add_argument("--dim", type=int, default=384, help="dimensions of the vectors")
+    parser.add_argument("--vectors", type=Path)
     parser.add_argument("--queries", type=int, default=256, help="queries that are timed")
     return parser.parse_args()
 

@@ -7,7 +7,7 @@ and needs no torch. `coseek.open_index(folder).search(["Ada Lovelace"], k=3)` is
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from coseek.agents.rollout import rollout as rollout

@@ -23,7 +23,7 @@ from coseek.retrieval.opening import Opening, needs
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
-from coseek.retrieval.views import render
+from coseek.retrieval.views import View, render
 
 _NO_CARD = frozenset({400, 403, 404, 405, 422, 501})
 """What servers that have no `/info` answer to it."""
@@ -42,7 +42,7 @@ class RemoteSettings(Settings):
     """The name of the index, on a server that has several."""
     dialect: Literal["coseek", "search-r1", "single"] = "coseek"
     """`coseek` sends what led to a query, too; `search-r1` sends a list of strings; `single` one `query` a request."""
-    view: str = "query"
+    view: View = "query"
     """How a search turn becomes the string that is sent. With `query`, a server of coseek may use a view of its own."""
     token_env: str | None = None
     """The environment variable that holds the token for the server."""
