@@ -28,11 +28,15 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: env
 	$(BIN)/coseek quickstart --out $(OUT) --resume
 
+# One test process a core, and one thread each: two processes of two threads would wait for each other.
+WORKERS ?= 2
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
 test: env
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 quick: env
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 check: env
 	$(BIN)/ruff check .
