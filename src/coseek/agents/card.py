@@ -4,8 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from coseek.data.errors import DataError
-from coseek.data.files import atomic_write
+from coseek.data.files import atomic_write, read_yaml
 from coseek.data.settings import Settings, make_settings, save_settings
 
 CARD = "coseek.yaml"
@@ -25,13 +24,7 @@ class AgentCard(Settings):
         path = folder / CARD
         if not path.is_file():
             return cls()
-        try:
-            tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-        if not isinstance(tree, dict):
-            raise DataError(f"{path} must hold `protocol: …` and `wording: …`")
-        return make_settings(cls, tree)
+        return make_settings(cls, read_yaml(path, "card", "`protocol: …` and `wording: …`"))
 
     def write(self, folder: Path) -> None:
         with atomic_write(folder / CARD) as file:

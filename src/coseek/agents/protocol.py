@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
 from coseek.agents.reading import Does, Reads, Tool
 from coseek.agents.wording import Wording, WordingFile
-from coseek.data.errors import DataError, SettingError
+from coseek.data.errors import SettingError
+from coseek.data.files import read_yaml
 from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, make_settings
 from coseek.data.trajectory import Author
@@ -135,13 +135,7 @@ def load_protocol(name: str, wording: str = "default") -> Protocol:
     its own wording keeps it under our names.
     """
     path = yaml_file("protocol", FOLDER, name)
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path} must hold `tags: …` and `order: …`")
-    file = make_settings(ProtocolFile, tree)
+    file = make_settings(ProtocolFile, read_yaml(path, "protocol file", "`tags: …` and `order: …`"))
     make_settings(Limits, {**file.limits})  # a misspelt budget is said here and not in the middle of a run
     grammar = _grammar(file, path)
     needs = [name for name, wanted in (("retry", file.retries), ("notes", file.notes)) if wanted]

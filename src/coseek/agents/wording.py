@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from coseek.agents.block import shown
 from coseek.agents.grammar import Grammar
 from coseek.data.errors import SettingError
+from coseek.data.files import read_yaml
 from coseek.data.passage import Hit
 from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, make_settings
@@ -86,7 +86,7 @@ class Wording:
         """
         own = FOLDER / name / f"{protocol}.yaml"
         path = own if own.is_file() else yaml_file("wording", FOLDER, name)
-        file = make_settings(WordingFile, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        file = make_settings(WordingFile, read_yaml(path, "wording file"))
         return cls.of(file, grammar, protocol, needs, str(path))
 
     @classmethod

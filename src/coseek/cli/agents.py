@@ -10,8 +10,6 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 from pathlib import Path
 from typing import Literal, cast
 
-import yaml
-
 from coseek.agents.card import AgentCard
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits
@@ -20,6 +18,7 @@ from coseek.agents.writing import WriterModel
 from coseek.cli.terminal import say
 from coseek.data.audit import Decode
 from coseek.data.errors import DataError, SettingError, UserError, nearest
+from coseek.data.files import JsonObject, read_yaml
 from coseek.data.registry import find, names
 from coseek.data.run import Run
 from coseek.data.settings import Settings, make_settings
@@ -99,15 +98,11 @@ def check_folder(folder: Path) -> None:
         raise DataError(f"{folder} is not a model folder: it has no config.json")
 
 
-def _file(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        raise DataError(f"there is no agent file {path}; check the path")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict) or not isinstance(tree.get("name"), str):
-        raise DataError(f"{path} must hold `name: value` lines, `name` itself among them")
+def _file(path: Path) -> JsonObject:
+    lines = "`name: value` lines, `name` itself among them"
+    tree = read_yaml(path, "agent file", lines)
+    if not isinstance(tree.get("name"), str):
+        raise DataError(f"{path} must hold {lines}")
     return tree
 
 

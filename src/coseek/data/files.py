@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
+import yaml
+
 from coseek.data.errors import DataError
 
 Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
@@ -72,6 +74,22 @@ def read_json(path: Path) -> Json:
             raise DataError(f"{path} is not UTF-8 text; save the file as UTF-8") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(f"{path} is a broken .gz file ({error}); fetch it again") from None
+
+
+def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> JsonObject:
+    """One YAML mapping; an empty file is an empty one. `kind` and `holds` say in a refusal what it should have been."""
+    if not path.exists():
+        raise DataError(f"there is no {kind} {path}; check the path")
+    with open_text(path) as text:
+        try:
+            tree = yaml.safe_load(text.read())
+        except yaml.YAMLError as error:
+            raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{path} is not UTF-8 text; save the file as UTF-8") from None
+    if tree is not None and not isinstance(tree, dict):
+        raise DataError(f"{path} must hold {holds}")
+    return cast(JsonObject, tree or {})
 
 
 def dump_line(value: JsonObject) -> str:

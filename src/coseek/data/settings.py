@@ -7,8 +7,8 @@ from typing import TypeVar, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coseek.data.errors import DataError, SettingError, nearest
-from coseek.data.files import Json, JsonObject
+from coseek.data.errors import SettingError, nearest
+from coseek.data.files import Json, JsonObject, read_yaml
 
 
 class Settings(BaseModel):
@@ -22,14 +22,7 @@ S = TypeVar("S", bound=Settings)
 
 def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
     """Read a YAML file into settings, then apply `a.b=c` overrides (values are YAML)."""
-    if not path.exists():
-        raise DataError(f"there is no recipe {path}; check the path")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path} must hold `name: value` lines")
+    tree = read_yaml(path, "recipe")
     for override in overrides:
         name, equals, value = override.partition("=")
         if not equals:

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
 from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in
-from coseek.data.errors import DataError, ModelError
-from coseek.data.files import JsonObject
+from coseek.data.errors import ModelError
+from coseek.data.files import JsonObject, read_yaml
 from coseek.data.settings import Settings, make_settings
 from coseek.data.store import Store
 from coseek.models.dialect import Ask, Part, dialect_of
@@ -126,15 +125,7 @@ def named_server(name: str) -> RemoteTextSettings | None:
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         return None
-    if not path.is_file():
-        raise DataError(f"there is no model file {path}; check the path")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path} must hold `name: value` lines, `url` among them")
-    return make_settings(RemoteTextSettings, tree)
+    return make_settings(RemoteTextSettings, read_yaml(path, "model file", "`name: value` lines, `url` among them"))
 
 
 def _digest(parts: list[object]) -> str:

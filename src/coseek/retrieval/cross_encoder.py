@@ -3,8 +3,7 @@
 Importing this module imports neither torch nor sentence-transformers: opening one does. Nothing is ever downloaded.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from coseek.data.errors import DataError, RetrieverError
 from coseek.retrieval.opening import needs
+from coseek.retrieval.vectors.encoder import quiet
 
 
 class _Tokenizer(Protocol):
@@ -52,7 +52,7 @@ class CrossEncoder:
         import sentence_transformers
 
         try:
-            with _quiet():
+            with quiet():
                 loaded = sentence_transformers.CrossEncoder(str(folder), device=device, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -102,17 +102,3 @@ def _disarmed(text: str, tokens: Sequence[str]) -> str:
     for token in tokens:
         text = text.replace(token, f"{token[0]} {token[1:]}")
     return text
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No `Loading weights` bar amid our own output; the caller's setting comes back."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
-import yaml
-
 from coseek.data import registry
-from coseek.data.errors import DataError, MissingExtra, SettingError
-from coseek.data.files import JsonObject
+from coseek.data.errors import MissingExtra, SettingError
+from coseek.data.files import read_yaml
 from coseek.data.passage import Corpus
 from coseek.data.settings import Settings, make_settings
 from coseek.retrieval.index import PACKAGE, open_index
@@ -70,7 +68,7 @@ class Opening:
             return self._part({"retriever": "remote", "url": str(source)}, str(source))
         path = self.path(str(source))
         if path.suffix in (".yaml", ".yml"):
-            return replace(self, folder=path.parent)._part(_read(path), str(path))
+            return replace(self, folder=path.parent)._part(read_yaml(path, "retriever file"), str(path))
         return open_index(path, self.corpus)
 
     def writer(self, name: str) -> Writes:
@@ -104,15 +102,3 @@ def needs(library: str, for_what: str, extra: str) -> None:
 
     if importlib.util.find_spec(library) is None:
         raise MissingExtra(library, for_what, extra)
-
-
-def _read(path: Path) -> JsonObject:
-    if not path.is_file():
-        raise DataError(f"there is no retriever file {path}; check the path")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path} must hold `name: value` lines")
-    return cast(JsonObject, tree)

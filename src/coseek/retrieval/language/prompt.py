@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from coseek.data.errors import DataError, SettingError, UnknownName
+from coseek.data.files import read_yaml
 from coseek.data.settings import Settings, make_settings
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -36,13 +35,7 @@ def load_prompt(kind: type[P], name: str, folder: Path, fields: Mapping[str, set
         if path.parent == ours:
             raise UnknownName("prompt", name, [known.stem for known in ours.glob("*.yaml")])
         raise DataError(f"there is no prompt file {path}; check the path")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path} must hold `name: value` lines")
-    file = make_settings(kind, tree)
+    file = make_settings(kind, read_yaml(path, "prompt file"))
     for template, known in fields.items():
         for field in _FIELD.findall(getattr(file, template)):
             if field not in known:

@@ -91,7 +91,7 @@ def _load(folder: Path, device: str, dtype: WeightType) -> _Model:
     import torch
     from sentence_transformers import SentenceTransformer
 
-    with _quiet():
+    with quiet():
         model = SentenceTransformer(
             str(folder), device=device, local_files_only=True, model_kwargs={"dtype": getattr(torch, dtype)}
         )
@@ -110,7 +110,7 @@ def usable_device(name: str) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No `Loading weights` bar amid our own output; the caller's setting comes back."""
     from transformers.utils import logging
 

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field
 
 from coseek.data.errors import DataError, SettingError
-from coseek.data.files import Json, JsonObject, atomic_write, read_json
+from coseek.data.files import Json, JsonObject, atomic_write, read_json, read_yaml
 from coseek.data.settings import Settings, make_settings, save_settings
 from coseek.retrieval.views import View
 
@@ -54,7 +54,7 @@ class EncoderCard(Settings):
     @classmethod
     def of(cls, folder: Path) -> "EncoderCard":
         """The card of an encoder folder; what contradicts the folder's own files is refused."""
-        said = _read_yaml(folder / CARD)
+        said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
         own = _own(folder, said)
         try:
             card = make_settings(cls, {**own, **said})
@@ -157,15 +157,3 @@ def _object(path: Path) -> JsonObject:
     if not isinstance(value, dict):
         raise DataError(f"{path} must hold a JSON object")
     return value
-
-
-def _read_yaml(path: Path) -> JsonObject:
-    if not path.is_file():
-        return {}
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path} must hold `name: value` lines")
-    return cast(JsonObject, tree)
