@@ -116,3 +116,14 @@ def test_misspelt_metrics_and_groups_are_refused_with_the_nearest() -> None:
 
 def test_the_order_of_the_trajectories_does_not_matter() -> None:
     assert score_runs({"a": batch("Velora")}).of("a") == score_runs({"a": batch("Velora")[::-1]}).of("a")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "scored"), [("s3", False), ("deepretrieval", False), ("search-r1", True), ("mine", True)]
+)
+def test_an_agent_that_only_searches_is_not_marked_down_for_giving_no_answer(protocol: str, scored: bool) -> None:
+    silent = replace(run(found("Orbo", ORBO), answer=None), protocol=protocol)
+    assert ("em" in score_trajectory(silent)) is scored
+    assert score_trajectory(silent)["answer_hit"] == 0.0
+    answered = replace(silent, answer="Velora")  # by a generator, from what was found
+    assert score_trajectory(answered)["em"] == 1.0

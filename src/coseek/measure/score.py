@@ -10,12 +10,15 @@ narrow by asking the same thing twice.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
 
-from coseek.data.errors import DataError, UnknownName
+from coseek.agents.grammar import Action
+from coseek.agents.protocol import load_protocol
+from coseek.data.errors import DataError, UnknownName, UserError
 from coseek.data.question import Question
 from coseek.data.sheet import Verdict
 from coseek.data.trajectory import Author, Trajectory
@@ -55,14 +58,27 @@ def score_trajectory(trajectory: Trajectory, verdicts: Verdicts | None = None) -
     if "wall_s" in trajectory.timings:
         scores["wall_s"] = trajectory.timings["wall_s"]
     if question.answers:
+        scores["answer_hit"] = retrieval.answer_hit(trajectory)
+    if question.answers and (trajectory.answer is not None or answers_itself(trajectory.protocol)):
         scores["em"] = exact_match(trajectory.answer, question.answers)
         scores["cover_em"] = cover_match(trajectory.answer, question.answers)
         scores["f1"] = f1(trajectory.answer, question.answers)
-        scores["answer_hit"] = retrieval.answer_hit(trajectory)
         if verdicts is not None:
             scores.update(judged(question, trajectory.answer, verdicts))
     scores.update({name: value for name, value in _recalls(trajectory).items() if value is not None})
     return {name: float(scores[name]) for name in METRICS if name in scores}
+
+
+@cache
+def answers_itself(protocol: str) -> bool:
+    """Whether agents of this protocol write an answer. Those that only search (s3, DeepRetrieval) owe none.
+
+    A protocol that is none of ours is taken to answer.
+    """
+    try:
+        return load_protocol(protocol).tag_for(Author.AGENT, Action.ANSWER) is not None
+    except UserError:
+        return True
 
 
 def judged(question: Question, answer: str | None, verdicts: Verdicts) -> dict[str, float]:
