@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tests.agents.texts import Scripted
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+from tests.scripted import Scripted
 
 from coseek.agents.component import answer_from, answer_sheet, mark, verdict_sheet
 from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agents.texts import Scripted
+from tests.scripted import Scripted
 
 from coseek.agents.asking import Remembered, write_each
 from coseek.agents.budget import Budget

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agents.texts import Scripted
+from tests.scripted import Scripted
 
 from coseek.agents.judge import Claim, JudgeSettings, ModelJudge, OracleJudge, load_judge_prompt, read_verdict
 from coseek.data.errors import ModelError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.retrieval.writing import Scripted
+from tests.scripted import Scripted
 
 from coseek.cli.retrievers import open_named
 from coseek.data.errors import DataError, RetrieverError, SettingError, UnknownName

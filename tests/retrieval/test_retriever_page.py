@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.retrieval.test_rerank import make_cross_encoder
-from tests.retrieval.writing import Scripted
+from tests.scripted import Scripted
 
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions

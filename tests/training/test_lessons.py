@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.agents.texts import Scripted
+from tests.scripted import Scripted
 
 from coseek.agents.generator import Generator, GeneratorSettings, OpenBook, load_generator_prompt
 from coseek.data.trajectory import Author

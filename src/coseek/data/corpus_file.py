@@ -1,6 +1,6 @@
 """Corpus file: a corpus that stays on disk. Opening it reads nothing; a passage is read when it is looked at.
 
-Twenty-one million passages need 23 GB as objects and 0.7 GB as this module's arrays, which are mapped into memory, too.
+As objects, passages take more memory than their text; this module keeps 32 bytes for each, mapped into memory, too.
 `scan` reads the file once; `keep` stores what it found, and `open` starts from that.
 """
 

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import cast
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -28,8 +28,32 @@ _MANY_HITS = 2_000
 _STOP_S = 5.0
 
 
+class Runs(Protocol):
+    """A service with a thread of its own."""
+
+    def start(self) -> None: ...
+    def close(self, wait_s: float) -> bool: ...
+
+
 def make_app(service: Service, token: str | None = None, log: Log | None = None) -> App:
     """The whole application, ready for a server: it starts the service with its own lifespan."""
+
+    # No pages of documentation: they would load scripts from elsewhere.
+    app = FastAPI(
+        title="coseek", version=__version__, lifespan=lifespan_of(service, log), docs_url=None, redoc_url=None
+    )
+    app.add_api_route("/health", _health(service), methods=["GET"], summary="Whether it can search, and why not.")
+    for name in (None, *service.names):
+        _add_index(app, service, name)
+    app.add_exception_handler(Refused, _refusal)
+    app.add_exception_handler(RetrieverError, _fault)
+    app.add_exception_handler(HTTPException, _no_such_path)
+    app.add_exception_handler(Exception, _bug)
+    return Door(cast(App, app), service, token, log)
+
+
+def lifespan_of(service: Runs, log: Log | None) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Starts a service and its log with the application, and ends them with it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -41,16 +65,7 @@ def make_app(service: Service, token: str | None = None, log: Log | None = None)
         if log is not None:
             log.close()
 
-    # No pages of documentation: they would load scripts from elsewhere.
-    app = FastAPI(title="coseek", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_api_route("/health", _health(service), methods=["GET"], summary="Whether it can search, and why not.")
-    for name in (None, *service.names):
-        _add_index(app, service, name)
-    app.add_exception_handler(Refused, _refusal)
-    app.add_exception_handler(RetrieverError, _fault)
-    app.add_exception_handler(HTTPException, _no_such_path)
-    app.add_exception_handler(Exception, _bug)
-    return Door(cast(App, app), service, token, log)
+    return lifespan
 
 
 def _add_index(app: FastAPI, service: Service, name: str | None) -> None:

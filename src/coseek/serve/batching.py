@@ -7,11 +7,10 @@ itself, so that it never waits for the event loop while there is work.
 import asyncio
 import math
 import sys
-import threading
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -21,6 +20,7 @@ from coseek.data.passage import Hit
 from coseek.retrieval.query import Asked
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.contract import Refused
+from coseek.serve.worker import Worker
 
 ECHO = 0.25
 """Share of a search's duration that the next one waits for those who were just answered to ask again."""
@@ -51,10 +51,11 @@ Piece: TypeAlias = tuple[Job, Sequence[Asked]]
 """A stretch of a job's queries, as one search takes it."""
 
 
-class Batcher:
+class Batcher(Worker):
     """One thread, one search at a time, over any number of retrievers."""
 
     def __init__(self, batch: int, queue: int, wait_s: float = 0.0) -> None:
+        super().__init__("coseek-search")
         self.batch = batch
         self.queue = queue
         self.wait_s = wait_s
@@ -67,30 +68,11 @@ class Batcher:
         """The searching thread is woken when so many queries wait."""
         self._per_query_s = 0.0
         self._ended, self._searched, self._took_s = -math.inf, 0, 0.0
-        self._closed = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def waiting(self) -> int:
         """Queries in the queue."""
         return self._waiting
-
-    def start(self, first: Callable[[], bool]) -> None:
-        """Start the thread from within the event loop. It does `first`, and searches if that returns true."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, args=(first,), name="coseek-search", daemon=True)
-        self._thread.start()
-
-    def close(self, wait_s: float) -> bool:
-        """Finish what waits and end the thread; false if it is still at it after `wait_s`."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(wait_s)
-        return self._thread is None or not self._thread.is_alive()
 
     async def search(self, retriever: Retriever, queries: Sequence[Asked], k: int) -> Job:
         """Wait in the queue, and be searched. `Refused` with 503 when the queue is full."""
@@ -109,9 +91,7 @@ class Batcher:
         """Seconds until the queue of now will be about done."""
         return min(60, max(1, math.ceil(self._waiting * self._per_query_s)))
 
-    def _work(self, first: Callable[[], bool]) -> None:
-        if not first():
-            return
+    def _work(self) -> None:
         while True:
             pieces = self._next()
             if not pieces:

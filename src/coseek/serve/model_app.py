@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -14,7 +13,7 @@ from starlette.exceptions import HTTPException
 from coseek import __version__
 from coseek.data.errors import ModelError
 from coseek.data.files import JsonObject
-from coseek.serve.app import whole_body
+from coseek.serve.app import lifespan_of, whole_body
 from coseek.serve.completions import ChatAsked, CompletionAsked, read_asked
 from coseek.serve.contract import Refused
 from coseek.serve.door import RECORD, App, Door
@@ -22,8 +21,6 @@ from coseek.serve.logs import Log
 from coseek.serve.model_service import ModelService
 from coseek.serve.running import Listener, run, token_of
 from coseek.serve.settings import ModelServeSettings
-
-_STOP_S = 5.0
 
 T = TypeVar("T")
 
@@ -45,19 +42,14 @@ class ModelServer(Listener):
 def make_model_app(service: ModelService, token: str | None = None, log: Log | None = None) -> App:
     """The whole application, ready for a server: it starts the service with its own lifespan."""
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start()
-        if log is not None:
-            log.start()
-        yield
-        service.close(_STOP_S)
-        if log is not None:
-            log.close()
-
     # No pages of documentation: they would load scripts from elsewhere.
     app = FastAPI(
-        title="coseek", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+        title="coseek",
+        version=__version__,
+        lifespan=lifespan_of(service, log),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
     )
 
     async def health() -> Response:

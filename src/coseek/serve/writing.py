@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import math
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from coseek.data.question import Question
 from coseek.models.model import Request, SoFar, Turn
 from coseek.serve.contract import Refused
+from coseek.serve.worker import Worker
 
 if TYPE_CHECKING:
     from coseek.models.sampler import Sampler
@@ -112,10 +112,11 @@ class _Room:
         return max(fitting)[1] if fitting else None
 
 
-class Desk:
+class Desk(Worker):
     """Takes orders in the event loop, and has them written in its thread."""
 
     def __init__(self, open_sampler: Callable[[Kind], "Sampler"], max_rows: int, queue: int) -> None:
+        super().__init__("coseek-write")
         self.max_rows, self.queue = max_rows, queue
         self.faults = 0
         self.reused_tokens = 0
@@ -127,10 +128,6 @@ class Desk:
         self._waiting: deque[Job] = deque()
         self._running = 0
         self._per_job_s = 0.0
-        self._closed = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def waiting(self) -> int:
@@ -140,21 +137,6 @@ class Desk:
     def running(self) -> int:
         """Texts being written."""
         return self._running
-
-    def start(self, first: Callable[[], bool]) -> None:
-        """Start the thread from within the event loop. It does `first`, and writes if that returns true."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, args=(first,), name="coseek-write", daemon=True)
-        self._thread.start()
-
-    def close(self, wait_s: float) -> bool:
-        """Finish what waits and end the thread; false if it is still at it after `wait_s`."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(wait_s)
-        return self._thread is None or not self._thread.is_alive()
 
     async def write(self, orders: list[Order]) -> list[Job]:
         """Wait for the texts of one request. `Refused` with 503 when the queue is full.
@@ -177,9 +159,7 @@ class Desk:
                 job.done.cancel()
         return jobs
 
-    def _work(self, first: Callable[[], bool]) -> None:
-        if not first():
-            return
+    def _work(self) -> None:
         while self._admit():
             for kind in list(self._rooms):
                 if self._rooms[kind].jobs:
