@@ -34,12 +34,12 @@ from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.rewards.reward import make_reward
-from coseek.training.curriculum import draw_any
-from coseek.training.policy import Policy
+from coseek.training.learning.policy import Policy
 from coseek.training.progress import Silent
-from coseek.training.rl import train_rl
+from coseek.training.rl.loop import train_rl
 from coseek.training.settings import RlSettings, SftSettings
-from coseek.training.sft import train_sft
+from coseek.training.sft.curriculum import draw_any
+from coseek.training.sft.loop import train_sft
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.training.tiny import agent, environment, random_trajectories, trajectory
 
 from coseek.data.errors import DataError
-from coseek.training.batch import make_batch, micro_batches
+from coseek.training.learning.batch import make_batch, micro_batches
 
 
 @given(st.integers(1, 8), st.integers(0, 10_000))

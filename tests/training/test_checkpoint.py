@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from coseek.data.errors import DiskFault, RunError, SettingError
-from coseek.training.checkpoint import TrainingState, check_settings, load_checkpoint, save_checkpoint
+from coseek.training.learning.checkpoint import TrainingState, check_settings, load_checkpoint, save_checkpoint
 
 
 def state(step: int, size: int = 8) -> TrainingState:

@@ -8,8 +8,8 @@ from tests.scripted import Scripted
 from coseek.agents.generator import Generator, GeneratorSettings, OpenBook, load_generator_prompt
 from coseek.data.trajectory import Author
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.lessons import Classroom, Teacher
 from coseek.training.settings import Phase
+from coseek.training.sft.lessons import Classroom, Teacher
 from coseek.world.reasons import MARK
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world

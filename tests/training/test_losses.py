@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coseek.data.errors import DataError, SettingError
-from coseek.training.losses import (
+from coseek.training.rl.losses import (
     gae,
     group_advantages,
     kl_estimate,

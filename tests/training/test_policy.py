@@ -16,11 +16,11 @@ from coseek.data.question import Question
 from coseek.models.model import Request, SoFar
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.batch import Batch, make_batch
-from coseek.training.critic import Critic
-from coseek.training.learner import Loss
-from coseek.training.losses import loss_weights, policy_loss, target_logprobs
-from coseek.training.policy import Policy
+from coseek.training.learning.batch import Batch, make_batch
+from coseek.training.learning.critic import Critic
+from coseek.training.learning.learner import Loss
+from coseek.training.learning.policy import Policy
+from coseek.training.rl.losses import loss_weights, policy_loss, target_logprobs
 from coseek.training.settings import LearnerSettings, Normaliser, OptimiserSettings
 
 MODEL = tiny_model()

@@ -13,13 +13,13 @@ from coseek.data.errors import DataError, SettingError
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.rewards.reward import Reward
-from coseek.training.advantages import Experience, make_experience
-from coseek.training.episodes import RolloutFunction, collect, describe, score
+from coseek.training.learning.policy import Policy
 from coseek.training.order import QuestionOrder, derive_seed
-from coseek.training.policy import Policy
-from coseek.training.rl import train_rl
+from coseek.training.rl.advantages import Experience, make_experience
+from coseek.training.rl.episodes import RolloutFunction, collect, describe, score
+from coseek.training.rl.loop import train_rl
+from coseek.training.rl.update import minibatches
 from coseek.training.settings import LearnerSettings, OptimiserSettings, RlSettings
-from coseek.training.update import minibatches
 
 QUESTIONS = [Question(str(ident), f"say {ident}", (str(ident),)) for ident in range(4, 8)]
 LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2))

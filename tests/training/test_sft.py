@@ -11,13 +11,13 @@ from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, traj
 
 from coseek.data.errors import DataError
 from coseek.data.trajectory import Trajectory
-from coseek.training.batch import make_batch
-from coseek.training.curriculum import draw_any, draw_by_hops
-from coseek.training.optimiser import rate_at
-from coseek.training.policy import Policy
-from coseek.training.repeats import repeat_batch
+from coseek.training.learning.batch import make_batch
+from coseek.training.learning.optimiser import rate_at
+from coseek.training.learning.policy import Policy
 from coseek.training.settings import LearnerSettings, OptimiserSettings, Phase, SftSettings
-from coseek.training.sft import token_weights, train_sft
+from coseek.training.sft.curriculum import draw_any, draw_by_hops
+from coseek.training.sft.loop import token_weights, train_sft
+from coseek.training.sft.repeats import repeat_batch
 
 LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2, decay="linear"))
 

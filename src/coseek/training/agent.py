@@ -41,14 +41,14 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.index import build_index, open_index, retriever_names
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import make_reward
-from coseek.training.curriculum import draw_by_hops
-from coseek.training.demonstrations import demonstrate, texts_of
+from coseek.training.learning.policy import Policy
 from coseek.training.order import derive_seed
-from coseek.training.policy import Policy
 from coseek.training.progress import Progress, Silent
 from coseek.training.recipe import AgentRecipe
-from coseek.training.rl import train_rl
-from coseek.training.sft import WarmStart, train_sft
+from coseek.training.rl.loop import train_rl
+from coseek.training.sft.curriculum import draw_by_hops
+from coseek.training.sft.demonstrations import demonstrate, texts_of
+from coseek.training.sft.loop import WarmStart, train_sft
 from coseek.world.world import make_world
 
 ONE_SHOT = ("direct", "rag")

@@ -46,11 +46,11 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.text import TextWriter
 from coseek.models.tokenizer import HfTokenizer
 from coseek.training.generator_recipe import GeneratorRecipe
-from coseek.training.lessons import Classroom, Teacher
+from coseek.training.learning.policy import Policy
 from coseek.training.order import derive_seed
-from coseek.training.policy import Policy
 from coseek.training.progress import Progress, Silent
-from coseek.training.sft import WarmStart, train_sft
+from coseek.training.sft.lessons import Classroom, Teacher
+from coseek.training.sft.loop import WarmStart, train_sft
 from coseek.world.world import World, make_world
 
 TOKENIZER_WORLDS = 6

@@ -49,7 +49,8 @@ class GeneratorRecipe(Settings):
     """The generator's shape."""
     sft: SftSettings = SftSettings(
         steps=2400,
-        repeat_steps=150,
+        repeat_steps=120,
+        varied_steps=120,
         environment_weight=0.02,
         curriculum=(
             Phase(until=0.35, hops={0: 0.85, 1: 0.15}),

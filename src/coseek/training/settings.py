@@ -146,6 +146,8 @@ class SftSettings(Settings):
     repeat_steps: int = Field(default=100, ge=0)
     """Updates on random sequences written twice, before the demonstrations: they teach an untrained model to copy.
     0 for a model that has been trained before."""
+    varied_steps: int = Field(default=0, ge=0)
+    """Updates that follow, in which lengths and distances of the repetitions vary: copying by content."""
     repeat_tokens: int = Field(default=1536, ge=4)
     """Tokens in such an update."""
     repeat_length: int = Field(default=24, ge=2)

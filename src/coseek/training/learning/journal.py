@@ -7,8 +7,14 @@ import torch
 
 from coseek.data.errors import DataError
 from coseek.data.files import JsonObject
-from coseek.training.checkpoint import TrainingState, check_settings, has_checkpoint, load_checkpoint, save_checkpoint
-from coseek.training.learner import Learner
+from coseek.training.learning.checkpoint import (
+    TrainingState,
+    check_settings,
+    has_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from coseek.training.learning.learner import Learner
 from coseek.training.metrics import MetricsLog
 
 

@@ -16,8 +16,8 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.models.model import Tokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.curriculum import hops_at
 from coseek.training.settings import Phase
+from coseek.training.sft.curriculum import hops_at
 from coseek.world.facts import Entity
 from coseek.world.reasons import line, reasons
 from coseek.world.world import World

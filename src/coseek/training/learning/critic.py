@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coseek.training.batch import Batch
-from coseek.training.learner import Learner
+from coseek.training.learning.batch import Batch
+from coseek.training.learning.learner import Learner
 from coseek.training.settings import LearnerSettings
 
 

@@ -13,9 +13,9 @@ from coseek.data.files import atomic_folder
 from coseek.models.loading import quiet
 from coseek.models.model import Tokenizer
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.training.batch import Batch
-from coseek.training.learner import Learner
-from coseek.training.losses import Head, target_logprobs
+from coseek.training.learning.batch import Batch
+from coseek.training.learning.learner import Learner
+from coseek.training.rl.losses import Head, target_logprobs
 from coseek.training.settings import LearnerSettings
 
 

@@ -16,7 +16,7 @@ import torch
 
 from coseek.data.errors import CoseekError, DiskFault, RunError, SettingError
 from coseek.data.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
-from coseek.training.learner import LearnerState
+from coseek.training.learning.learner import LearnerState
 
 SCHEMA = 1
 KEPT = 2

@@ -15,16 +15,16 @@ from typing import TypeAlias
 
 from coseek.data.question import Question
 from coseek.data.settings import save_settings
-from coseek.training.advantages import make_experience
-from coseek.training.critic import Critic
-from coseek.training.episodes import Episodes, RolloutFunction, ScoreFunction, collect, describe, score
-from coseek.training.journal import Journal
-from coseek.training.learner import Learner
+from coseek.training.learning.critic import Critic
+from coseek.training.learning.journal import Journal
+from coseek.training.learning.learner import Learner
+from coseek.training.learning.policy import Policy
 from coseek.training.order import QuestionOrder, derive_seed
-from coseek.training.policy import Policy
 from coseek.training.progress import Progress, Silent
+from coseek.training.rl.advantages import make_experience
+from coseek.training.rl.episodes import Episodes, RolloutFunction, ScoreFunction, collect, describe, score
+from coseek.training.rl.update import improve, logprob_gap
 from coseek.training.settings import RlSettings
-from coseek.training.update import improve, logprob_gap
 
 Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
 """(steps that are over) → named numbers of the policy as it is now."""

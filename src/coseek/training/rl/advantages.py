@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coseek.training.batch import Batch, make_batch
-from coseek.training.critic import Critic
-from coseek.training.episodes import Episodes
-from coseek.training.losses import gae, group_advantages, kl_estimate, last_token_rewards, whiten
-from coseek.training.policy import Policy
+from coseek.training.learning.batch import Batch, make_batch
+from coseek.training.learning.critic import Critic
+from coseek.training.learning.policy import Policy
+from coseek.training.rl.episodes import Episodes
+from coseek.training.rl.losses import gae, group_advantages, kl_estimate, last_token_rewards, whiten
 from coseek.training.settings import RlSettings
 
 

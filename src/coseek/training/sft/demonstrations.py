@@ -17,10 +17,10 @@ from coseek.data.trajectory import Trajectory
 from coseek.models.model import Tokenizer
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.drills import make_drills
 from coseek.training.order import derive_seed
 from coseek.training.progress import Progress
 from coseek.training.recipe import AgentRecipe, WarmStartSettings
+from coseek.training.sft.drills import make_drills
 from coseek.world.world import World, make_world
 
 TOKENIZER_WORLDS = 6

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coseek.training.advantages import Experience
-from coseek.training.batch import Batch
-from coseek.training.critic import Critic
-from coseek.training.learner import Loss
-from coseek.training.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
-from coseek.training.policy import Policy
+from coseek.training.learning.batch import Batch
+from coseek.training.learning.critic import Critic
+from coseek.training.learning.learner import Loss
+from coseek.training.learning.policy import Policy
+from coseek.training.rl.advantages import Experience
+from coseek.training.rl.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
 from coseek.training.settings import RlSettings
 
 

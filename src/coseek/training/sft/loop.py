@@ -15,16 +15,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coseek.data.settings import save_settings
-from coseek.training.batch import Batch, make_batch, micro_batches
-from coseek.training.curriculum import Draw
-from coseek.training.journal import Journal
-from coseek.training.learner import Loss
-from coseek.training.losses import weighted_nll
+from coseek.training.learning.batch import Batch, make_batch, micro_batches
+from coseek.training.learning.journal import Journal
+from coseek.training.learning.learner import Loss
+from coseek.training.learning.policy import Policy
 from coseek.training.order import derive_seed
-from coseek.training.policy import Policy
 from coseek.training.progress import Progress, Silent
-from coseek.training.repeats import repeat_batch
+from coseek.training.rl.losses import weighted_nll
 from coseek.training.settings import LearnerSettings, SftSettings
+from coseek.training.sft.curriculum import Draw
+from coseek.training.sft.repeats import repeat_batch, varied_batch
 
 Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
 """(steps that are over) → named numbers of the model as it is now."""
@@ -81,7 +81,7 @@ def _round(
     """One schedule from its first step to its last; returns the evaluation at its end."""
     if number > 1 and settings.later_steps is not None:
         settings = settings.model_copy(update={"steps": settings.later_steps})
-    repeats = settings.repeat_steps if number == 1 else 0
+    repeats = settings.repeat_steps + settings.varied_steps if number == 1 else 0
     total = repeats + settings.steps
     policy = Policy(model, _slower(settings.learner, settings.later_lr ** (number - 1)), total)
     journal = Journal(folder, save_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE)
@@ -128,9 +128,11 @@ class Feed:
         """What step number `step` trains on; steps are asked for in order."""
         settings = self._settings
         if step < self._repeats:
-            seed = derive_seed(settings.seed, "repeats", step)
+            generator = torch.Generator().manual_seed(derive_seed(settings.seed, "repeats", step))
+            if step >= settings.repeat_steps:
+                return varied_batch(self._vocabulary, settings.repeat_tokens, generator)
             rows = max(1, settings.repeat_tokens // (2 * settings.repeat_length))
-            return repeat_batch(self._vocabulary, rows, settings.repeat_length, torch.Generator().manual_seed(seed))
+            return repeat_batch(self._vocabulary, rows, settings.repeat_length, generator)
         self._open(cast(int, self._notes["chunk"]))
         if step - cast(int, self._notes["chunk_began"]) >= len(self._chunk):
             self._notes["chunk"] = cast(int, self._notes["chunk"]) + 1

@@ -13,8 +13,8 @@ from typing import TypeAlias, TypedDict
 import torch
 from torch import Tensor, nn
 
-from coseek.training.batch import Batch, micro_batches
-from coseek.training.optimiser import Optimiser, OptimiserState
+from coseek.training.learning.batch import Batch, micro_batches
+from coseek.training.learning.optimiser import Optimiser, OptimiserState
 from coseek.training.settings import LearnerSettings
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]

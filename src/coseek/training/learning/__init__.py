@@ -1,0 +1,1 @@
+"""Learning: ledgers as batches, modules that are stepped, checkpoints."""

@@ -1,0 +1,1 @@
+"""Reinforcement learning: runs in groups, advantages, losses, updates."""
