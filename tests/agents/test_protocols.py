@@ -65,7 +65,8 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
 
 @pytest.mark.parametrize("wording", ["default", "laptop"])
 def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings(wording: str) -> None:
-    assert len({load_protocol(name, wording).wording.file.prompt for name in OURS}) == len(OURS)
+    others = [name for name in OURS if (name, wording) != ("rag-rerank", "laptop")]  # there it is read as `rag` is
+    assert len({load_protocol(name, wording).wording.file.prompt for name in others}) == len(others)
 
 
 @pytest.mark.parametrize("name", [*OURS, *EXAMPLES], ids=lambda name: Path(name).stem)

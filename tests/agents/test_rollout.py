@@ -1,7 +1,12 @@
 """The driver: what becomes of a question, and what ends a run."""
 
 import random
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.models.networks import network
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -12,6 +17,7 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.model import Request, SoFar, Tokenizer, Turn, TurnEnd
+from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Asked
 from coseek.retrieval.retriever import FixedRetriever, Retriever
@@ -198,3 +204,93 @@ def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings() -> None:
     for wording in ("default", "laptop"):
         prompts = {load_protocol(name, wording).wording.file.prompt for name in ("search-r1", "rag", "direct")}
         assert len(prompts) == 3
+
+
+# --- searches while the model writes
+
+
+class Guarded(FixedRetriever):
+    """A retriever that notes which threads call it, and would notice two at once."""
+
+    def __init__(self) -> None:
+        super().__init__(CORPUS, {})
+        self.threads: set[str] = set()
+        self.busy = threading.Lock()
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        assert self.busy.acquire(blocking=False)
+        self.threads.add(threading.current_thread().name)
+        self.busy.release()
+        if any("7" in self.seen(query) for query in queries):
+            raise RetrieverError("the line is down")
+        return [[Hit(CORPUS.by_id("p1" if len(self.seen(query)) % 2 else "p2"), 1.0)] for query in queries]
+
+
+class Wanderer:
+    """Searches as often as its own randomness says, so that rows drift apart."""
+
+    def write(self, so_far: SoFar, rng: random.Random) -> Move:
+        return SAY if rng.random() < 0.4 else Move(" why", (f" {so_far.question.id} {rng.randint(0, 99)}",))
+
+
+def told(runs: Sequence[Trajectory]) -> list[object]:
+    """All of the runs but what the clock says."""
+    return [replace(run, timings={}) for run in runs]
+
+
+@pytest.mark.parametrize("name", ["search-r1", "rag", "search-o1"])
+def test_searching_while_the_model_writes_changes_no_run(name: str) -> None:
+    protocol = load_protocol(name, "laptop")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    questions = [Question(str(n), f"question {n}") for n in range(30)]
+    runs = []
+    for overlap in (False, True):
+        guarded = Guarded()
+        agent = Agent(protocol, WriterModel(Wanderer(), protocol, tokenizer))
+        runs.append(rollout(agent, guarded, questions, range(30), WIDE, concurrency=7, overlap=overlap))
+        assert all(thread.startswith("coseek-search") is overlap for thread in guarded.threads)
+    assert told(runs[0]) == told(runs[1])
+    assert any(run.stop is StopReason.RETRIEVER_ERROR for run in runs[0])
+    assert any(run.stop is StopReason.ANSWERED for run in runs[0])
+
+
+def test_a_sampled_row_is_the_same_to_the_token_when_searches_overlap_and_to_the_bit_when_repeated() -> None:
+    model = network("lfm2")
+    questions = [Question(str(n), f"question {n}") for n in range(12)]
+
+    def sampled(overlap: bool) -> list[Trajectory]:
+        settings = SamplerSettings(max_rows=5, patience=0.0)
+        agent = Agent(PROTOCOL, Eager(model, TOKENIZER, PROTOCOL.grammar.stops, settings))
+        limits = Limits(max_turns=3, max_turn_tokens=6, max_tokens=2000, passages_per_search=1)
+        return rollout(agent, Guarded(), questions, range(12), limits, concurrency=5, overlap=overlap)
+
+    waited, overlapped = sampled(False), sampled(True)
+    assert [run.ids for run in waited] == [run.ids for run in overlapped]
+    for one, other in zip(waited, overlapped, strict=True):
+        for mine, theirs in zip(one.segments, other.segments, strict=True):
+            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert told(overlapped) == told(sampled(True))
+    assert max(len(run.searches) for run in overlapped) == 3
+
+
+class Eager(Sampler):
+    """A sampler over random weights whose every turn is read as a search, by words added behind what was sampled."""
+
+    def step(self, most_tokens: int | None = None) -> list[Turn]:
+        return [self._searching(turn) for turn in super().step(most_tokens)]
+
+    def _searching(self, turn: Turn) -> Turn:
+        close, opening = (TOKENIZER.encode(f"<{slash}search>")[0] for slash in ("/", ""))
+        ids = (opening, *(65 + token % 26 for token in turn.ids), close)
+        return replace(turn, ids=ids, logprobs=(0.0, *turn.logprobs, 0.0), end=TurnEnd.STOP)
+
+
+def test_an_error_of_the_searching_thread_reaches_the_caller_and_leaves_no_row_open() -> None:
+    class Buggy(FixedRetriever):
+        def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+            raise ZeroDivisionError("a bug, not a fault of the retriever")
+
+    model = Raw("<think> a</think><search> b</search>")
+    with pytest.raises(ZeroDivisionError):
+        rollout(Agent(PROTOCOL, model), Buggy(CORPUS, {}), [QUESTION], [0], WIDE, overlap=True)
+    assert model.open == set()

@@ -148,6 +148,14 @@ def test_ask_prints_the_answer_alone_and_the_way_to_it_beside(index: Path, cosee
     assert "[1]" in outcome.err
 
 
+def test_an_agent_that_only_searches_owes_no_answer(index: Path, coseek: Type) -> None:
+    outcome = coseek(
+        "ask", "Where was Ada born ?", "--agent", "rules", "--protocol", "deepretrieval", "--retriever", index
+    )
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "wait for a generator" in outcome.err and "no answer" not in outcome.err
+
+
 def test_ask_as_json_is_a_trajectory(index: Path, coseek: Type) -> None:
     outcome = coseek("ask", "Where was Ada born ?", "--agent", "rules", "--retriever", index, "--json")
     assert not outcome.err

@@ -44,6 +44,7 @@ def test_a_line_that_a_kill_cut_short_is_dropped_and_the_others_stay(tmp_path: P
     where = sheet(tmp_path)
     write(where, Verdict("q", "a", True), Verdict("q", "b", True))
     where.path.write_bytes(where.path.read_bytes()[:-9])
+    assert [entry.response for entry in where.entries().values()] == ["a"]
     write(where, Verdict("q", "c", False))
     assert [entry.response for entry in where.entries().values()] == ["a", "c"]
 

@@ -27,13 +27,20 @@ def test_every_metric_of_a_run_worked_by_hand() -> None:
     assert (scores["searches"], scores["turns"], scores["passages"]) == (2, 3, 3)
     assert scores["agent_tokens"] + scores["read_tokens"] == len(trajectory.ids)
     assert (scores["answered"], scores["valid"], scores["truncated"], scores["answer_hit"]) == (1, 1, 0, 1)
-    elsewhere = {"gen_acc", "judge_acc", "context_passages", "context_tokens", "wall_s"}
+    elsewhere = {"gen_acc", "judge_acc", "context_passages", "context_tokens", "wall_s", "cost_usd"}
     assert list(scores) == [name for name in METRICS if name not in elsewhere]
 
 
 def test_a_metric_that_a_question_cannot_have_is_absent() -> None:
     scores = score_trajectory(run(found("orbo", ORBO), question=replace(QUESTION, gold_ids=(), answers=())))
     assert not {"em", "cover_em", "f1", "answer_hit", "recall", "recall_per_search", "all_gold@5"} & set(scores)
+
+
+def test_money_is_averaged_over_the_questions_whose_price_is_known() -> None:
+    paid, free = run(found("orbo", ORBO)), run(found("orbo", ORBO), question=ONE_HOP)
+    scores = score_runs({"a": [replace(paid, cost_usd=0.002), free]})
+    assert (scores.of("a").metrics["cost_usd"].mean, scores.of("a").questions) == (0.002, 2)
+    assert Trajectory.from_json(replace(paid, cost_usd=0.002).to_json()).cost_usd == 0.002
 
 
 def test_a_run_cut_by_a_budget_is_truncated_and_scored() -> None:

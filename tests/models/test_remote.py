@@ -118,6 +118,14 @@ def test_the_next_turn_brings_the_whole_row_as_it_was_sampled() -> None:
         assert there.asked[1].body["prompt"] == list(b"Q:<search>a</search>[found]")
 
 
+def test_a_turn_costs_what_its_server_counted() -> None:
+    with site(lambda asked: vllm("<search>a</search>")) as there:
+        assert only(opened(there, "vllm", prices={"read": 1.0, "written": 10.0})).cost_usd == pytest.approx(187e-6)
+        assert only(opened(there, "vllm")).cost_usd == 0.0
+    with site(lambda asked: sglang("<answer>a</answer>")) as there:
+        assert only(opened(there, "sglang", prices={"read": 1.0})).cost_usd is None, "a price, and nothing counted"
+
+
 def test_what_a_server_wrote_beyond_a_stop_string_is_dropped_with_its_probabilities() -> None:
     with site(lambda asked: vllm("<search>a</search>\n\nand more")) as there:
         turn = only(opened(there, "vllm"))

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from math import log2
 
 import pytest
 from hypothesis import given, settings
@@ -6,13 +7,18 @@ from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 
 from coseek.data.errors import DataError, SettingError, UnknownName, UserError
+from coseek.data.sheet import Reply, Verdict
 from coseek.data.trajectory import StopReason
 from coseek.rewards.reward import RewardSpec, make_reward, reward_names
+from coseek.rewards.said import NOTHING, Said, Unjudged
+
+SAID = Said(Reply("q1", 0, "c", "in Velora"), Reply("q1", 0, "r", "in Zun"), {"in Zun": Verdict("q1", "in Zun", False)})
+"""A generator is right from the run's passages, and wrong from naive RAG's."""
 
 
 def value(spec: RewardSpec, *, answer: str | None, valid: bool, hit: bool = False) -> float:
     searches = [found("x", MIRA if hit else OTHER)]
-    reward = make_reward(spec)(run(*searches, answer=answer, valid=valid))
+    reward = make_reward(spec)(run(*searches, answer=answer, valid=valid), SAID)
     assert reward is not None
     return reward.value
 
@@ -80,15 +86,80 @@ def test_a_run_that_ended_by_a_fault_has_no_reward_and_not_a_zero(name: str) -> 
     assert reward(replace(run(answer=None), stop=StopReason.MODEL_ERROR)) is None
 
 
-@pytest.mark.parametrize("name", ["exact_match", "cover_match", "f1", "answer_hit", "format", "retrieval"])
+@pytest.mark.parametrize("name", sorted(set(reward_names()) - {"gold_recall", "ndcg", "searches", "valid"}))
 def test_a_question_without_gold_answers_cannot_be_rewarded_for_its_answer(name: str) -> None:
     with pytest.raises(DataError, match="'q1' has no gold answers"):
         make_reward({name: 1.0})(run(question=replace(QUESTION, answers=())))
 
 
-def test_a_question_without_gold_passages_cannot_be_rewarded_for_recall() -> None:
-    with pytest.raises(DataError, match="gold_recall"):
-        make_reward({"gold_recall": 1.0})(run(question=replace(QUESTION, gold_ids=())))
+@pytest.mark.parametrize("name", ["gold_recall", "ndcg"])
+def test_a_question_without_gold_passages_cannot_be_rewarded_for_finding_them(name: str) -> None:
+    with pytest.raises(DataError, match=name):
+        make_reward({name: 1.0})(run(question=replace(QUESTION, gold_ids=())))
+
+
+def test_recall_and_ndcg_of_single_searches_make_an_idle_search_cost_something() -> None:
+    failed = replace(found("z"), fault="the server is away")
+    trajectory = run(found("x", OTHER, ORBO), found("y", OTHER), failed)
+
+    def worth(spec: RewardSpec) -> float:
+        reward = make_reward(spec)(trajectory)
+        assert reward is not None
+        return reward.value
+
+    ideal = 1 + 1 / log2(3)
+    assert worth({"gold_recall": 1.0}) == 0.5
+    assert worth({"gold_recall": {"over": "search"}}) == 0.25  # (1/2 + 0) / 2: the search that failed found nothing
+    assert worth({"gold_recall": {"over": "search", "max_passages": 1}}) == 0
+    assert worth({"ndcg": 1.0}) == pytest.approx((1 / log2(3)) / ideal)
+    assert worth({"ndcg": {"over": "search"}}) == pytest.approx((1 / log2(3)) / ideal / 2)
+    assert worth({"ndcg": {"k": 1}}) == 0
+    for name in ("gold_recall", "ndcg"):
+        reward = make_reward({name: {"over": "search"}})(run())
+        assert reward is not None and reward.value == 0
+
+
+def test_the_evidence_that_was_selected_stands_first_in_the_runs_ndcg() -> None:
+    chosen = make_reward({"ndcg": {"k": 1}})(run(found("x", OTHER, ORBO), selected_ids=("orbo",)))
+    assert chosen is not None and chosen.value == 1
+
+
+def test_a_reward_says_what_it_needs_and_a_cheaper_accuracy_needs_less() -> None:
+    assert make_reward({"exact_match": 1.0, "format": 1.0}).needs == frozenset()
+    assert make_reward({"gbr": 1.0}).needs == {"component", "baseline", "judge"}
+    assert make_reward({"gbr": {"accuracy": "cover_match"}}).needs == {"component", "baseline"}
+    assert make_reward({"component": {"accuracy": "judge"}}).needs == {"component", "judge"}
+    assert make_reward({"gen_acc": {"of": "own"}}).needs == {"judge"}
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [("component", "frozen.generator.model"), ("gbr", "frozen.generator.model"), ("gen_acc", "frozen.generator.model")],
+)
+def test_a_reward_that_was_not_told_what_it_needs_says_the_way_out(name: str, way_out: str) -> None:
+    with pytest.raises(SettingError, match=way_out):
+        make_reward({name: 1.0})(run())
+    with pytest.raises(SettingError, match=r"frozen\.baseline"):
+        make_reward({"gbr": {"accuracy": "cover_match"}})(run(), Said(SAID.reply))
+    with pytest.raises(SettingError, match="accuracy: cover_match"):
+        make_reward({"gen_acc": {"of": "own"}})(run(answer="Zun"), NOTHING)
+
+
+def test_an_answer_that_words_settle_and_an_empty_one_are_shown_to_no_judge() -> None:
+    nobody = Said(verdicts={})
+    own: RewardSpec = {"gen_acc": {"of": "own"}}
+    for answer, worth in (("in Velora", 1), (None, 0), ("  ", 0)):
+        reward = make_reward(own)(run(answer=answer), nobody)
+        assert reward is not None and reward.value == worth
+    with pytest.raises(Unjudged) as asked:
+        make_reward(own)(run(answer="Zun"), nobody)
+    assert asked.value.response == "Zun"
+
+
+def test_no_answer_from_the_generator_is_wrong_and_no_fault() -> None:
+    silent = Said(Reply("q1", 0, "c", None, "hm"), Reply("q1", 0, "r", "Velora"), {})
+    reward = make_reward({"gbr": 1.0})(run(), silent)
+    assert reward is not None and reward.value == -1
 
 
 def test_a_part_is_found_by_either_spelling_of_its_name() -> None:
@@ -120,10 +191,10 @@ def test_a_wrong_spec_is_one_sentence(spec: RewardSpec, kind: type[UserError], s
     answer=st.sampled_from(["Velora", "velora.", "Zun", "", None]),
     valid=st.booleans(),
     hit=st.booleans(),
-    name=st.sampled_from([name for name in reward_names() if name != "searches"]),
+    name=st.sampled_from([name for name in reward_names() if name not in ("searches", "gbr")]),
 )
 @settings(max_examples=100, deadline=None)
-def test_every_part_but_the_count_of_searches_lies_between_nought_and_one(
+def test_every_part_but_a_count_and_a_gain_lies_between_nought_and_one(
     answer: str | None, valid: bool, hit: bool, name: str
 ) -> None:
     assert 0 <= value({name: 1.0}, answer=answer, valid=valid, hit=hit) <= 1

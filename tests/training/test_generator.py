@@ -38,8 +38,8 @@ def test_the_recipe_never_measures_a_world_that_it_learns_from() -> None:
 
 @pytest.mark.slow
 def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path) -> None:
+    from coseek.agents.frozen import open_generator
     from coseek.agents.generator import GeneratorSettings, OpenBook
-    from coseek.cli.frozen import open_generator
     from coseek.models.loading import load_model
     from coseek.training.generator import GeneratorTraining
 

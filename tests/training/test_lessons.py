@@ -48,9 +48,11 @@ def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
 def test_a_drill_tells_what_its_passages_tell() -> None:
     for number in range(40):
         lesson = ROOM.drill(4, random.Random(number))
-        prompt = teacher().generator.context(OpenBook("", lesson.passages)).prompt
+        prompt = teacher().generator.context(OpenBook(lesson.question.question, lesson.passages)).prompt
         lines = lesson.written.split(" .")[:-1]
-        assert lines
+        assert [line.partition(" #")[0].strip() for line in lines] == [
+            asked.partition(" , ")[0].strip() for asked in lesson.question.question.split(" ;")
+        ]
         for line in lines:
             title, _, facts = line.partition(" # ")
             place, _, fact = facts.partition(" ,")

@@ -1,5 +1,6 @@
 """The policy's gradients: what may change them, and what may not."""
 
+import copy
 import random
 from pathlib import Path
 
@@ -7,21 +8,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from tests.training.tiny import VOCABULARY, agent, environment, random_trajectories, tiny_model, trajectory
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
 from coseek.data.errors import SettingError
 from coseek.data.question import Question
+from coseek.models.loading import Precision
 from coseek.models.model import Request, SoFar
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.learning.batch import Batch, make_batch
 from coseek.training.learning.critic import Critic
 from coseek.training.learning.learner import Loss
+from coseek.training.learning.lora import ADAPTER
 from coseek.training.learning.policy import Policy
 from coseek.training.rl.losses import loss_weights, policy_loss, target_logprobs
-from coseek.training.settings import LearnerSettings, Normaliser, OptimiserSettings
+from coseek.training.settings import LearnerSettings, LoraSettings, Normaliser, OptimiserSettings
 
 MODEL = tiny_model()
 
@@ -112,13 +116,7 @@ def test_the_policy_says_what_the_model_says() -> None:
 
 def test_a_model_that_scales_its_logits_is_not_shortened_to_its_head() -> None:
     """Granite divides its logits; taking its last hidden state through its head alone would be another model."""
-    config = GraniteConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, logits_scaling=4.0, pad_token_id=None, bos_token_id=None, eos_token_id=1,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = GraniteForCausalLM(config).eval()
+    model = granite()
     batch = make_batch([trajectory(environment(3, 4), agent(5, 6))])
     with torch.no_grad():
         expected = model(input_ids=batch.ids_BT).logits.log_softmax(-1)[0, [1, 2], [5, 6]]
@@ -187,3 +185,169 @@ def test_a_sampler_made_before_training_writes_with_the_trained_weights() -> Non
         assert torch.allclose(said, torch.tensor(turn.logprobs), atol=1e-4)
         trained.forward_backward(batch, batch.predicted_BT, lambda logprobs, _: -logprobs.mean())
         trained.optim_step()
+
+
+def test_recomputing_layers_changes_no_gradient() -> None:
+    batch = make_batch(random_trajectories(6, random.Random(5)))
+    wanted_BT, loss = clipped_loss(batch, "token")
+    kept, again = open_policy(), Policy(tiny_model(), LearnerSettings(checkpointing=True), updates=10)
+    layer = again.module.get_submodule("model.layers.0")
+    calls: list[bool] = []
+    hook = layer.get_submodule("conv").register_forward_hook(lambda *_: calls.append(layer.training))
+    assert kept.forward_backward(batch, wanted_BT, loss) == again.forward_backward(batch, wanted_BT, loss)
+    hook.remove()
+    assert calls == [True, True]  # once on the way there, once on the way back
+    first, second = gradients(kept), gradients(again)
+    assert first.keys() == second.keys()
+    assert all(torch.allclose(first[name], second[name], rtol=1e-5, atol=1e-8) for name in first)
+    assert not any(module.training for module in again.module.modules())  # a sampler would lose its cache
+
+
+def lora_policy(model: PreTrainedModel, rank: int = 4, lr: float = 0.05) -> Policy:
+    settings = LearnerSettings(optimiser=OptimiserSettings(lr=lr), lora=LoraSettings(rank=rank, alpha=8.0))
+    return Policy(model, settings, updates=20)
+
+
+def raise_likelihood(policy: Policy, batch: Batch, times: int) -> None:
+    for _ in range(times):
+        policy.forward_backward(batch, batch.agent_BT, lambda logprobs, _: -logprobs.mean())
+        policy.optim_step()
+
+
+def granite() -> PreTrainedModel:
+    """An architecture that divides its logits."""
+    config = GraniteConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, logits_scaling=4.0, pad_token_id=None, bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GraniteForCausalLM(config)
+    model.eval()
+    return model
+
+
+def test_an_adapter_begins_as_the_model_learns_and_leaves_the_weights_alone() -> None:
+    model = tiny_model(seed=6)
+    batch = make_batch(random_trajectories(4, random.Random(6)))
+    before = Policy(tiny_model(seed=6), LearnerSettings(), 1).forward(batch, batch.agent_BT)
+    policy = lora_policy(model)
+    assert torch.equal(policy.forward(batch, batch.agent_BT), before)
+    frozen = {name: weight.clone() for name, weight in model.state_dict().items() if "lora_" not in name}
+    raise_likelihood(policy, batch, 10)
+    assert float(policy.forward(batch, batch.agent_BT).sum()) > float(before.sum()) + 1.0
+    assert all(torch.equal(weight, frozen[name]) for name, weight in model.state_dict().items() if name in frozen)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == policy.weights().keys() and all("lora_" in name for name in trained)
+
+
+def test_the_reference_of_an_adapter_is_the_model_without_it_and_no_second_copy() -> None:
+    model = tiny_model(seed=6)
+    batch = make_batch(random_trajectories(4, random.Random(6)))
+    policy = lora_policy(model)
+    reference = policy.frozen_copy()
+    before = reference.forward(batch, batch.agent_BT)
+    raise_likelihood(policy, batch, 3)
+    assert torch.equal(reference.forward(batch, batch.agent_BT), before)
+    assert not torch.equal(policy.forward(batch, batch.agent_BT), before)
+    assert reference.module is policy.module and reference.weights() == {}
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "granite"])
+@pytest.mark.parametrize("cut", [10_000, 16])
+def test_an_adapter_has_the_same_gradient_however_its_batch_is_cut(architecture: str, cut: int) -> None:
+    """Also where logits are more than the output layer: the model's own arithmetic is the judge."""
+    batch = make_batch(random_trajectories(6, random.Random(7)))
+    wanted_BT, loss = clipped_loss(batch, "token")
+    models = [tiny_model() if architecture == "lfm2" else granite() for _ in range(2)]
+    settings = LearnerSettings(lora=LoraSettings(rank=2), micro_batch_tokens=cut)
+    first, second = (Policy(model, settings, 1) for model in models)
+    for policy in (first, second):
+        for number, weight in enumerate(policy.weights().values()):
+            with torch.no_grad():
+                weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)) * 0.1)
+    first.forward_backward(batch, wanted_BT, loss)
+    logits_BTV = models[1](input_ids=batch.ids_BT, use_cache=False).logits[:, :-1].log_softmax(-1)
+    said_BT = torch.zeros(wanted_BT.shape).masked_scatter(
+        wanted_BT, logits_BTV.gather(2, batch.ids_BT[:, 1:, None])[..., 0][wanted_BT[:, 1:]]
+    )
+    loss(said_BT, torch.arange(len(batch))).backward()
+    found, expected = gradients(first), gradients(second)
+    assert found.keys() == expected.keys() == first.weights().keys()
+    for name, gradient in found.items():
+        assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["lfm2", "granite"])
+def test_a_sampler_writes_with_the_adapter_as_it_is_now(architecture: str, dtype: Precision) -> None:
+    """One engine joins weights, one copies them into another precision, one runs the module itself."""
+    model = tiny_model() if architecture == "lfm2" else granite()
+    sampler = Sampler(model, ByteTokenizer(), ("#",), SamplerSettings(dtype=dtype))  # before the adapter is there
+    policy = lora_policy(model)
+    request = Request(0, (1, 2, 3, 4), 6, 5, SoFar(Question("q", "?")))
+    for _ in range(3):
+        sampler.start(request)
+        [turn] = sampler.step()
+        sampler.close(0)
+        ids = torch.tensor([[*request.ids, *turn.ids]])
+        batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape), torch.tensor([ids.shape[1]]))
+        said = policy.forward(batch, batch.predicted_BT)[0, len(request.ids) :]
+        assert torch.allclose(said, torch.tensor(turn.logprobs), atol=1e-4 if dtype == "float32" else 0.1)
+        policy.forward_backward(batch, batch.predicted_BT, lambda logprobs, _: -logprobs.mean())
+        policy.optim_step()
+
+
+def test_the_folder_of_an_adapted_policy_is_an_ordinary_one_with_the_adapter_beside_it(tmp_path: Path) -> None:
+    batch = make_batch(random_trajectories(4, random.Random(8)))
+    policy = lora_policy(tiny_model(seed=5))
+    raise_likelihood(policy, batch, 3)
+    said = policy.forward(batch, batch.agent_BT)
+    policy.save(tmp_path / "policy")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert torch.allclose(open_policy(whole).forward(batch, batch.agent_BT), said, atol=1e-5)
+    adapter = load_file(tmp_path / "policy" / ADAPTER / "adapter_model.safetensors")
+    assert len(adapter) == len(policy.weights())
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft's, of transformers
+def test_the_library_peft_reads_our_adapter(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    batch = make_batch(random_trajectories(4, random.Random(8)))
+    policy = lora_policy(tiny_model(seed=5))
+    raise_likelihood(policy, batch, 3)
+    said = policy.forward(batch, batch.agent_BT)
+    policy.save(tmp_path / "policy")
+    adapted = peft.PeftModel.from_pretrained(tiny_model(seed=5), tmp_path / "policy" / ADAPTER)
+    assert torch.allclose(open_policy(adapted.merge_and_unload()).forward(batch, batch.agent_BT), said, atol=1e-5)
+
+
+def test_a_critic_of_an_adapted_policy_is_a_plain_trunk_that_trains_whole() -> None:
+    batch = make_batch(random_trajectories(2, random.Random(9)))
+    policy = lora_policy(tiny_model())
+    raise_likelihood(policy, batch, 2)
+    critic = Critic(policy.model, LearnerSettings(), 1)
+    assert all(weight.requires_grad for weight in critic.module.parameters())
+    assert not any("lora_" in name for name in critic.weights())
+    adapted = Critic(policy.model, LearnerSettings(lora=LoraSettings()), 1)
+    assert {"head.weight", "head.bias"} < adapted.weights().keys() and len(adapted.weights()) < len(
+        critic.weights()
+    ) * 3
+
+
+def test_a_target_that_no_layer_is_called_is_refused_by_name() -> None:
+    with pytest.raises(SettingError, match=r"'qproj'; did you mean 'q_proj'\? Known: .*v_proj"):
+        Policy(tiny_model(), LearnerSettings(lora=LoraSettings(targets=("qproj",))), 1)
+    named = Policy(tiny_model(), LearnerSettings(lora=LoraSettings(targets=("q_proj",))), 1)
+    assert len(named.weights()) == 2
+
+
+def test_an_adapted_policy_goes_on_from_its_state_as_if_never_stopped() -> None:
+    batch = make_batch(random_trajectories(4, random.Random(10)))
+    whole, resumed = lora_policy(tiny_model(seed=5)), lora_policy(tiny_model(seed=5))
+    raise_likelihood(whole, batch, 2)
+    resumed.load_state(copy.deepcopy(whole.state()))  # as from a disk: a state is made of the live tensors
+    raise_likelihood(whole, batch, 1)
+    raise_likelihood(resumed, batch, 1)
+    for name, weight in whole.module.state_dict().items():
+        assert torch.equal(weight, resumed.module.state_dict()[name]), name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, trajectory
+from tests.training.tiny import agent, environment, tiny_model, trajectory
 
 from coseek.data.errors import DataError
 from coseek.data.trajectory import Trajectory
@@ -17,7 +17,6 @@ from coseek.training.learning.policy import Policy
 from coseek.training.settings import LearnerSettings, OptimiserSettings, Phase, SftSettings
 from coseek.training.sft.curriculum import draw_any, draw_by_hops
 from coseek.training.sft.loop import token_weights, train_sft
-from coseek.training.sft.repeats import repeat_batch
 
 LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2, decay="linear"))
 
@@ -31,7 +30,8 @@ def demonstrations() -> list[Trajectory]:
 
 
 def settings_of(**changes: object) -> SftSettings:
-    tree = {"steps": 30, "tokens_per_step": 40, "repeat_steps": 5, "learner": LEARNER, "log_every": 1}
+    repeats = {"repeat_steps": 3, "varied_steps": 2}
+    tree = {"steps": 30, "tokens_per_step": 40, **repeats, "learner": LEARNER, "log_every": 1}
     return SftSettings.model_validate(tree | changes)
 
 
@@ -98,13 +98,6 @@ def test_token_weights_add_up_to_one_and_leave_out_the_first_token_and_the_paddi
     assert not token_weights(batch, 0.0)[~batch.agent_BT].any()
 
 
-def test_the_second_half_of_a_repeat_is_the_first() -> None:
-    batch = repeat_batch(VOCABULARY, 3, 5, torch.Generator().manual_seed(0))
-    assert torch.equal(batch.ids_BT[:, :5], batch.ids_BT[:, 5:])
-    assert batch.agent_BT.tolist() == [[False] * 5 + [True] * 5] * 3
-    assert torch.equal(batch.ids_BT, repeat_batch(VOCABULARY, 3, 5, torch.Generator().manual_seed(0)).ids_BT)
-
-
 def test_a_curriculum_draws_the_hops_of_its_phase() -> None:
     draw = draw_by_hops(demonstrations(), [Phase(until=0.5, hops={1: 1.0}), Phase(until=1.0, hops={2: 1.0, 9: 5.0})])
     rng = random.Random(0)
@@ -131,3 +124,16 @@ def test_later_rounds_may_be_shorter_than_the_first(tmp_path: Path) -> None:
     train_sft(tiny_model(), draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
     lines = [len((tmp_path / f"round-{n}" / "metrics.jsonl").read_text().splitlines()) for n in (1, 2)]
     assert lines == [4, 2]
+
+
+def test_a_later_round_does_not_walk_through_the_curriculum_again(tmp_path: Path) -> None:
+    drawn: list[float] = []
+
+    def draw(done: float, rng: random.Random) -> Trajectory:
+        drawn.append(done)
+        return rng.choice(demonstrations())
+
+    settings = SftSettings(steps=3, repeat_steps=0, rounds=2, gate=2.0, tokens_per_step=60)
+    train_sft(tiny_model(), draw, settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
+    assert min(drawn) < 1.0 and drawn[-1] == 1.0
+    assert drawn == sorted(drawn)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.agents.context import served_context
-from coseek.agents.generator import Generator, OpenBook
+from coseek.agents.generator import Context, Generator, OpenBook, Written
 from coseek.agents.judge import Claim, Judge
 from coseek.data.sheet import Reply, Sheet, Verdict
 from coseek.data.trajectory import Trajectory
@@ -30,6 +30,20 @@ def answer_sheet(folder: Path, generator: Generator) -> Sheet[Reply]:
 def verdict_sheet(folder: Path, judge: Judge) -> Sheet[Verdict]:
     """Where a judge's verdicts on a run stand."""
     return Sheet.beside(folder, Verdict, judge.identity, judge.card)
+
+
+def reply_of(question_id: str, seed: int, context: Context, written: Written) -> Reply:
+    """What a generator wrote, with what it was given."""
+    return Reply(
+        question_id=question_id,
+        seed=seed,
+        context=context.digest,
+        answer=written.answer,
+        text=written.text,
+        fault=written.fault,
+        passage_ids=context.passage_ids,
+        context_tokens=context.tokens,
+    )
 
 
 def answer_from(
@@ -58,16 +72,7 @@ def answer_from(
         for start in range(0, len(left), BATCH):
             batch = left[start : start + BATCH]
             for (run, context), written in zip(batch, generator.answer([one for _, one in batch]), strict=True):
-                entry = Reply(
-                    run.question.id,
-                    run.seed,
-                    context.digest,
-                    written.answer,
-                    written.text,
-                    written.fault,
-                    context.passage_ids,
-                    context.tokens,
-                )
+                entry = reply_of(run.question.id, run.seed, context, written)
                 answers[run.question.id, run.seed] = entry
                 sheet.append(file, entry)
             tell(len(answers), len(wanted))

@@ -45,6 +45,7 @@ class Episode:
     """Turns that the environment has answered; the search that opens a run is none."""
     retriever_s: float = 0.0
     exact: bool = True
+    cost_usd: float | None = 0.0
 
     @property
     def aside_key(self) -> int:
@@ -70,6 +71,10 @@ class Episode:
         self.tokens += len(segment.ids)
         if segment.author is Author.ENVIRONMENT:
             self.unsent += segment.ids
+
+    def pay(self, cost_usd: float | None) -> None:
+        """Add the price of a turn; once a part of it is not known, the whole is not."""
+        self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
     def keep(self, found: Found) -> None:
         """These searches are part of the run now: what they found is shown, or they failed."""

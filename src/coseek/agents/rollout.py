@@ -5,6 +5,8 @@ An episode ends at its budget: nothing that was written is ever cut, and what wa
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -39,6 +41,7 @@ def rollout(
     limits: Limits,
     *,
     concurrency: int = 256,
+    overlap: bool = False,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Run the agent once for each question; the trajectories come back in the order of `questions`.
@@ -46,27 +49,43 @@ def rollout(
     `seeds` holds one seed a question. `on_done` hears of every run as it ends, in the order of ending. Faults of the
     retriever or the model end only the run they happen to, with the reason on it. At most `concurrency` contexts are
     open in the model at once.
+
+    With `overlap` a thread of its own makes the searches of one step of the model while the model takes the next one.
+    What that thread found is shown after that step, however soon it was there: so which rows share a batch follows from
+    the rows alone, and never from the clock. It pays where searches take long and keep no core busy (a server, the
+    web); a retriever that shares weights with the model cannot be used so.
     """
     if len(seeds) != len(questions):
         raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
     agent.protocol.check_retriever(retriever.name)
     if agent.protocol.notes:  # each run may have a second context, and neither may wait for the other
         concurrency = max(1, concurrency // 2)
-    return _Driver(agent, retriever, limits, on_done).run(questions, seeds, concurrency)
+    with ThreadPoolExecutor(1, thread_name_prefix="coseek-search") if overlap else nullcontext() as thread:
+        return _Driver(agent, retriever, limits, on_done, thread).run(questions, seeds, concurrency)
 
 
 Asking: TypeAlias = tuple[Episode, tuple[Query, ...]]
 """A run and what one turn of it searches."""
+Searched: TypeAlias = tuple[list[Search], float]
+"""What a batch of queries found, and the seconds it took."""
 
 
 class _Driver:
     def __init__(
-        self, agent: Agent, retriever: Retriever, limits: Limits, on_done: Callable[[Trajectory], None] | None
+        self,
+        agent: Agent,
+        retriever: Retriever,
+        limits: Limits,
+        on_done: Callable[[Trajectory], None] | None,
+        thread: ThreadPoolExecutor | None,
     ) -> None:
         self.protocol, self.model = agent.protocol, agent.model
         self.tokenizer = agent.model.tokenizer
         self.wording = agent.protocol.wording
         self.retriever, self.limits, self.on_done = retriever, limits, on_done
+        self.thread = thread
+        self.sought: list[tuple[Sequence[Asking], Future[Searched]]] = []
+        """What the thread is searching."""
         self.rows: dict[int, Episode] = {}
         self.done: dict[int, Trajectory] = {}
 
@@ -76,10 +95,13 @@ class _Driver:
             while waiting or self.rows:
                 self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.rows)))])
                 if self.rows:
+                    sought, self.sought = self.sought, []
                     turns = self.model.step()
-                    if not turns:
+                    if not turns and not sought:
                         raise RunError(f"the model has {len(self.rows)} rows to write and wrote none of them")
                     self._advance(turns)
+                    for asked, searched in sought:
+                        self._hand_out(asked, *searched.result())
         finally:
             for row in list(self.rows.values()):  # an interrupted rollout leaves no row behind in the model
                 self._close(row)
@@ -125,6 +147,7 @@ class _Driver:
         text = self.tokenizer.decode(turn.ids)
         intent = self.protocol.grammar.intent(text)
         row.exact = row.exact and turn.exact
+        row.pay(turn.cost_usd)
         if turn.ids:
             tag = intent.span.tag if intent.span else ""
             row.add(Segment(Author.AGENT, tag, text, turn.ids, turn.logprobs))
@@ -181,13 +204,22 @@ class _Driver:
         return search_turn(row.question, row.history, text, written, self.protocol.grammar)
 
     def _search(self, asked: Sequence[Asking]) -> None:
-        """Make the searches of many rows in one batch, then go on with each row."""
+        """Make the searches of many rows in one batch, then go on with each row; in the thread, if there is one."""
         queries = [query for _, several in asked for query in several]
         if not queries:
             return
+        if self.thread is None:
+            self._hand_out(asked, *self._timed(queries))
+        else:
+            self.sought.append((asked, self.thread.submit(self._timed, queries)))
+
+    def _timed(self, queries: Sequence[Query]) -> Searched:
         began = time.perf_counter()
-        searches = iter(self._found(queries))
-        share = (time.perf_counter() - began) / len(queries)
+        return self._found(queries), time.perf_counter() - began
+
+    def _hand_out(self, asked: Sequence[Asking], found: Sequence[Search], took_s: float) -> None:
+        """Give each row what it searched for."""
+        searches, share = iter(found), took_s / len(found)
         for row, several in asked:
             row.retriever_s += share * len(several)
             self._answer(row, Found(several, tuple(replace(next(searches), turn=row.written) for _ in several)))
@@ -239,6 +271,7 @@ class _Driver:
         """Insert the model's notes as text of the environment: they were written elsewhere, and are not trained on."""
         found, row.noting = row.noting, None
         self.model.close(turn.key)
+        row.pay(turn.cost_usd)
         if turn.ids:
             segment = Segment(Author.AGENT, "", self.tokenizer.decode(turn.ids), turn.ids, turn.logprobs)
             row.asides[-1] += (segment,)
@@ -274,6 +307,7 @@ class _Driver:
             seed=row.seed,
             timings={"wall_s": time.perf_counter() - row.began, "retriever_s": row.retriever_s},
             exact=row.exact,
+            cost_usd=row.cost_usd or None,
         )
         self.done[row.key] = trajectory
         if self.on_done:

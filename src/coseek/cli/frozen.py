@@ -10,32 +10,20 @@ import typer
 
 from coseek.agents.asking import Remembered
 from coseek.agents.component import Tell, answer_from, answer_sheet, mark, verdict_sheet
-from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.agents.judge import (
-    Claim,
-    Judge,
-    JudgeSettings,
-    ModelJudge,
-    OracleJudge,
-    is_world,
-    load_judge_prompt,
-)
-from coseek.cli.retrievers import open_model
+from coseek.agents.frozen import open_generator, open_judge
+from coseek.agents.generator import Generator, GeneratorSettings
+from coseek.agents.judge import Claim, Judge, JudgeSettings
 from coseek.cli.terminal import progress_bar, resumable, say
 from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
 from coseek.data.settings import make_settings
-from coseek.data.store import Store
 from coseek.data.trajectory import Trajectory
 from coseek.measure.agreement import Agreement, agreements
 from coseek.measure.component import Answers, component_run
 from coseek.measure.score import ScoredRun, Verdicts, score_run
 from coseek.measure.table import JUDGED
-from coseek.models.tokenizer import HfTokenizer
-from coseek.retrieval.opening import Writes
-from coseek.world.oracle import Oracle
 
 AnswerWith: TypeAlias = Annotated[
     str | None,
@@ -85,32 +73,6 @@ def check_judged(metrics: Sequence[str], judges: Sequence[str]) -> None:
     needy = [name for name in metrics if name in JUDGED]
     if needy and not judges:
         raise SettingError(f"{needy[0]} needs a judge: name one with --judge")
-
-
-def open_generator(settings: GeneratorSettings, cache: Path | None = None) -> Generator:
-    """The generator, ready to answer. A sampling server is refused: the same passages must give the same answer."""
-    prompt = load_generator_prompt(settings)
-    tokenizer = HfTokenizer.load(Path(settings.counted_by).expanduser()) if settings.counted_by else None
-    return Generator(frozen(settings.model, cache), prompt, settings, tokenizer)
-
-
-def open_judge(settings: JudgeSettings, cache: Path | None = None) -> Judge:
-    """The judge: a model, or the oracle where the name is the folder of a laptop world."""
-    if is_world(settings.model):
-        return OracleJudge(Oracle.load(Path(settings.model).expanduser()), settings.model)
-    prompt = load_judge_prompt(settings)
-    return ModelJudge(frozen(settings.model, cache), prompt, settings)
-
-
-def frozen(name: str, cache: Path | None) -> Writes:
-    """A model at temperature 0, whose texts are kept in `cache` where there is one."""
-    model = open_model(name)
-    temperature = getattr(model, "temperature", 0.0)
-    if temperature != 0:
-        raise SettingError(
-            f"{name} samples at temperature {temperature}; a generator or judge is frozen: set temperature: 0"
-        )
-    return model if cache is None else Remembered(model, Store(cache))
 
 
 @dataclass(frozen=True)

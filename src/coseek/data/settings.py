@@ -22,7 +22,11 @@ S = TypeVar("S", bound=Settings)
 
 def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
     """Read a YAML file into settings, then apply `a.b=c` overrides (values are YAML)."""
-    tree = read_yaml(path, "recipe")
+    return make_settings(kind, assign(read_yaml(path, "recipe"), overrides))
+
+
+def assign(tree: JsonObject, overrides: Sequence[str]) -> JsonObject:
+    """Put `a.b=c` overrides into a tree, whose groups they may change; values are YAML. Returns the tree."""
     for override in overrides:
         name, equals, value = override.partition("=")
         if not equals:
@@ -31,7 +35,7 @@ def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S
             put(tree, name.split("."), cast(Json, yaml.safe_load(value)))
         except yaml.YAMLError:
             raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
-    return make_settings(kind, tree)
+    return tree
 
 
 def put(tree: JsonObject, path: Sequence[str], value: Json) -> None:
@@ -42,6 +46,17 @@ def put(tree: JsonObject, path: Sequence[str], value: Json) -> None:
             raise SettingError(f"{name!r} holds a value, not a group of settings")
         tree = group
     tree[path[-1]] = value
+
+
+def overlay(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
+    """One tree of settings laid over another: groups of settings are merged, everything else is replaced whole."""
+    merged = dict(below)
+    for name, value in above.items():
+        group, under = _group(kind, name), merged.get(name)
+        if group is not None and isinstance(value, dict) and isinstance(under, dict):
+            value = overlay(group, under, value)
+        merged[name] = value
+    return merged
 
 
 def make_settings(kind: type[S], tree: Mapping[str, object]) -> S:
@@ -60,14 +75,20 @@ def make_settings(kind: type[S], tree: Mapping[str, object]) -> S:
 
 def _fields_at(kind: type[BaseModel], path: Sequence[str | int]) -> list[str]:
     for part in path:
-        field = kind.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        options = getattr(inner, "__args__", (inner,))
-        groups = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-        if not groups:
+        group = _group(kind, str(part))
+        if group is None:
             return list(kind.model_fields)
-        kind = groups[0]
+        kind = group
     return list(kind.model_fields)
+
+
+def _group(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The settings class of a field that is a group of settings, or may be one."""
+    field = kind.model_fields.get(name)
+    inner = field.annotation if field else None
+    options = getattr(inner, "__args__", (inner,))
+    groups = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+    return groups[0] if groups else None
 
 
 def save_settings(settings: Settings) -> JsonObject:

@@ -142,7 +142,8 @@ class Sheet(Generic[E]):
         return cls(folder / f"{kind.__name__.lower()}.{name}.jsonl", kind, identity, card)
 
     def entries(self) -> dict[tuple[str, ...], E]:
-        """All entries by key; none when the file is not there yet."""
+        """All entries by key; none when the file is not there yet. A last line that a kill cut short is dropped."""
+        drop_partial_line(self.path)
         return {entry.key: entry for entry in self._lines()}
 
     def _lines(self) -> Iterator[E]:

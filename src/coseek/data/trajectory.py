@@ -152,6 +152,8 @@ class Trajectory:
     exact: bool = True
     """The agent's ids and log-probabilities are what was sampled. False when a server gave text only: the ids are that
     text encoded once and 0 stands for unknown log-probabilities, so the run is measured and never trained on."""
+    cost_usd: float | None = None
+    """What a server asked for the model's turns, in dollars; `None` where nothing is paid or a part is not known."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -191,6 +193,8 @@ class Trajectory:
             row["asides"] = [[segment.to_json() for segment in aside] for aside in self.asides]
         if not self.exact:
             row["exact"] = False
+        if self.cost_usd is not None:
+            row["cost_usd"] = self.cost_usd
         return row
 
     @classmethod
@@ -216,4 +220,5 @@ class Trajectory:
             seed=cast(int, row["seed"]),
             timings=cast(dict[str, float], row["timings"]),
             exact=bool(row.get("exact", True)),
+            cost_usd=cast("float | None", row.get("cost_usd")),
         )

@@ -57,6 +57,8 @@ def score_trajectory(trajectory: Trajectory, verdicts: Verdicts | None = None) -
     }
     if "wall_s" in trajectory.timings:
         scores["wall_s"] = trajectory.timings["wall_s"]
+    if trajectory.cost_usd is not None:
+        scores["cost_usd"] = trajectory.cost_usd
     if question.answers:
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
     if question.answers and (trajectory.answer is not None or answers_itself(trajectory.protocol)):
@@ -115,6 +117,7 @@ METRICS: dict[str, str] = {
     "context_passages": "passages the generator was shown",
     "context_tokens": "tokens of the passages the generator was shown",
     "wall_s": "seconds from question to end, among others that ran at the same time",
+    "cost_usd": "dollars that the model's server asked for",
     "answered": "runs that ended with an answer",
     "valid": "runs in the protocol's form",
     "truncated": "runs that a budget ended",

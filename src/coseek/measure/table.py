@@ -150,7 +150,7 @@ def _cells(summary: Summary, metrics: Sequence[str]) -> list[str]:
 
 
 def _cell(interval: Interval | None, metric: str) -> str:
-    return show(interval, 2 if metric in _COUNTS else 3)
+    return show(interval, 6 if metric == "cost_usd" else 2 if metric in _COUNTS else 3)
 
 
 def _difference_cells(found: Difference, metric: str) -> tuple[str, str, str]:

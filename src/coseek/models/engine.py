@@ -49,6 +49,10 @@ class Engine(Protocol):
         """Exchange the rows of two lists of slots, none twice; no row is longer than `columns`."""
         ...
 
+    def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
+        """Let slots take over what others hold, none of which is longer than `columns`."""
+        ...
+
     def read(self, block: Block) -> None:
         """Take tokens in without asking what follows them."""
         ...

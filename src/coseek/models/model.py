@@ -80,6 +80,8 @@ class Turn:
     fault: str = ""
     exact: bool = True
     """`ids` and `logprobs` are what was sampled. False for a server that cannot say: such a turn is not trained on."""
+    cost_usd: float | None = 0.0
+    """What was paid for it; `None` where a server has a price and does not say what it counted."""
 
 
 class Model(Protocol):

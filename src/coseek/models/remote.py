@@ -10,7 +10,7 @@ measuring, never for training.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Literal
 
@@ -80,6 +80,7 @@ class RemoteModel:
     lost_stop: Callable[[str], str] = field(default=lambda text: "")
     """Text that a stop string ended → that string: OpenAI's interface leaves it off and does not say which it was."""
     usage: Usage = field(default_factory=Usage)
+    prices: Prices = field(default_factory=Prices)
 
     def __post_init__(self) -> None:
         self._dialect = dialect_of(self.served.dialect)
@@ -148,9 +149,10 @@ class RemoteModel:
             return [self._fault(key, str(error))]
         except CancelledError:
             return [self._fault(key, "the connection to the server was closed")]
-        self.usage.add(counted(answer))
+        tokens = counted(answer)
+        self.usage.add(tokens)
         row.parts.append(Part(True, turn.ids, self.tokenizer.decode(turn.ids)))
-        return [turn]
+        return [replace(turn, cost_usd=self.prices.of(tokens))]
 
     def _turn(self, key: int, max_tokens: int, written: Written) -> Turn:
         if not self._dialect.EXACT:
@@ -259,7 +261,9 @@ def open_remote(
     """The model at an address, ready for rows."""
     calls = Calls(base_of(url, PATHS), settings.patience, key_in(settings.key_env))
     served = find_served(calls, settings.dialect, settings.model)
-    model = RemoteModel(calls, served, tokenizer, tuple(stops), temperature, settings.scaled_logprobs)
+    model = RemoteModel(
+        calls, served, tokenizer, tuple(stops), temperature, settings.scaled_logprobs, prices=settings.prices
+    )
     if lost_stop is not None:
         model.lost_stop = lost_stop
     return model

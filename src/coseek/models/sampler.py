@@ -23,6 +23,7 @@ from coseek.models.engines.general import GeneralEngine
 from coseek.models.engines.lfm2 import Lfm2Engine
 from coseek.models.loading import DTYPES, Precision
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
+from coseek.models.sharing import Piece, share
 from coseek.models.stopping import StopStrings
 
 SEED_MASK = 2**64 - 1
@@ -50,6 +51,9 @@ class SamplerSettings(Settings):
     patience: float = Field(default=0.25, ge=0.0, lt=1.0)
     """Share of the rows being written that may have stopped before the driver hears of them. Waiting lets searches
     and readings happen in batches; 0 reports every row at once. It changes the speed and no row."""
+    share: bool = True
+    """Rows that are opened together and begin alike are read once as far as they do (in float32, and but for the last
+    bits of their log-probabilities, it changes no row)."""
 
     @property
     def on_policy(self) -> bool:
@@ -87,10 +91,13 @@ class Sampler:
         self._unread: dict[int, tuple[int, ...]] = {}
         """Rows that hold a line of the board and have something to read before they are written."""
         self._stopped: list[Turn] = []
+        self.tokens_read = 0
+        """Tokens read ahead of writing, since the sampler was made."""
+        self.tokens_copied = 0
+        """Tokens that would have been read as well if no row took over what another one held."""
 
     def start(self, request: Request) -> None:
-        if request.key in self._waiting or request.key in self._board.slot_of:
-            raise ValueError(f"a row with the key {request.key} is open already; close it first")
+        self._check_new(request.key)
         if not request.ids:
             raise ValueError(f"row {request.key} starts with no tokens; a model needs at least one to go on from")
         if not self._board.slot_of and not self._waiting:
@@ -100,11 +107,29 @@ class Sampler:
         self._waiting[request.key] = request
 
     def extend(self, request: Request) -> None:
-        slot = self._board.slot_of.get(request.key)
-        if slot is None or slot < self._board.live or request.key in self._unread:
-            raise ValueError(f"row {request.key} is not open or has not stopped yet, so it cannot be extended")
+        slot = self._stopped_slot(request.key)
         self._board.begin_turn(slot, request.seed & SEED_MASK, request.max_tokens)
         self._queue(request, slot, (int(self._board.pending[slot]), *request.ids))
+
+    @torch.inference_mode()
+    def fork(self, key: int, request: Request) -> None:
+        """Open `request.key` as a second row with the past of `key`, which has stopped and stays as it is.
+
+        The new row goes on as if `extend` had been said of it, and reads nothing of its past. It takes room at once:
+        before the rows that wait for some.
+        """
+        self._stopped_slot(key)
+        self._check_new(request.key)
+        self._arrange()
+        board = self._board
+        if not board.free:
+            raise ValueError(f"no room to fork row {key}: {board.used} rows are open, and max_rows admits no more")
+        source, slot = board.slot_of[key], board.take(request.key)
+        length = int(board.length[source])
+        self._engine.reserve(board.used, length)
+        self._copy([(source, slot)])
+        board.pending[slot] = board.pending[source]
+        self.extend(request)
 
     def close(self, key: int) -> None:
         self._waiting.pop(key, None)
@@ -126,6 +151,16 @@ class Sampler:
             left -= 1
         turns, self._stopped = self._stopped, []
         return turns
+
+    def _check_new(self, key: int) -> None:
+        if key in self._waiting or key in self._board.slot_of:
+            raise ValueError(f"a row with the key {key} is open already; close it first")
+
+    def _stopped_slot(self, key: int) -> int:
+        slot = self._board.slot_of.get(key)
+        if slot is None or slot < self._board.live or key in self._unread:
+            raise ValueError(f"row {key} is not open or has not stopped yet, so it cannot go on")
+        return slot
 
     def _queue(self, request: Request, slot: int, ids: tuple[int, ...]) -> None:
         """Note what a row has to read, unless that is more than a row can hold."""
@@ -174,12 +209,32 @@ class Sampler:
         self._unread = {}
         self._engine.reserve(board.used, int((board.length + board.budget)[: board.live].max()))
         self._engine.clear(_indices([slot for slot, _ in pieces if board.length[slot] == 0], self._engine.device))
+        self._read_pieces(self._read_shared(pieces) if self.settings.share else pieces)
+
+    def _read_shared(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Read once what new rows have in common; returns what is left of all pieces."""
+        rounds, left = share([(slot, ids) for slot, ids in pieces if self._board.length[slot] == 0])
+        for one in rounds:
+            self._read_pieces(one.pieces)
+            self._copy(one.copies)
+        return [(slot, left.get(slot, ids)) for slot, ids in pieces]
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Let rows take over what others hold."""
+        board, device = self._board, self._engine.device
+        sources, targets = (np.array(slots) for slots in zip(*copies, strict=True))
+        lengths = board.length[sources]
+        self._engine.copy(_indices(sources, device), _indices(targets, device), int(lengths.max()))
+        board.length[targets] = lengths
+        self.tokens_copied += int(lengths.sum())
+
+    def _read_pieces(self, pieces: Sequence[Piece]) -> None:
         while pieces := [(slot, ids) for slot, ids in pieces if ids]:
             for group in _groups([(slot, ids[:READ_TOKENS]) for slot, ids in pieces]):
                 self._read_group(group)
             pieces = [(slot, ids[READ_TOKENS:]) for slot, ids in pieces]
 
-    def _read_group(self, group: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+    def _read_group(self, group: Sequence[Piece]) -> None:
         width = max(len(ids) for _, ids in group)
         ids_BW = torch.zeros((len(group), width), dtype=torch.long)
         for row, (_, ids) in enumerate(group):
@@ -192,6 +247,7 @@ class Sampler:
         self._engine.reserve(self._board.used, block.end)
         self._engine.read(block)
         self._board.length[slots] += lengths
+        self.tokens_read += int(lengths.sum())
 
     def _write(self) -> None:
         """One more token on every live row."""
@@ -261,9 +317,9 @@ def pick_dtype(wish: Precision | Literal["auto"], width: int) -> Precision:
     return "bfloat16" if native and width >= WIDE else "float32"
 
 
-def _groups(pieces: Sequence[tuple[int, tuple[int, ...]]]) -> list[list[tuple[int, tuple[int, ...]]]]:
+def _groups(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Pieces of like length together, so that little is padded; about `READ_TOKENS` tokens a group."""
-    groups: list[list[tuple[int, tuple[int, ...]]]] = []
+    groups: list[list[Piece]] = []
     for piece in sorted(pieces, key=lambda piece: -len(piece[1])):
         # The first piece of a group is its longest.
         if groups and len(groups[-1][0][1]) * (len(groups[-1]) + 1) <= READ_TOKENS:

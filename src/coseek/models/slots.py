@@ -55,3 +55,11 @@ class Slots:
             used[both] = used[crossed]
         for state in self.states.values():
             state[both] = state[crossed]
+
+    def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
+        """Let rows take over what others hold in their first columns, and all else that a layer remembers of them."""
+        for keys_or_values in (*self.keys.values(), *self.values.values()):
+            used = keys_or_values[:, :, :columns]
+            used[to_N] = used[from_N]
+        for state in self.states.values():
+            state[to_N] = state[from_N]

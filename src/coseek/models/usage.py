@@ -16,6 +16,12 @@ class Prices(Settings):
     written: float = Field(default=0.0, ge=0)
     """Tokens of answers."""
 
+    def of(self, tokens: tuple[int, int] | None) -> float | None:
+        """Dollars for tokens (read, written); `None` when there is a price and nobody counted."""
+        if not (self.read or self.written):
+            return 0.0
+        return None if tokens is None else (tokens[0] * self.read + tokens[1] * self.written) / 1_000_000
+
 
 @dataclass
 class Usage:

@@ -5,23 +5,32 @@ A part is a pure function of the trajectory, found by its name in `rewards/parts
     {"exact_match": 1.0, "searches": -0.02}                    a weighted sum
     {"format": {"weight": 1.0, "lambda_f": 0.4}}               a part with options of its own
     {"exact_match": 1.0, "valid": {"gate": True}}              the sum, multiplied by the gate (QAgent, stage 1)
+    {"preset": "s3", "searches": -0.02}                        a file of `rewards/presets`, and more beside it
+
+A part that pays for what a frozen generator or a judge said of the run is handed that, too (`said.py`).
 
 What no part may do is turn the fault of a retriever or a model into a score: such a run has no reward (trap 19).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
 from coseek.data.errors import DataError, SettingError, UnknownName
-from coseek.data.registry import find, names
-from coseek.data.settings import Settings, make_settings
+from coseek.data.registry import find, names, yaml_file
+from coseek.data.settings import Settings, load_settings, make_settings
 from coseek.data.trajectory import Trajectory
+from coseek.rewards.said import NOTHING, Need, NoReward, Said
 
 PACKAGE = "coseek.rewards.parts"
+PRESETS = Path(__file__).parent / "presets"
 
-RewardSpec: TypeAlias = dict[str, float | dict[str, bool | float | str | None]]
-"""Part name → its weight, or its weight, gate and options."""
+PartSpec: TypeAlias = dict[str, bool | float | str | None]
+RewardSpec: TypeAlias = dict[str, float | PartSpec | str]
+"""Part name → its weight, or its weight, gate and options; `preset` → the name of a preset, or its file."""
+Given: TypeAlias = float | Mapping[str, bool | float | str | None] | str
+"""A value of such a spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,24 @@ class Reward:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    """By name; what a part is itself made of is there as `part/name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a run has no reward."""
+
+    part: str
+    """What failed: a stop reason (`retriever_error`, `model_error`), or `generator`, `baseline`, `judge`."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A part's value, and the numbers that it is made of, for the log."""
+
+    value: float
+    of: Mapping[str, float]
 
 
 class PartOptions(Settings):
@@ -46,7 +73,17 @@ class _PartModule(Protocol):
 
     Options: type[PartOptions]
 
-    def reward(self, trajectory: Trajectory, options: PartOptions) -> float: ...
+    def reward(self, trajectory: Trajectory, options: PartOptions) -> float | Made: ...
+
+
+class _AskingModule(Protocol):
+    """What it offers if it pays for what frozen parts said."""
+
+    Options: type[PartOptions]
+
+    def needs(self, options: PartOptions) -> tuple[Need, ...]: ...
+
+    def reward(self, trajectory: Trajectory, options: PartOptions, said: Said) -> float | Made: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +91,22 @@ class Part:
     """One named part with its options."""
 
     name: str
-    module: _PartModule
+    module: _PartModule | _AskingModule
     options: PartOptions
 
-    def __call__(self, trajectory: Trajectory) -> float:
-        return self.module.reward(trajectory, self.options)
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What has to be known of a run before this part can look at it."""
+        if not hasattr(self.module, "needs"):
+            return frozenset()
+        return frozenset(cast(_AskingModule, self.module).needs(self.options))
+
+    def __call__(self, trajectory: Trajectory, said: Said = NOTHING) -> Made:
+        if hasattr(self.module, "needs"):
+            value = cast(_AskingModule, self.module).reward(trajectory, self.options, said)
+        else:
+            value = self.module.reward(trajectory, self.options)
+        return value if isinstance(value, Made) else Made(value, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +115,41 @@ class RewardFunction:
 
     parts: tuple[Part, ...]
 
-    def __call__(self, trajectory: Trajectory) -> Reward | None:
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What has to be known of a run besides the run itself."""
+        return frozenset(need for part in self.parts for need in part.needs)
+
+    def __call__(self, trajectory: Trajectory, said: Said = NOTHING) -> Reward | None:
         """The reward of a finished run; `None` when a part of the system failed, so that it is left out, not scored."""
+        found = self.pay(trajectory, said)
+        return found if isinstance(found, Reward) else None
+
+    def pay(self, trajectory: Trajectory, said: Said = NOTHING) -> Reward | Fault:
+        """The reward, or what failed."""
         if trajectory.stop.is_fault:
-            return None
-        values = {part.name: part(trajectory) for part in self.parts}
-        terms = [part.options.weight * values[part.name] for part in self.parts if not part.options.gate]
+            return Fault(str(trajectory.stop), trajectory.detail)
+        try:
+            made = {part.name: part(trajectory, said) for part in self.parts}
+        except NoReward as error:
+            return Fault(error.part, error.detail)
+        terms = [part.options.weight * made[part.name].value for part in self.parts if not part.options.gate]
         total = sum(terms) if terms else 1.0
         for part in self.parts:
             if part.options.gate:
-                total *= values[part.name]
-        return Reward(total, values)
+                total *= made[part.name].value
+        logged = {name: one.value for name, one in made.items()}
+        inner = {f"{name}/{inner}": value for name, one in made.items() for inner, value in one.of.items()}
+        return Reward(total, logged | inner)
+
+
+class Preset(Settings):
+    """A whole reward under one name."""
+
+    about: str = ""
+    """One line for people."""
+    reward: RewardSpec
+    """The parts."""
 
 
 def reward_names() -> list[str]:
@@ -85,24 +157,52 @@ def reward_names() -> list[str]:
     return [name.replace("-", "_") for name in names(PACKAGE)]
 
 
-def make_reward(spec: Mapping[str, float | Mapping[str, bool | float | str | None]]) -> RewardFunction:
+def preset_names() -> list[str]:
+    """The presets that a spec can name."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load_preset(name: str) -> Preset:
+    """One of ours by name, or a YAML file."""
+    preset = load_settings(Preset, yaml_file("reward preset", PRESETS, name))
+    if "preset" in preset.reward:
+        raise SettingError(f"the reward preset {name!r} names another preset; write its parts down instead")
+    return preset
+
+
+def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
     """Compose a reward from settings; a misspelt part or option is refused with the nearest name."""
-    if not spec:
+    trees: dict[str, PartSpec] = {}
+    for name, given in _parts_of(spec):
+        if name in trees:
+            raise SettingError(f"the reward names a part twice: {', '.join(spec)}; give each part one weight")
+        trees[name] = _tree(given)
+    if "preset" in spec:
+        if not isinstance(spec["preset"], str):
+            raise SettingError(f"reward.preset is a name, not {spec['preset']!r} (known: {', '.join(preset_names())})")
+        preset = {name: _tree(given) for name, given in _parts_of(load_preset(spec["preset"]).reward)}
+        trees = {name: preset.get(name, {}) | trees.get(name, {}) for name in (*preset, *trees)}
+    if not trees:
         raise SettingError(
-            f"the reward names no part; write for example exact_match: 1.0 (known: {', '.join(reward_names())})"
+            f"the reward names no part; write for example exact_match: 1.0 (known: {', '.join(reward_names())}), "
+            f"or preset: search-r1 (known: {', '.join(preset_names())})"
         )
-    parts = tuple(_make_part(name, given) for name, given in spec.items())
-    if len({part.name for part in parts}) < len(parts):
-        raise SettingError(f"the reward names a part twice: {', '.join(spec)}; give each part one weight")
-    return RewardFunction(parts)
+    return RewardFunction(tuple(_make_part(name, tree) for name, tree in trees.items()))
 
 
-def _make_part(name: str, given: float | Mapping[str, bool | float | str | None]) -> Part:
-    name = name.replace("-", "_")
+def _parts_of(spec: Mapping[str, Given]) -> list[tuple[str, Given]]:
+    return [(name.replace("-", "_"), given) for name, given in spec.items() if name != "preset"]
+
+
+def _tree(given: Given) -> PartSpec:
+    """Options with the weight among them; what stands in a preset is overlaid option by option."""
+    return dict(given) if isinstance(given, Mapping) else {"weight": given}
+
+
+def _make_part(name: str, tree: PartSpec) -> Part:
     if name not in reward_names():
         raise UnknownName("reward", name, reward_names())
-    module = cast(_PartModule, find("reward", PACKAGE, name.replace("_", "-")))
-    tree = {"weight": given} if not isinstance(given, Mapping) else given
+    module = cast("_PartModule | _AskingModule", find("reward", PACKAGE, name.replace("_", "-")))
     try:
         options = make_settings(module.Options, tree)
     except SettingError as error:

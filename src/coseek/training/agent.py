@@ -1,12 +1,14 @@
 """Training an agent, from files to table: data → policy → warm start → reinforcement learning → table → report.
 
-Every stage leaves its result in the run's folder and is passed over when that is there, so a stopped run goes on where
-it was. Within a stage the trainers have checkpoints of their own.
+Every part leaves its result in the run's folder and is passed over when that is there, so a stopped run goes on where
+it was. Within a part the trainers have checkpoints of their own.
 
     OUT/recipe.yaml        the whole recipe, versions and commit
     OUT/data, OUT/unseen   data sets (when the recipe makes them), OUT/*.index
     OUT/policy/start, warm, trained                  Hugging Face folders
     OUT/warm-start, OUT/rl                           metrics and checkpoints
+    OUT/policy/STAGE, OUT/rl/STAGE                   the same for every stage of a recipe with stages; the last one's
+                                                     policy is `trained`
     OUT/table/AGENT.SET.TEMPERATURE                  runs: every trajectory of the table
     OUT/table.md, OUT/table.json, OUT/report.html
 """
@@ -16,20 +18,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from typing import Protocol as TypingProtocol
+from typing import runtime_checkable
 
 import torch
 import yaml
 from transformers import PreTrainedModel
 
+from coseek.agents.answering import answer_all
 from coseek.agents.card import CARD, AgentCard
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.data.dataset import Dataset
 from coseek.data.errors import DataError, SettingError, UnknownName
-from coseek.data.files import atomic_write
+from coseek.data.files import JsonObject, atomic_write
 from coseek.data.imports import import_data
 from coseek.data.question import Question
-from coseek.data.run import provenance
+from coseek.data.run import Run, provenance
 from coseek.data.settings import save_settings
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match
@@ -37,18 +42,27 @@ from coseek.measure.retrieval import run_recall
 from coseek.models.laptop import make_policy
 from coseek.models.loading import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.text import open_writer
 from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.index import build_index, open_index, retriever_names
+from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
-from coseek.rewards.reward import make_reward
+from coseek.rewards.reward import Reward, make_reward
+from coseek.training.frozen import Frozen, check_frozen, open_frozen
+from coseek.training.learning.checkpoint import load_healthy
 from coseek.training.learning.policy import Policy
+from coseek.training.learning.workers import Workers, placed, workers_here
 from coseek.training.order import derive_seed
 from coseek.training.progress import Progress, Silent
-from coseek.training.recipe import AgentRecipe
+from coseek.training.recipe import AgentRecipe, paths_of
+from coseek.training.rl.baselines import Baselines
+from coseek.training.rl.health import Unhealthy
 from coseek.training.rl.loop import train_rl
+from coseek.training.rl.scoring import Scoring
 from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.demonstrations import demonstrate, texts_of
 from coseek.training.sft.loop import WarmStart, train_sft
+from coseek.training.stages import Stage, candidates, right_runs, select, stages_of
 from coseek.world.world import make_world
 
 ONE_SHOT = ("direct", "rag")
@@ -64,6 +78,23 @@ class QuestionSet:
     retriever: Retriever
 
 
+def _bound(recipe: JsonObject) -> JsonObject:
+    """A recipe without what may change when its run goes on: what counts as healthy moves no weight."""
+    rl = recipe.get("rl")
+    if not isinstance(rl, dict):
+        return recipe
+    return recipe | {"rl": {name: value for name, value in rl.items() if name != "health"}}
+
+
+@runtime_checkable
+class Follows(TypingProtocol):
+    """A retriever that gets better or worse while an agent learns."""
+
+    def progress(self, step: int, steps: int) -> None:
+        """Training is at `step` of `steps`."""
+        ...
+
+
 @dataclass
 class AgentTraining:
     """One run of a recipe in a folder."""
@@ -71,9 +102,17 @@ class AgentTraining:
     recipe: AgentRecipe
     folder: Path
     progress: Progress = field(default_factory=Silent)
+    workers: Workers = field(default_factory=workers_here)
+    """The first one does everything; the others help it with reinforcement learning."""
+
+    def __post_init__(self) -> None:
+        if not self.workers.first:
+            self.progress = Silent()
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with."""
+        if not self.workers.first:
+            return
         self.check()
         path = self.folder / "recipe.yaml"
         if path.exists() and not resume:
@@ -81,7 +120,7 @@ class AgentTraining:
         wanted = save_settings(self.recipe)
         if path.exists():
             began = yaml.safe_load(path.read_text(encoding="utf-8"))["recipe"]
-            changed = sorted(name for name in wanted if began.get(name) != wanted[name])
+            changed = sorted(name for name in wanted if _bound(began).get(name) != _bound(wanted)[name])
             if changed:
                 raise SettingError(
                     f"{self.folder} was begun with another {', '.join(changed)}; take the same recipe, or another --out"
@@ -93,30 +132,40 @@ class AgentTraining:
     def check(self) -> None:
         """Find what is wrong with the recipe before anything is written."""
         recipe = self.recipe
-        make_reward(recipe.reward)
+        for stage in stages_of(recipe, self.folder):
+            self._check_reward(stage.recipe)
         load_protocol(recipe.protocol, recipe.wording)
         if recipe.data.retriever not in retriever_names():
             raise UnknownName("retriever", recipe.data.retriever, retriever_names())
-        sources = [Path(source) for source in recipe.data.imported.sources] if recipe.data.imported else []
-        if recipe.data.imported and not sources:
+        if recipe.data.imported is not None and not recipe.data.imported.sources:
             raise SettingError("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
-        for path in (*sources, *(Path(name) for name in (recipe.data.folder, recipe.policy.folder) if name)):
-            if not path.exists():
-                raise DataError(f"there is no {path}, which the recipe names; check the path")
+        for named in paths_of(recipe):
+            if not named.path.exists():
+                raise DataError(f"there is no {named.path}, which the recipe names as {named.setting}; check the path")
+        if recipe.warm_start is None and recipe.learn == "demonstrations":
+            raise SettingError("learn: demonstrations needs some; give the recipe a warm_start")
         if recipe.warm_start and recipe.warm_start.writer == "expert" and recipe.data.world is None:
             raise SettingError(
                 "the expert demonstrates in laptop worlds only; take warm_start.writer=rules for other data"
             )
 
+    def _check_reward(self, recipe: AgentRecipe) -> None:
+        check_frozen(recipe.frozen, make_reward(recipe.reward), recipe.data.world is not None)
+        if recipe.select.naive_rag == "wrong" and recipe.frozen.generator is None:
+            raise SettingError("select.naive_rag=wrong asks a frozen generator; name one with frozen.generator.model")
+
     def train(self) -> None:
         """Everything up to the trained policy."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        self.prepare_data()
-        self.make_policy()
-        if self.recipe.warm_start is not None:
-            self.warm_start()
-        self.reinforce()
+        if self.workers.first:
+            self.prepare_data()
+            self.make_policy()
+            if self.recipe.warm_start is not None:
+                self.warm_start()
+        self.workers.wait()
+        for stage in self.stages:
+            self.learn(stage)
 
     # --- data
 
@@ -131,9 +180,12 @@ class AgentTraining:
             import_data(data.imported.format, sources, folder, shares=data.imported.shares)
         if data.unseen is not None and not (self.folder / "unseen").exists():
             make_world(data.unseen).save(self.folder / "unseen")
-        for name in self.set_folders:
-            if not self._index_path(name).exists():
-                build_index(self.set_folders[name], data.retriever, self._index_path(name), data.retriever_settings)
+        for name, path in self.set_folders.items():
+            if self._made_here(name) and not self._index_path(name).exists():
+                build_index(path, data.retriever, self._index_path(name), data.retriever_settings)
+        if data.index is not None:
+            self.progress.say(f"data: {self.data_folder}; searched with {data.index}")
+            return
         sizes = ", ".join(f"{name} {len(Dataset(path).corpus)} passages" for name, path in self.set_folders.items())
         self.progress.say(f"data: {sizes}; searched with {data.retriever}")
 
@@ -146,12 +198,30 @@ class AgentTraining:
         unseen = {"unseen": self.folder / "unseen"} if self.recipe.data.unseen is not None else {}
         return {"data": self.data_folder, **unseen}
 
+    def _made_here(self, name: str) -> bool:
+        return name != "data" or self.recipe.data.index is None
+
     def _index_path(self, name: str) -> Path:
         return self.folder / f"{name}.index"
 
     @cached_property
     def retrievers(self) -> dict[str, Retriever]:
-        return {name: open_index(self._index_path(name)) for name in self.set_folders}
+        there = self.recipe.data.index
+        return {
+            name: open_index(self._index_path(name))
+            if there is None or self._made_here(name)
+            else open_retriever(there, model=open_writer)
+            for name in self.set_folders
+        }
+
+    @cached_property
+    def engine(self) -> Retriever:
+        """What searches while rewards are earned."""
+        engine = self.recipe.data.engine
+        if engine is None:
+            return self.retrievers["data"]
+        index = {"over": self.recipe.data.index or str(self._index_path("data"))}
+        return open_retriever({**(index if engine.get("retriever") == "noisy" else {}), **engine}, model=open_writer)
 
     def questions(self, split: str) -> list[Question]:
         return Dataset(self.data_folder).questions(split)
@@ -170,11 +240,20 @@ class AgentTraining:
     # --- policy
 
     @cached_property
+    def stages(self) -> list[Stage]:
+        return stages_of(self.recipe, self.folder)
+
+    @property
+    def compared(self) -> tuple[str, str]:
+        """The policies that the table calls before and after: what the rewards changed, or else the demonstrations."""
+        return ("warm", "trained") if self.stages else ("start", "warm")
+
+    @cached_property
     def protocol(self) -> Protocol:
         return load_protocol(self.recipe.protocol, self.recipe.wording)
 
     def policy_folder(self, name: str) -> Path:
-        """`start`, `warm` or `trained`; without a warm start `warm` is `start`."""
+        """`start`, `warm`, a stage's name or `trained`; without a warm start `warm` is `start`."""
         if name == "start" and self.recipe.policy.folder is not None:
             return Path(self.recipe.policy.folder)
         if name == "warm" and self.recipe.warm_start is None:
@@ -187,8 +266,16 @@ class AgentTraining:
         if folder.exists() or self.recipe.policy.folder is not None:
             return
         texts = texts_of(self.recipe, Dataset(self.data_folder))
-        make_policy(self.recipe.policy.laptop, texts, self.protocol.grammar.special_tokens, folder, self.recipe.seed)
+        make_policy(self.recipe.policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)
         AgentCard(protocol=self.recipe.protocol, wording=self.recipe.wording).write(folder)
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The marks of the agent's protocol, then those of every other one that it is taught."""
+        also = self.recipe.warm_start.also if self.recipe.warm_start else {}
+        others = [load_protocol(name, self.recipe.wording) for name in also]
+        marks = [mark for protocol in (self.protocol, *others) for mark in protocol.grammar.special_tokens]
+        return tuple(dict.fromkeys(marks))
 
     @cached_property
     def tokenizer(self) -> HfTokenizer:
@@ -225,15 +312,17 @@ class AgentTraining:
         runs = demonstrate(
             self.recipe, self.protocol, self.tokenizer, self.retrievers["data"], self.questions, self.progress
         )
-        model = load_model(self.policy_folder("start"))
+        model = placed(load_model(self.policy_folder("start")))
         agent = Agent(self.protocol, self.sampler(model, self.protocol, 1.0))
+        paid = self.stages[0].recipe if self.stages else self.recipe
+        scoring = self.scoring(paid)
         outcome = train_sft(
             model,
             draw_by_hops(runs, settings.sft.curriculum),
             settings.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, settings.sft.seed, "sft")}),
             self.folder / "warm-start",
             resume=True,
-            evaluate=lambda _: self.look(agent),
+            evaluate=lambda _: self.look(agent, paid, scoring),
             progress=self.progress,
         )
         self.progress.say(f"warm start: {outcome.rounds} round(s); readings are of dev at temperature 1")
@@ -242,52 +331,148 @@ class AgentTraining:
         self._keep(model, "warm")
         return outcome
 
-    def look(self, agent: Agent) -> dict[str, float]:
-        """A short look at the dev split: mean reward, strict EM and gold-passage recall of the agent as it is now."""
-        questions = self.questions(self.recipe.data.dev)[: self.recipe.table.dev_questions]
-        seeds = [derive_seed(self.recipe.seed, "look", question.id) for question in questions]
-        runs = rollout(
-            agent, self.retrievers["data"], questions, seeds, self.recipe.limits, concurrency=self.recipe.concurrency
+    @cached_property
+    def frozen(self) -> Frozen:
+        """The models that rewards ask, and what they wrote so far."""
+        return open_frozen(
+            self.recipe.frozen, self.folder, self.data_folder if self.recipe.data.world is not None else None
         )
-        return readings_of(runs, self)
 
-    def reinforce(self) -> None:
-        """Reinforcement learning on the training questions."""
-        if (self.policy_folder("trained") / CARD).exists():
+    def baselines(self, recipe: AgentRecipe) -> Baselines:
+        """What the generator answers from naive RAG on every question that may be trained on or looked at."""
+        questions = candidates(self.questions(recipe.data.train), recipe.select)
+        self.progress.stage("baselines", len(questions))
+        return self.frozen.baselines(
+            [*questions, *self._looked_at(recipe)],
+            self.retrievers["data"],
+            lambda done, _: self.progress.advance(min(done, len(questions))),
+        )
+
+    def scoring(self, recipe: AgentRecipe) -> Scoring:
+        """The reward, with the frozen parts that it needs and no others."""
+        reward = make_reward(recipe.reward)
+        if not reward.needs:
+            return Scoring(reward)
+        return self.frozen.scoring(reward, self.baselines(recipe) if "baseline" in reward.needs else None)
+
+    def asked(self, recipe: AgentRecipe, scoring: Scoring) -> list[Question]:
+        """The questions that a stage trains on."""
+        failed = recipe.select.naive_rag == "wrong"
+        baselines = (scoring.baselines or self.baselines(recipe)) if failed else None
+        return select(self.questions(recipe.data.train), recipe.select, scoring, baselines, self.progress.say)
+
+    def _looked_at(self, recipe: AgentRecipe) -> list[Question]:
+        return self.questions(recipe.data.dev)[: recipe.table.dev_questions]
+
+    def look(self, agent: Agent, recipe: AgentRecipe, scoring: Scoring) -> dict[str, float]:
+        """A short look at the dev split: mean reward, strict EM and gold-passage recall of the agent as it is now."""
+        questions = self._looked_at(recipe)
+        seeds = [derive_seed(recipe.seed, "look", question.id) for question in questions]
+        runs = rollout(agent, self.retrievers["data"], questions, seeds, recipe.limits, concurrency=recipe.concurrency)
+        return readings_of(runs, scoring)
+
+    def learn(self, stage: Stage) -> None:
+        """One stage, from the weights that the one before it ended with."""
+        if self.workers.agree((self.policy_folder(stage.ends) / CARD).exists):
             return
-        recipe = self.recipe
-        model = load_model(self.policy_folder("warm"))
-        settings = recipe.rl.model_copy(update={"seed": derive_seed(recipe.seed, recipe.rl.seed, "rl")})
+        if stage.name:
+            self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
+        model = placed(load_model(self.policy_folder(stage.begins)))
+        if stage.recipe.learn != "rejection":
+            self.reinforce(stage, model)
+        elif self.workers.first:
+            self.imitate(stage, model)
+        if self.workers.first:
+            self._keep(model, stage.ends)
+        self.workers.wait()
+
+    def reinforce(self, stage: Stage, model: PreTrainedModel) -> None:
+        """Reinforcement learning on the training questions."""
+        recipe = stage.recipe
+        settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
         writing = Agent(self.protocol, self.sampler(model, self.protocol, settings.temperature))
         greedy = Agent(self.protocol, self.sampler(model, self.protocol, 0.0))
+        engine = self.engine
+        # The first worker alone asks frozen parts and writes to their caches.
+        scoring = self.scoring(recipe) if self.workers.first else Scoring(make_reward({"exact_match": 1.0}))
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
-            return rollout(
-                writing, self.retrievers["data"], questions, seeds, recipe.limits, concurrency=recipe.concurrency
-            )
+            return rollout(writing, engine, questions, seeds, recipe.limits, concurrency=recipe.concurrency)
 
-        train_rl(
-            Policy(model, settings.policy, settings.updates, settings.temperature),
-            self.questions(recipe.data.train),
-            run,
-            make_reward(recipe.reward),
-            settings,
-            self.folder / "rl",
+        policy = Policy(model, settings.policy, settings.updates, settings.temperature, self.workers)
+        try:
+            train_rl(
+                policy,
+                self.workers.agree(lambda: self.asked(recipe, scoring)),
+                run,
+                scoring,
+                settings,
+                stage.folder,
+                resume=True,
+                evaluate=(lambda _: self.look(greedy, recipe, scoring)) if settings.evaluate_every else None,
+                progress=self.progress,
+                begin=engine.progress if isinstance(engine, Follows) else None,
+            )
+        except Unhealthy:
+            self._keep_healthy(policy, model, stage)
+            raise
+
+    def _keep_healthy(self, policy: Policy, model: PreTrainedModel, stage: Stage) -> None:
+        """Save the policy of the last healthy checkpoint, beside where the trained one would be."""
+        kept = load_healthy(stage.folder / "checkpoints")
+        if kept is not None:
+            policy.load_state(kept["learners"]["policy"])
+            name = f"{stage.ends}-healthy"
+            self._keep(model, name)
+            self.progress.say(f"the policy as it was after step {kept['step']} is in {self.policy_folder(name)}")
+
+    def imitate(self, stage: Stage, model: PreTrainedModel) -> None:
+        """Rejection sampling: many runs of every training question, and lessons from those that were right."""
+        recipe, settings = stage.recipe, stage.recipe.rejection
+        scoring = self.scoring(recipe)
+        run = self._samples(stage, model, self.asked(recipe, scoring))
+        kept = right_runs(run.trajectories(), scoring, settings, stage.seed("kept"))
+        self.progress.say(f"{len(kept)} runs were right and are learnt from")
+        agent = Agent(self.protocol, self.sampler(model, self.protocol, 1.0))
+        train_sft(
+            model,
+            draw_by_hops(kept, settings.sft.curriculum),
+            settings.sft.model_copy(
+                update={"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
+            ),
+            stage.folder,
             resume=True,
-            evaluate=(lambda _: self.look(greedy)) if settings.evaluate_every else None,
+            evaluate=lambda _: self.look(agent, recipe, scoring),
             progress=self.progress,
         )
-        self._keep(model, "trained")
+
+    def _samples(self, stage: Stage, model: PreTrainedModel, questions: Sequence[Question]) -> Run:
+        """The runs that rejection sampling chooses from, as a run folder."""
+        recipe, settings = stage.recipe, stage.recipe.rejection
+        folder = stage.folder / "samples"
+        began = (folder / "run.yaml").exists()
+        run = Run(folder) if began else Run.create(folder, {"agent": stage.begins, **save_settings(settings)})
+        self.progress.stage("samples", len(questions) * settings.samples)
+        answer_all(
+            run,
+            Agent(self.protocol, self.sampler(model, self.protocol, settings.temperature)),
+            self.engine,
+            questions,
+            recipe.limits,
+            seed=stage.seed("samples"),
+            samples=settings.samples,
+            tell=lambda ended, _: self.progress.advance(ended),
+        )
+        return run
 
 
-def readings_of(runs: Sequence[Trajectory], training: AgentTraining) -> dict[str, float]:
+def readings_of(runs: Sequence[Trajectory], scoring: Scoring) -> dict[str, float]:
     """Means over the runs without a fault; a metric that no question has is left out."""
-    reward = make_reward(training.recipe.reward)
     whole = [run for run in runs if not run.stop.is_fault]
     if not whole:
         raise DataError("every run of the dev questions ended by a fault; see to the retriever first")
     named: dict[str, list[float]] = {
-        "reward": [paid.value for run in whole if (paid := reward(run)) is not None],
+        "reward": [paid.value for paid in scoring(whole) if isinstance(paid, Reward)],
         "exact_match": [float(exact_match(run.answer, run.question.answers)) for run in whole if run.question.answers],
         "recall": [found for run in whole if (found := run_recall(run)) is not None],
     }

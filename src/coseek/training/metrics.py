@@ -25,9 +25,8 @@ class MetricsLog:
         self.position = position
 
     def write(self, row: Mapping[str, float]) -> None:
-        """One line. What is not a finite number has no place in JSON and is left out."""
-        clean = {name: _short(value) for name, value in row.items() if math.isfinite(value)}
-        line = dump_line({**clean}).encode()
+        """One line."""
+        line = dump_line({**as_written(row)}).encode()
         try:
             with self.path.open("ab") as file:
                 file.write(line)
@@ -41,6 +40,11 @@ class MetricsLog:
         """On disk before a checkpoint that counts on it."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
+
+
+def as_written(row: Mapping[str, float]) -> dict[str, float]:
+    """The row as a reader of the file will find it. What is not a finite number has no place in JSON: left out."""
+    return {name: _short(value) for name, value in row.items() if math.isfinite(value)}
 
 
 def _short(value: float) -> float | int:

@@ -1,20 +1,32 @@
-"""Recipe: everything that decides how an agent is trained and measured, in one file. Does not import torch."""
+"""Recipe: everything that decides how an agent is trained and measured, in one file. Does not import torch.
 
+A recipe may have stages. A stage is the recipe with some of its settings replaced, and begins with the weights that the
+stage before it ended with (QAgent: first paid for its own answers, then for those of a frozen generator).
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
 from coseek.agents.rollout import Limits
 from coseek.agents.writers.expert import ExpertSettings
+from coseek.data.errors import SettingError, nearest
+from coseek.data.files import Json, JsonObject, read_yaml
 from coseek.data.registry import yaml_file
-from coseek.data.settings import Settings
+from coseek.data.settings import Settings, assign, make_settings, overlay, save_settings
 from coseek.models.laptop import LaptopSettings
 from coseek.rewards.reward import RewardSpec
-from coseek.training.settings import RlSettings, SftSettings
+from coseek.training.frozen import ORACLE, FrozenSettings
+from coseek.training.settings import RejectionSettings, RlSettings, SftSettings
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+STAGED = ("about", "learn", "limits", "reward", "rejection", "rl", "select")
+"""What a stage may set."""
+TAKEN = ("start", "warm", "trained")
+"""Folders of `policy/` that no stage may be called after."""
 
 
 class ImportSettings(Settings):
@@ -43,6 +55,11 @@ class DataSettings(Settings):
     """What searches: a retriever that `coseek index` can build."""
     retriever_settings: dict[str, bool | int | float | str] = Field(default={})
     """Settings of that retriever."""
+    index: str | None = None
+    """What searches instead, and is there already: an index folder, a URL, or a YAML file of parts."""
+    engine: dict[str, object] | None = None
+    """What searches while rewards are earned, in place of the index: the lines of a retriever's YAML file. `noisy` is
+    laid over the index; it and `simulated` hear how far training is, and get worse as they are told to."""
     train: str = "train"
     """Split that the agent is trained on."""
     dev: str = "dev"
@@ -69,8 +86,9 @@ class PolicySettings(Settings):
 class WarmStartSettings(Settings):
     """Demonstrations, and supervised training on them."""
 
-    writer: Literal["expert", "rules"] = "expert"
-    """Who demonstrates. The expert needs laptop worlds; `rules` works on any corpus."""
+    writer: Literal["expert", "rules", "gold"] = "expert"
+    """Who demonstrates. The expert needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at
+    once, for protocols that only answer."""
     expert: ExpertSettings = ExpertSettings()
     """The expert's faults: what is left for reinforcement learning to mend."""
     worlds: int = Field(default=30, ge=0)
@@ -81,8 +99,38 @@ class WarmStartSettings(Settings):
     """Reading drills in each throw-away world, as a share of its questions; their questions have 0 hops."""
     one_shot: float = Field(default=0.1, ge=0.0, le=1.0)
     """Questions that are also demonstrated in the protocols `direct` and `rag`, as a share: the table's baselines."""
+    also: dict[str, float] = Field(default={})
+    """Protocols that are taught besides the agent's own, and the share of the questions demonstrated in each."""
     sft: SftSettings = SftSettings()
     """The supervised training."""
+
+
+class SelectSettings(Settings):
+    """Which questions of the training split are trained on."""
+
+    hops: tuple[int, ...] | None = None
+    """Only questions of these numbers of hops."""
+    yes_no: bool = True
+    """Keep questions whose answer is yes, no, true or false (004 does not: words find them in their opposites)."""
+    naive_rag: Literal["any", "wrong"] = "any"
+    """`wrong`: only questions that the frozen generator answers wrongly from naive RAG's passages (004)."""
+    most: int | None = Field(default=None, ge=1)
+    """At most so many: the first ones that are left."""
+
+
+class MachineSettings(Settings):
+    """What the estimates of a dry run assume. Nothing that is trained depends on it."""
+
+    devices: int = Field(default=1, ge=1)
+    """Devices that share the work."""
+    memory_gib: float = Field(default=8.0, gt=0.0)
+    """Memory of one device (H100, A100: 80)."""
+    tflops: float = Field(default=0.2, gt=0.0)
+    """Peak arithmetic of one device, 10¹² operations a second (bfloat16, dense: H100 989, A100 312)."""
+    update_mfu: float = Field(default=0.5, gt=0.0, le=1.0)
+    """Share of the peak that updates, and reading prompts and documents, reach."""
+    rollout_mfu: float = Field(default=0.1, gt=0.0, le=1.0)
+    """Share of the peak that writing token by token reaches."""
 
 
 class TableSettings(Settings):
@@ -119,8 +167,19 @@ class AgentRecipe(Settings):
     """Supervised training before the rewards; none to start reinforcement learning at once."""
     reward: RewardSpec = Field(default={"exact_match": 1.0})
     """What the agent is paid for."""
+    frozen: FrozenSettings = FrozenSettings()
+    """The models that a reward may ask, and what a gain is measured against."""
+    learn: Literal["rl", "rejection", "demonstrations"] = "rl"
+    """How the agent learns after the warm start: from rewards, from those of its own runs that were right, or not."""
     rl: RlSettings = RlSettings()
     """Reinforcement learning."""
+    rejection: RejectionSettings = RejectionSettings()
+    """Rejection sampling."""
+    select: SelectSettings = SelectSettings()
+    """Which questions are trained on."""
+    stages: dict[str, dict[str, object]] = Field(default={})
+    """Stages by name, in order; each says what it replaces (`about`, `learn`, `limits`, `reward`, `rejection`, `rl`,
+    `select`). None: one stage with the settings above."""
     concurrency: int = Field(default=256, ge=1)
     """Questions under way at once."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
@@ -129,8 +188,111 @@ class AgentRecipe(Settings):
     """CPU threads; as many as there are cores when not set. Results are the same only for the same number."""
     table: TableSettings = TableSettings()
     """The last measurement."""
+    machine: MachineSettings = MachineSettings()
+    """What the estimates of a dry run assume."""
+
+    @model_validator(mode="after")
+    def _stages_can_be_made(self) -> "AgentRecipe":
+        for name in self.stages:
+            self.stage(name)
+        return self
+
+    def stage(self, name: str) -> "AgentRecipe":
+        """The recipe of one stage: this one with what the stage replaces."""
+        if name in TAKEN or not name.replace("-", "").isalnum():
+            raise SettingError(
+                f"a stage cannot be named {name!r}; take letters, digits and dashes, and none of {', '.join(TAKEN)}"
+            )
+        own = cast(JsonObject, self.stages[name])
+        for setting in own:
+            if setting not in STAGED:
+                hint = nearest(setting, STAGED)
+                raise SettingError(f"stage {name!r} cannot set {setting!r}{hint} It may set: {', '.join(STAGED)}")
+        tree = save_settings(self)
+        del tree["stages"]
+        try:
+            stage = make_settings(AgentRecipe, overlay(AgentRecipe, tree, own))
+        except SettingError as error:
+            raise SettingError(f"stage {name!r}: {error}") from None
+        if stage.learn == "demonstrations":
+            raise SettingError(f"stage {name!r} learns nothing; demonstrations come before the stages, in warm_start")
+        return stage
+
+
+class Named(NamedTuple):
+    """A path that a recipe names."""
+
+    setting: str
+    path: Path
+    holds: Literal["data", "index", "model"]
+
+
+def paths_of(recipe: AgentRecipe) -> Iterator[Named]:
+    """Every path of this machine that a recipe names; URLs are no paths."""
+    data, engine = recipe.data, recipe.data.engine or {}
+    for source in data.imported.sources if data.imported else ():
+        yield Named("data.imported.sources", Path(source), "data")
+    named: list[tuple[str, object, Literal["data", "index", "model"]]] = [
+        ("data.folder", data.folder, "data"),
+        ("data.index", data.index, "index"),
+        ("data.engine.over", engine.get("over"), "index"),
+        ("data.engine.model", engine.get("model"), "model"),
+        ("data.engine.questions", engine.get("questions"), "data"),
+        ("data.retriever_settings.encoder", None if data.index else data.retriever_settings.get("encoder"), "model"),
+        ("policy.folder", recipe.policy.folder, "model"),
+    ]
+    if (generator := recipe.frozen.generator) is not None:
+        named.append(("frozen.generator.model", generator.model, "model"))
+        named.append(("frozen.generator.counted_by", generator.counted_by, "model"))
+    if (judge := recipe.frozen.judge) is not None and judge.model != ORACLE:
+        named.append(("frozen.judge.model", judge.model, "model"))
+    for setting, name, holds in named:
+        if isinstance(name, str) and not name.startswith(("http://", "https://")):
+            yield Named(setting, Path(name).expanduser(), holds)
+
+
+def recipe_names() -> list[str]:
+    """The recipes that are ours."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def recipe_path(name: str) -> Path:
     """The file of a recipe: one of ours by name (`quickstart`), or a path."""
     return yaml_file("recipe", RECIPES, name)
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
+    """One of our recipes by name, or a file, laid over what it extends; then `a.b=c` overrides (values are YAML)."""
+    return make_settings(AgentRecipe, assign(_read(recipe_path(name), ()), overrides))
+
+
+def _read(path: Path, above: Sequence[Path]) -> JsonObject:
+    """A recipe file as a tree, laid over the recipe that it extends: a name of ours, or a path seen from the file."""
+    if path.resolve() in above:
+        chain = " → ".join(file.name for file in (*above, path))
+        raise SettingError(f"{path} extends itself ({chain}); leave out one `extends`")
+    tree = read_yaml(path, "recipe")
+    if isinstance(inside := tree.get("recipe"), dict):  # what a run wrote down, with versions and commit beside it
+        tree = inside
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
+    is_file = base.endswith((".yaml", ".yml"))
+    below = _read(recipe_path(str(path.parent / base) if is_file else base), (*above, path.resolve()))
+    merged = overlay(AgentRecipe, below, tree)
+    merged["stages"] = _stages(below.get("stages"), tree.get("stages"))
+    return merged
+
+
+def _stages(below: Json, above: Json) -> Json:
+    """Stages are laid over those of the same name; new ones follow."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above if above is not None else below or {}
+    merged = dict(below)
+    for name, stage in above.items():
+        under = merged.get(name)
+        both = isinstance(under, dict) and isinstance(stage, dict)
+        merged[name] = overlay(AgentRecipe, cast(JsonObject, under), cast(JsonObject, stage)) if both else stage
+    return merged

@@ -29,10 +29,12 @@ from coseek.measure.report import (
     TrajectorySection,
     write_report,
 )
-from coseek.measure.score import Scores, score_runs
+from coseek.measure.score import Scores, answers_itself, score_runs
 from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json, show
 from coseek.models.loading import load_model
+from coseek.rewards.reward import make_reward
 from coseek.training.agent import AgentTraining, QuestionSet
+from coseek.training.stages import Stage
 
 PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
 """What is compared question by question."""
@@ -58,12 +60,14 @@ class Row:
 def rows_of(training: AgentTraining) -> list[Row]:
     """The agents that are compared. `before` comes first, so that every other is paired with it."""
     own = training.recipe.protocol
-    pair = (("before", "warm"), ("after", "trained"))
+    pair = tuple(zip(("before", "after"), training.compared, strict=True))
     agents = [Row(name, policy, own, t) for t in (0.0, 1.0) for name, policy in pair]
-    if training.recipe.warm_start is None:
+    agents += [Row(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
+    warm = training.recipe.warm_start
+    if warm is None or warm.writer == "gold":  # nobody taught the baselines' protocols
         return agents
     once = [Row("direct", "warm", "direct", 0.0), Row("naive RAG", "warm", "rag", 0.0)]
-    rules = [Row("rules", "", own, 0.0)] if training.recipe.warm_start.writer == "rules" else []
+    rules = [Row("rules", "", own, 0.0)] if warm.writer == "rules" else []
     return [*agents, *once, *rules]
 
 
@@ -148,8 +152,11 @@ def _scores(training: AgentTraining, rows: Sequence[Row], column: QuestionSet) -
 
 
 def metric_of(training: AgentTraining) -> str:
-    """The metric in the headline: what the agent was paid for."""
-    return "recall" if "gold_recall" in training.recipe.reward else "em"
+    """The metric in the headline: what the agent was paid for, as far as the agent's own runs show it."""
+    recipe = training.stages[-1].recipe if training.stages else training.recipe
+    paid = {part.name for part in make_reward(recipe.reward).parts}
+    silent = not answers_itself(recipe.protocol)
+    return "recall" if "gold_recall" in paid or silent else "em"
 
 
 def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
@@ -207,12 +214,24 @@ def _curves(training: AgentTraining) -> list[Section]:
     for path in sorted((training.folder / "warm-start").glob("round-*/metrics.jsonl")):
         loss = series_of([row for _, row in read_jsonl(path)], "loss", "loss")
         sections.append(PlotSection("Warm start", line_plot([loss], "step", "loss"), "Supervised loss a token."))
-    rows = [row for _, row in read_jsonl(training.folder / "rl" / "metrics.jsonl")]
+    for stage in training.stages:
+        sections += _curve(stage)
+    return sections
+
+
+def _curve(stage: Stage) -> list[Section]:
+    """Reward by step; rejection sampling has a loss instead."""
+    name = f": {stage.name}" if stage.name else ""
+    if stage.recipe.learn == "rejection":
+        found = [row for path in stage.folder.glob("round-*/metrics.jsonl") for _, row in read_jsonl(path)]
+        loss = series_of(found, "loss", "loss")
+        return [PlotSection(f"Learning from right runs{name}", line_plot([loss], "step", "loss"), "Loss a token.")]
+    rows = [row for _, row in read_jsonl(stage.folder / "metrics.jsonl")]
     reward = series_of(rows, "reward", "a step's runs, temperature 1")
     lines = [reward, replace(smoothed(reward), name="mean of five steps")]
     looks = series_of(rows, "eval/reward", "dev questions, greedy", markers=True)
     plot = line_plot([*lines, looks] if looks.x else lines, "step", "reward")
-    return [*sections, PlotSection("Learning curve", plot, "Mean reward of each step, and of the dev questions.")]
+    return [PlotSection(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
 
 
 def _bars(found: Scores, metric: str) -> Svg:
@@ -227,16 +246,21 @@ def _bars(found: Scores, metric: str) -> Svg:
 
 def files_of(training: AgentTraining) -> dict[str, str]:
     """Path → what it is, of every file a reader may want."""
-    folder = training.folder
+    folder, (before, after) = training.folder, training.compared
+    curves = [stage for stage in training.stages if stage.recipe.learn == "rl"]
     named = {
         folder / "report.html": "the report",
         folder / "table.md": "all tables",
         folder / "table.json": "the same for programs",
         folder / "table": "a run folder for every cell of the table",
-        training.policy_folder("trained"): "the trained policy, a Hugging Face folder",
-        training.policy_folder("warm"): "the policy before reinforcement learning",
-        folder / "rl" / "metrics.jsonl": "a line for every step",
+        training.policy_folder(after): "the trained policy, a Hugging Face folder",
+        training.policy_folder(before): "the policy before reinforcement learning",
+        **{stage.folder / "metrics.jsonl": f"a line for every step{_of(stage)}" for stage in curves},
         training.data_folder: "corpus and questions",
         folder / "recipe.yaml": "the recipe, with versions and commit",
     }
     return {str(path): what for path, what in named.items()}
+
+
+def _of(stage: Stage) -> str:
+    return f" of stage {stage.name}" if stage.name else ""

@@ -2,12 +2,13 @@
 
 from typing import Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coseek.data.settings import Settings
 
 Normaliser: TypeAlias = Literal["token", "sequence", "group", "constant"]
 KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
+Algorithm: TypeAlias = Literal["grpo", "ppo", "rloo", "reinforce++"]
 
 
 class OptimiserSettings(Settings):
@@ -33,6 +34,20 @@ class OptimiserSettings(Settings):
     """Share of the peak that is left at the end of the fall."""
 
 
+class LoraSettings(Settings):
+    """Low-rank adapters: few numbers are trained beside frozen weights. There is no dropout: what is trained must be
+    what was sampled from."""
+
+    rank: int = Field(default=16, ge=1)
+    """Inner width of an adapter."""
+    alpha: float = Field(default=32.0, gt=0.0)
+    """The adapter's output is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the linear layers that get one (`q_proj`); all but the output layer when none is named."""
+    seed: int = 0
+    """Of the adapters' first weights."""
+
+
 class LearnerSettings(Settings):
     """How a module is run and stepped."""
 
@@ -42,13 +57,81 @@ class LearnerSettings(Settings):
     """Arithmetic of the forward pass; weights and optimiser are float32 either way."""
     micro_batch_tokens: int = 3072
     """Tokens (padding included) that go through the module at once: a matter of memory and speed, not of the result."""
+    checkpointing: bool = False
+    """Keep one activation a layer and compute the others again on the way back: about a third slower, the same
+    gradient, and far less memory for long rows."""
+    lora: LoraSettings | None = None
+    """Train low-rank adapters instead of the weights."""
+    workers: Literal["ddp", "fsdp2"] = "ddp"
+    """How the workers of `torchrun` hold the weights: each all of them, or each a share. No matter to one worker, and
+    not of the result."""
+
+
+AlarmName: TypeAlias = Literal[
+    "no-search", "no-answer", "endless-search", "format-hacking", "likelihood-decay", "exploding", "no-signal"
+]
+
+
+class HealthSettings(Settings):
+    """Alarms: when a run in reinforcement learning counts as sick. `rl/health.py` says what each looks at."""
+
+    stop: bool = False
+    """End the run at the first alarm; the last checkpoint before any alarm is kept either way."""
+    ignore: tuple[AlarmName, ...] = ()
+    """Alarms that are not watched."""
+    outcome: str = "exact_match"
+    """The metric that says whether a run was right: `exact_match`, or a part of the reward such as `reward/gen_acc`
+    where the agent gives no answer. A run counts as right from 0.5 on."""
+    window: int = Field(default=5, ge=1)
+    """Steps that a reading is the mean of; a checkpoint counts as healthy when so many more brought no alarm."""
+    probe_runs: int = Field(default=16, ge=0)
+    """Right runs of a step whose likelihood is taken before and after its updates; 0 saves these two passes."""
+
+    search_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    """`no-search`: the share of runs that search is below this part of the best it has been."""
+    answer_share: float = Field(default=0.75, ge=0.0, le=1.0)
+    """`no-answer`: the share of runs that answer is below this part of the best it has been."""
+    truncated_rise: float = Field(default=0.25, ge=0.0, le=1.0)
+    """`endless-search`: the share of runs that a budget ended is above the least it has been by more than this."""
+    outcome_share: float = Field(default=0.67, ge=0.0, le=1.0)
+    """`format-hacking`: the outcome is below this part of the best it has been, though the reward is not below …"""
+    valid_rise: float = Field(default=0.03, ge=0.0, le=1.0)
+    """… and the share of valid runs has risen by this since then."""
+    likelihood_fall: float = Field(default=0.05, ge=0.0)
+    """`likelihood-decay`: nats a token that the updates of two windows took from right runs, in nearly every step."""
+    gradient_factor: float = Field(default=10.0, gt=1.0)
+    """`exploding`: every gradient of a window is longer than this times the run's median before it."""
+    logprob_gap: float = Field(default=0.05, gt=0.0)
+    """`exploding`: sampler and trainer differ by more than this, in nats a token."""
+    kl_old: float = Field(default=0.1, gt=0.0)
+    """`exploding`: a step's updates move the policy further than this, in nats a token."""
+    flat_share: float = Field(default=0.95, ge=0.0, le=1.0)
+    """`no-signal`: at least this share of the groups are paid all alike, and not because the task is solved."""
+
+
+class OverlongSettings(Settings):
+    """A soft punishment of long runs (DAPO, Yu et al. 2025, eq. 13), a part of their reward: see `rl/overlong.py`."""
+
+    max_tokens: int = Field(ge=1)
+    """Tokens behind the prompt, observations included, from which a run is charged in full."""
+    margin_tokens: int = Field(ge=1)
+    """Tokens before that over which the charge rises from 0."""
+    weight: float = Field(default=1.0, gt=0.0)
+    """The charge in full."""
+
+    @model_validator(mode="after")
+    def _begins_behind_the_prompt(self) -> "OverlongSettings":
+        if self.margin_tokens > self.max_tokens:
+            raise ValueError(f"margin_tokens is at most max_tokens ({self.max_tokens}), not {self.margin_tokens}")
+        return self
 
 
 class RlSettings(Settings):
     """Reinforcement learning of an agent. The defaults are the laptop's; the papers' values are named beside them."""
 
-    algorithm: Literal["grpo", "ppo"] = "grpo"
-    """`grpo` compares the runs of one question; `ppo` trains a value model (GAE)."""
+    algorithm: Algorithm = "grpo"
+    """`grpo` and `rloo` compare the runs of one question: with their mean and spread, or each with the mean of the
+    others. `ppo` trains a value model (GAE). `reinforce++` compares with every token of the step."""
     steps: int = Field(default=40, ge=0)
     """Rounds of rollout and update (002: 500)."""
     questions_per_step: int = Field(default=32, ge=1)
@@ -80,18 +163,31 @@ class RlSettings(Settings):
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """The old policy's log-probabilities: what the sampler said, or one more forward pass of the trainer."""
 
+    entropy: float = Field(default=0.0, ge=0.0)
+    """Bonus for the entropy of the sampling distribution, at every token that is looked at, exact (002's code: 0.001,
+    though the paper has none; DAPO: none)."""
+    measure_entropy: bool = False
+    """Log the exact entropy although there is no bonus: one more pass over the logits. `surprise` is logged anyway."""
+
+    resample: bool = False
+    """Replace groups without spread by fresh questions until the step is full (DAPO's dynamic sampling)."""
+    resample_at_most: float = Field(default=3.0, ge=1.0)
+    """`resample`: ask at most this times `questions_per_step`; what has spread by then is the step."""
+    overlong: OverlongSettings | None = None
+    """Charge long runs softly; none does not."""
+
     scale_by_std: bool = True
     """GRPO: divide by the group's standard deviation (False: Dr. GRPO)."""
     zero_spread: Literal["count", "drop"] = "count"
-    """GRPO groups whose rewards are all the same add no gradient. `count`: their tokens stay in the normaliser, so
-    that leaving them out of the computation changes nothing; `drop`: they are as if never sampled."""
+    """GRPO and RLOO groups whose rewards are all alike add no gradient. `count`: their tokens stay in the normaliser,
+    so that leaving them out of the computation changes nothing; `drop`: they are as if never sampled."""
 
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
-    """PPO: discount from one policy token to the next."""
+    """PPO, REINFORCE++: discount from one policy token to the next."""
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
     """PPO: λ of GAE."""
     whiten: bool = True
-    """PPO: centre and scale the advantages of a step over its policy tokens."""
+    """PPO, REINFORCE++: centre and scale the advantages of a step over its policy tokens."""
     value_clip: float | None = 0.2
     """PPO: how far a value may move from what it was at rollout time within a step; none turns this off."""
 
@@ -109,10 +205,18 @@ class RlSettings(Settings):
     truncation_penalty: float = 0.5
     """What `penalise` takes off their reward."""
 
+    health: HealthSettings = HealthSettings()
+    """When to raise an alarm, and whether to stop at one; may change when a run goes on."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Steps between checkpoints; the last step always has one."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 evaluates only after the last."""
+
+    @model_validator(mode="after")
+    def _has_groups_to_resample(self) -> "RlSettings":
+        if self.resample and self.group_size == 1:
+            raise ValueError("resample looks for spread among the runs of a question; give a group_size above 1")
+        return self
 
     @property
     def updates(self) -> int:
@@ -147,7 +251,7 @@ class SftSettings(Settings):
     """Updates on random sequences written twice, before the demonstrations: they teach an untrained model to copy.
     0 for a model that has been trained before."""
     varied_steps: int = Field(default=0, ge=0)
-    """Updates that follow, in which lengths and distances of the repetitions vary: copying by content."""
+    """Updates that follow, in every other of which lengths and distances spread: copying by content."""
     repeat_tokens: int = Field(default=1536, ge=4)
     """Tokens in such an update."""
     repeat_length: int = Field(default=24, ge=2)
@@ -175,3 +279,18 @@ class SftSettings(Settings):
     """Steps between checkpoints; the last step always has one."""
     seed: int = 0
     """Everything random in the run follows from it."""
+
+
+class RejectionSettings(Settings):
+    """Rejection sampling: the agent's own runs that were right are demonstrations for supervised training."""
+
+    samples: int = Field(default=5, ge=1)
+    """Runs of each question."""
+    temperature: float = Field(default=1.0, gt=0.0)
+    """Sampling temperature of those runs."""
+    at_least: float = 1.0
+    """Runs whose reward is at least this are right."""
+    keep: int = Field(default=1, ge=1)
+    """Right runs of one question that are kept, at most; drawn by the recipe's seed."""
+    sft: SftSettings = SftSettings()
+    """The supervised training on what was kept; nothing is repeated in it (`repeat_steps`)."""

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from coseek.agents.context import served_context
 from coseek.agents.rollout import Limits, rollout
 from coseek.cli.agents import limits_for, open_agent, settings_for
 from coseek.cli.retrievers import open_named
@@ -12,7 +13,7 @@ from coseek.cli.terminal import AsJson, assignments, new_app, print_json
 from coseek.cli.watching import WatchedRetriever, watched
 from coseek.data.question import Question
 from coseek.data.settings import make_settings, save_settings
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import StopReason, Trajectory
 
 app = new_app()
 
@@ -51,7 +52,10 @@ def ask(
 
 def conclude(trajectory: Trajectory, console: Console) -> None:
     """The answer, or why there is none."""
-    if trajectory.answer is None:
+    if trajectory.stop is StopReason.COMPLETE:
+        served = len(served_context(trajectory))
+        console.print(f"complete: this protocol only searches; {served} passages wait for a generator", markup=False)
+    elif trajectory.answer is None:
         detail = f" ({trajectory.detail})" if trajectory.detail else ""
         console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
     else:

@@ -7,8 +7,7 @@ import typer
 
 from coseek.cli.commands.train import go
 from coseek.cli.terminal import AsJson, new_app
-from coseek.data.settings import load_settings
-from coseek.training.recipe import AgentRecipe, recipe_path
+from coseek.training.recipe import load_recipe
 
 app = new_app()
 
@@ -28,4 +27,4 @@ def quickstart(
     own searches, and compares it with itself before, with naive RAG and with answering directly, on questions and on a
     world that it has never seen. Nothing is downloaded. Ctrl-C keeps everything; --resume goes on.
     """
-    go(load_settings(AgentRecipe, recipe_path("quickstart"), settings or []), out, resume, as_json)
+    go(load_recipe("quickstart", settings or []), out, resume, as_json)

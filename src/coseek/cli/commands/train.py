@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, assignments, new_app, resumable, stdout_console
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resumable, stdout_console
 from coseek.cli.training_bar import training_bar
-from coseek.data.settings import load_settings, make_settings, save_settings
+from coseek.data.settings import make_settings, save_settings
 from coseek.training.generator_recipe import GeneratorRecipe
-from coseek.training.recipe import AgentRecipe, recipe_path
+from coseek.training.recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
 
 app = new_app()
 
@@ -21,20 +21,29 @@ def train() -> None:
 
 @app.command("agent")
 def train_agent(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or one of ours: quickstart, 2wiki.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(recipe_names())}.")
+    ],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rl.steps=60.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE when not given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look whether all is there, what it will need, and take a step in small.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an agent as a recipe says, measure it beside its baselines, and write a report.
 
     A run can be stopped at any moment and goes on with --resume, to the same result as if it had not been stopped.
+    With --dry-run nothing is trained or written: it ends with 2 when something that the recipe names is missing.
     """
-    path = recipe_path(recipe)
-    go(load_settings(AgentRecipe, path, settings or []), out or Path("runs") / path.stem, resume, as_json)
+    read = load_recipe(recipe, settings or [])
+    if dry_run:
+        rehearse(read, as_json)
+    else:
+        go(read, out or Path("runs") / recipe_path(recipe).stem, resume, as_json)
 
 
 @app.command("generator")
@@ -69,6 +78,18 @@ def train_generator(
     )
 
 
+def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
+    """The dry run: a table, and one sentence about what is missing."""
+    from coseek.training.dry_run import dry_run  # torch
+
+    found = dry_run(recipe)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        stdout_console().print(found.table().rich())
+    found.refuse()
+
+
 def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
     """Train, measure, report; `coseek quickstart` is this with a recipe of ours."""
     # Here and not above: these bring torch, which a mistake in the recipe need not wait for.
@@ -80,6 +101,8 @@ def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
         training = AgentTraining(recipe, folder, bar)
         training.begin(resume)
         training.train()
+        if not training.workers.first:
+            return
         table = write_results(training, measure(training))
     if as_json:
         print((folder / "table.json").read_text(encoding="utf-8"), end="")

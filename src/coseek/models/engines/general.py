@@ -13,6 +13,7 @@ from transformers import Cache, PreTrainedModel
 
 from coseek.data.errors import SettingError
 from coseek.models.engine import Block
+from coseek.models.lora import plain_weights, take_in
 from coseek.models.slots import Slots
 
 KNOWN_LAYERS = ("full_attention", "sliding_attention", "conv")
@@ -39,6 +40,9 @@ class GeneralEngine:
     def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
         self._cache.slots.swap(first_N, second_N, columns)
 
+    def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
+        self._cache.slots.copy(from_N, to_N, columns)
+
     def read(self, block: Block) -> None:
         body = self._module.base_model  # without the output layer: nobody asks what follows
         assert isinstance(body, torch.nn.Module)
@@ -52,9 +56,7 @@ class GeneralEngine:
     def refresh(self) -> None:
         if self._module is self._source:
             return
-        with torch.no_grad():
-            for mine, theirs in zip(self._module.parameters(), self._source.parameters(), strict=True):
-                mine.copy_(theirs)
+        self._module.load_state_dict(plain_weights(self._source))
 
     @torch.inference_mode()
     def _forward(self, module: torch.nn.Module, block: Block) -> Tensor:
@@ -153,6 +155,7 @@ def _without_dropout(module: torch.nn.Module) -> Iterator[None]:
 
 def _copy_in(model: PreTrainedModel, dtype: torch.dtype) -> torch.nn.Module:
     module: torch.nn.Module = copy.deepcopy(model)
+    take_in(module)
     return module.to(dtype).requires_grad_(False)
 
 

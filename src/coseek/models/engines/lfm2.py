@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import Lfm2ForCausalLM, PreTrainedModel
 
 from coseek.models.engine import Block
+from coseek.models.lora import plain_weights
 from coseek.models.slots import Slots
 
 # N tokens of all rows behind each other · H hidden size · D size of a head · K width of the convolution
@@ -67,7 +68,7 @@ class Lfm2Engine:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        weights = dict(self._model.named_parameters(remove_duplicate=False))
+        weights = plain_weights(self._model)
         self._embedding_VH = weights["model.embed_tokens.weight"].detach().to(self._dtype, copy=True)
         head_VH = weights["lm_head.weight"] * weights["model.embedding_norm.weight"]
         self._head_VH = head_VH.detach().to(self._dtype)
@@ -83,6 +84,9 @@ class Lfm2Engine:
 
     def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
         self._slots.swap(first_N, second_N, columns)
+
+    def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
+        self._slots.copy(from_N, to_N, columns)
 
     @torch.inference_mode()
     def read(self, block: Block) -> None:

@@ -1,8 +1,12 @@
 """Gold recall: the share of the gold passages that the run retrieved (query training in the style of DeepRetrieval)."""
 
+from statistics import fmean
+from typing import Literal
+
 from pydantic import Field
 
 from coseek.data.trajectory import Trajectory
+from coseek.measure import rankings
 from coseek.measure.retrieval import run_recall
 from coseek.rewards.reward import PartOptions, needs_gold_passages
 
@@ -14,11 +18,18 @@ class Options(PartOptions):
     """Only the first so many distinct passages count, so searching on and on earns nothing (trap 40); `None`: all."""
     all_or_nothing: bool = False
     """1 when every gold passage was found and 0 otherwise, instead of the share."""
+    over: Literal["run", "search"] = "run"
+    """`run`: all that was retrieved together; `search`: each search by itself, and the mean over those that did not
+    fail, so that a search which finds nothing costs something."""
 
 
 def reward(trajectory: Trajectory, options: Options) -> float:
-    """|gold ∩ retrieved| / |gold|, in [0, 1]."""
-    needs_gold_passages(trajectory, "gold_recall")
-    share = run_recall(trajectory, options.max_passages)
-    assert share is not None
-    return float(share == 1) if options.all_or_nothing else share
+    """|gold ∩ retrieved| / |gold|, in [0, 1]. A run without a search has 0."""
+    gold = needs_gold_passages(trajectory, "gold_recall")
+    if options.over == "run":
+        shares = [run_recall(trajectory, options.max_passages)]
+    else:
+        found = ([hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None)
+        shares = [rankings.recall(gold, ids, options.max_passages) for ids in found]
+    values = [float(share == 1) if options.all_or_nothing else share or 0.0 for share in shares]
+    return fmean(values) if values else 0.0

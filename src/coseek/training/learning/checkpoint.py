@@ -3,10 +3,14 @@
     checkpoints/step-000012/state.pt        tensors and plain values (torch's own format, loaded with weights_only)
     checkpoints/step-000012/manifest.json   what it is, and the sha256 of state.pt
 
+    checkpoints/healthy                     the last one that was followed by steps without an alarm, for reinforcement
+    checkpoints/candidate                   learning; and the one that may be the next
+
 The last two are kept. A checkpoint counts only if its sum is right; otherwise the one before it is taken.
 """
 
 import hashlib
+import os
 import re
 import shutil
 from pathlib import Path
@@ -20,6 +24,7 @@ from coseek.training.learning.learner import LearnerState
 
 SCHEMA = 1
 KEPT = 2
+HEALTHY, CANDIDATE = "healthy", "candidate"
 _NAME = re.compile(r"\.?step-(\d+)(?:\.old)?")
 
 
@@ -104,12 +109,64 @@ def load_checkpoint(folder: Path) -> TrainingState | None:
         path = folder / f"step-{step:06d}"
         recover_folder(path)
         if _is_whole(path):
-            # Read onto the CPU: where a module lives is its own affair.
-            loaded: TrainingState = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-            return loaded
+            return _read(path)
     if steps:
         raise RunError(f"none of the checkpoints in {folder} is whole (steps {steps}); delete them to start again")
     return None
+
+
+def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
+    """Decide, each time a checkpoint is written, what `folder/healthy` is.
+
+    A collapse is under way before any alarm sees it, so a checkpoint waits as the candidate and counts as healthy only
+    when `patience` more steps have brought no alarm. Deciding twice changes nothing: a resumed run may.
+    """
+    candidate = folder / CANDIDATE
+    recover_folder(candidate)
+    waiting = _step_of(candidate)
+    if alarm:
+        if waiting is not None:
+            shutil.rmtree(candidate)
+        return
+    try:
+        if waiting is not None and step - waiting >= patience:
+            atomic_folder(folder / HEALTHY, lambda part: _link(candidate, part))
+            waiting = None
+        if waiting is None:
+            atomic_folder(candidate, lambda part: _link(folder / f"step-{step:06d}", part))
+    except OSError as error:
+        raise DiskFault(
+            f"{folder / HEALTHY} could not be written ({error.strerror or error}); the one before it is kept; "
+            "make room there and go on with --resume"
+        ) from None
+
+
+def _link(source: Path, part: Path) -> None:
+    """The files of a checkpoint under another name; a second copy only where the disk knows no links."""
+    for file in source.iterdir():
+        try:
+            os.link(file, part / file.name)
+        except OSError:
+            shutil.copyfile(file, part / file.name)
+
+
+def _step_of(path: Path) -> int | None:
+    if not (path / "manifest.json").is_file():
+        return None
+    manifest = read_json(path / "manifest.json")
+    return int(str(manifest["step"])) if isinstance(manifest, dict) else None
+
+
+def load_healthy(folder: Path) -> TrainingState | None:
+    """The last checkpoint that steps without an alarm followed; `None` when there is none that is whole."""
+    recover_folder(folder / HEALTHY)
+    return _read(folder / HEALTHY) if _is_whole(folder / HEALTHY) else None
+
+
+def _read(path: Path) -> TrainingState:
+    # Read onto the CPU: where a module lives is its own affair.
+    loaded: TrainingState = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+    return loaded
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -146,7 +203,7 @@ def _steps(folder: Path) -> set[int]:
 
 def _sweep(folder: Path) -> None:
     """Remove what a killed write left behind."""
-    for leftover in folder.glob(".step-*.part"):
+    for leftover in folder.glob(".*.part"):
         shutil.rmtree(leftover)
 
 

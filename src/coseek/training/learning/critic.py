@@ -6,8 +6,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from coseek.models.lora import take_in
 from coseek.training.learning.batch import Batch
 from coseek.training.learning.learner import Learner
+from coseek.training.learning.lora import attach
+from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.settings import LearnerSettings
 
 
@@ -17,7 +20,8 @@ class ValueModule(nn.Module):
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
         self.trunk = copy.deepcopy(policy.base_model)
-        self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1)
+        take_in(self.trunk)
+        self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
         self.trunk.requires_grad_(True)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -35,12 +39,17 @@ class Critic(Learner):
     The price is a second forward and backward pass (the papers pay it too: actor 1e-6, critic 1e-5).
     """
 
-    def __init__(self, policy: PreTrainedModel, settings: LearnerSettings, updates: int) -> None:
-        super().__init__(ValueModule(policy), settings, updates)
+    def __init__(
+        self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
+    ) -> None:
+        module = ValueModule(policy)
+        if settings.lora is not None:
+            attach(module.trunk, settings.lora)
+        super().__init__(module, settings, updates, workers)
 
-    def outputs(self, part: Batch, wanted_BT: Tensor) -> Tensor:
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
         """Value of the state *before* each wanted token, hence read one position to its left."""
         with self._arithmetic():
-            values_BT = self.module(part.ids_BT).float()
+            values_BT = entry(part.ids_BT).float()
         before_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
         return torch.where(wanted_BT, before_BT, 0.0)

@@ -11,10 +11,12 @@ from coseek.training.learning.checkpoint import (
     TrainingState,
     check_settings,
     has_checkpoint,
+    keep_healthy,
     load_checkpoint,
     save_checkpoint,
 )
-from coseek.training.learning.learner import Learner
+from coseek.training.learning.learner import Learner, LearnerState
+from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.metrics import MetricsLog
 
 
@@ -33,7 +35,11 @@ class Journal:
         *,
         resume: bool,
         free: frozenset[str] = frozenset(),
+        workers: Workers = ALONE,
     ) -> None:
+        self._workers = workers
+        if not workers.first:
+            workers.wait()  # the first one mends what a kill left behind, and alone writes here
         self._checkpoints = folder / "checkpoints"
         self._settings, self._learners, self._frozen = settings, learners, frozen
         self.step = 0
@@ -51,19 +57,22 @@ class Journal:
             check_settings(state["settings"], settings, free)
             self._restore(state)
         self._saved = state is not None
-        self._metrics = MetricsLog(folder / "metrics.jsonl", state["metrics_bytes"] if state else 0)
+        if workers.first:
+            self._metrics = MetricsLog(folder / "metrics.jsonl", state["metrics_bytes"] if state else 0)
+            workers.wait()
 
     def _restore(self, state: TrainingState) -> None:
         self.step, self.position, self.notes = state["step"], state["position"], state["notes"]
         for name, learner in self._learners.items():
             learner.load_state(state["learners"][name])
         for name, frozen in self._frozen.items():
-            frozen.module.load_state_dict(state["frozen"][name])
+            frozen.load_weights(state["frozen"][name])
         torch.set_rng_state(state["torch_rng"])
 
     def record(self, row: Mapping[str, float]) -> None:
         """A line of metrics."""
-        self._metrics.write(row)
+        if self._workers.first:
+            self._metrics.write(row)
 
     def advance(self, step: int, position: int) -> None:
         """A step is over."""
@@ -73,6 +82,12 @@ class Journal:
         """A checkpoint of now, unless the last one is that."""
         if self._saved:
             return
+        learners = {name: learner.state() for name, learner in self._learners.items()}
+        if self._workers.first:
+            self._write(learners)
+        self._saved = True
+
+    def _write(self, learners: dict[str, LearnerState]) -> None:
         self._metrics.sync()
         state: TrainingState = {
             "step": self.step,
@@ -80,9 +95,13 @@ class Journal:
             "metrics_bytes": self._metrics.position,
             "torch_rng": torch.get_rng_state(),
             "settings": self._settings,
-            "learners": {name: learner.state() for name, learner in self._learners.items()},
-            "frozen": {name: frozen.module.state_dict() for name, frozen in self._frozen.items()},
+            "learners": learners,
+            "frozen": {name: frozen.weights() for name, frozen in self._frozen.items()},
             "notes": self.notes,
         }
         save_checkpoint(self._checkpoints, state)
-        self._saved = True
+
+    def keep(self, alarm: bool, patience: int) -> None:
+        """Say of the checkpoint of now whether an alarm is on: see `keep_healthy`."""
+        if self._workers.first:
+            keep_healthy(self._checkpoints, self.step, alarm, patience)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from coseek.data.errors import RunError
+from coseek.training.learning.workers import spread_like, whole
 from coseek.training.settings import OptimiserSettings
 
 
@@ -77,11 +78,24 @@ class Optimiser:
     def _clip(self) -> float:
         limit = self.settings.clip_norm if self.settings.clip_norm > 0 else math.inf
         norm: Tensor = clip_grad_norm_(self._parameters, limit)
-        return float(norm)
+        return float(whole(norm))
 
     def state(self) -> OptimiserState:
-        return {"adam": self._adam.state_dict(), "update": self.update}
+        """With many workers every one has to ask, as each may hold a share."""
+        adam = self._adam.state_dict()
+        adam["state"] = {
+            number: {name: whole(value) for name, value in moments.items()} for number, moments in adam["state"].items()
+        }
+        return {"adam": adam, "update": self.update}
 
     def load_state(self, state: OptimiserState) -> None:
-        self._adam.load_state_dict(state["adam"])
+        # Adam numbers its parameters through all groups.
+        numbered = enumerate(parameter for group in self._adam.param_groups for parameter in group["params"])
+        moments = cast(dict[int, dict[str, Tensor]], state["adam"]["state"])
+        shares = {
+            number: {name: spread_like(value, parameter) for name, value in moments[number].items()}
+            for number, parameter in numbered
+            if number in moments
+        }
+        self._adam.load_state_dict({**state["adam"], "state": shares})
         self.update = state["update"]

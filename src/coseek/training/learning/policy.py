@@ -3,19 +3,23 @@
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.data.errors import SettingError
 from coseek.data.files import atomic_folder
 from coseek.models.loading import quiet
+from coseek.models.lora import adapters_off, plain_weights
 from coseek.models.model import Tokenizer
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.training.learning.batch import Batch
 from coseek.training.learning.learner import Learner
-from coseek.training.rl.losses import Head, target_logprobs
+from coseek.training.learning.lora import ADAPTER, attach, has_learnt, save_adapter
+from coseek.training.learning.workers import ALONE, Workers
+from coseek.training.rl.losses import Head, logprobs_and_entropy, target_logprobs
 from coseek.training.settings import LearnerSettings
 
 
@@ -27,20 +31,32 @@ class Policy(Learner):
     """
 
     def __init__(
-        self, module: PreTrainedModel, settings: LearnerSettings, updates: int, temperature: float = 1.0
+        self,
+        module: PreTrainedModel,
+        settings: LearnerSettings,
+        updates: int,
+        temperature: float = 1.0,
+        workers: Workers = ALONE,
     ) -> None:
-        super().__init__(module, settings, updates)
+        if settings.lora is not None:
+            attach(module, settings.lora, module.get_output_embeddings())
+        super().__init__(module, settings, updates, workers)
         self.model = module
         self.temperature = temperature
-        self._head = _plain_head(module)
+        self._is_plain = _has_plain_head(module)
 
-    def outputs(self, part: Batch, wanted_BT: Tensor) -> Tensor:
+    def entry(self, module: nn.Module) -> nn.Module:
+        assert isinstance(module, PreTrainedModel)
+        return Scorer(module, self.temperature, self._is_plain)
+
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
         with self._arithmetic():
-            if self._head is None:
-                logits_BTV = _tensor(self.model(input_ids=part.ids_BT, use_cache=False).logits)
-                return target_logprobs(logits_BTV, _same, part.ids_BT, wanted_BT, self.temperature)
-            hidden_BTD = _tensor(self.model.base_model(input_ids=part.ids_BT, use_cache=False).last_hidden_state)
-            return target_logprobs(hidden_BTD, self._head, part.ids_BT, wanted_BT, self.temperature)
+            return _tensor(entry(part.ids_BT, wanted_BT))
+
+    def outputs_and_entropy(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, *, gradient: bool = True) -> Tensor:
+        """`outputs`, and the entropy at the same tokens: see `losses.logprobs_and_entropy`; shape 2BT."""
+        with self._arithmetic():
+            return _tensor(entry(part.ids_BT, wanted_BT, entropy="trained" if gradient else "seen"))
 
     def sampler(self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings) -> Sampler:
         """A model that writes with the policy's own weights, as they are when a row is opened.
@@ -55,36 +71,80 @@ class Policy(Learner):
         return Sampler(self.model, tokenizer, stops, settings)
 
     def frozen_copy(self) -> "Policy":
-        """The policy as it is now, for a KL to it: never stepped."""
+        """The policy as it is now, for a KL to it: never stepped. One with an adapter that has not learnt anything
+        needs no copy of its weights."""
+        if self.settings.lora is not None:
+            return AdapterOff(self)
         module = copy.deepcopy(self.model).requires_grad_(False)
-        return Policy(module, self.settings, 0, self.temperature)
+        return Policy(module, self.settings, 0, self.temperature, self.workers)
 
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
-        """Write a Hugging Face folder, whole or not at all; `extra` adds files to it (a tokenizer)."""
+        """Write a Hugging Face folder, whole or not at all; `extra` adds files to it (a tokenizer).
+
+        An adapter is in the weights, and beside them in a folder of its own.
+        """
 
         def fill(part: Path) -> None:
             with quiet():
-                self.model.save_pretrained(part)
+                self.model.save_pretrained(part, state_dict=plain_weights(self.model))
+            if has_learnt(self.model):
+                save_adapter(self.model, part / ADAPTER)
             if extra is not None:
                 extra(part)
 
         atomic_folder(folder, fill)
 
 
-def _plain_head(module: PreTrainedModel) -> Head | None:
-    """The output layer, if logits are just it on top of the last hidden state; None for models that do more to them.
+class AdapterOff(Policy):
+    """A policy without its adapter: as it was before that learnt anything. The weights are the policy's own."""
+
+    def __init__(self, policy: Policy) -> None:
+        plain = policy.settings.model_copy(update={"lora": None})
+        super().__init__(policy.model, plain, 0, policy.temperature, policy.workers)
+
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
+        with adapters_off(entry):
+            return super().outputs(entry, part, wanted_BT)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Nothing of its own."""
+        return {}
+
+
+class Scorer(nn.Module):
+    """A model and what is read off it, in one call: a wrapper that fetches weights sees where it begins and ends."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float, is_plain: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.is_plain = is_plain
+
+    def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Literal["no", "seen", "trained"] = "no") -> Tensor:
+        if self.is_plain:
+            hidden = _tensor(self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)
+            head: Head = self.model.get_output_embeddings()
+        else:
+            hidden, head = _tensor(self.model(input_ids=ids_BT, use_cache=False).logits), _same
+        if entropy == "no":
+            return target_logprobs(hidden, head, ids_BT, wanted_BT, self.temperature)
+        return logprobs_and_entropy(hidden, head, ids_BT, wanted_BT, self.temperature, gradient=entropy == "trained")
+
+
+def _has_plain_head(module: PreTrainedModel) -> bool:
+    """Whether logits are just the output layer on top of the last hidden state; some models do more to them.
 
     Some architectures scale or cap their logits, so this is tried out on three tokens rather than believed.
     """
     head = module.get_output_embeddings()
     if head is None:
-        return None
+        return False
     device = next(module.parameters()).device
     ids_BT = torch.arange(3, device=device)[None, :]
     with torch.no_grad():
         logits = _tensor(module(input_ids=ids_BT, use_cache=False).logits)
         plain = _tensor(head(_tensor(module.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)))
-    return head if plain.shape == logits.shape and torch.allclose(plain, logits, rtol=1e-4, atol=1e-5) else None
+    return plain.shape == logits.shape and torch.allclose(plain, logits, rtol=1e-4, atol=1e-5)
 
 
 def _same(logits: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Advantages: what a step's rewards say of every token. GRPO compares the runs of a group, PPO asks its critic."""
+"""Advantages: what a step's rewards say of every token.
+
+GRPO and RLOO compare the runs of a group, PPO asks its critic, REINFORCE++ compares with the whole step.
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +12,15 @@ from coseek.training.learning.batch import Batch, make_batch
 from coseek.training.learning.critic import Critic
 from coseek.training.learning.policy import Policy
 from coseek.training.rl.episodes import Episodes
-from coseek.training.rl.losses import gae, group_advantages, kl_estimate, last_token_rewards, whiten
+from coseek.training.rl.losses import (
+    gae,
+    group_advantages,
+    kl_estimate,
+    last_token_rewards,
+    leave_one_out,
+    rewards_to_come,
+    whiten,
+)
 from coseek.training.settings import RlSettings
 
 
@@ -28,7 +39,9 @@ class Experience:
     values_BT: Tensor | None
     returns_BT: Tensor | None
     silent_B: Tensor
-    """Rows whose gradient is known to be zero (GRPO, a group without spread): counted, not computed."""
+    """Rows whose gradient is known to be zero (a group without spread): counted, not computed."""
+    sampled_at_B: Tensor
+    """Updates that the policy had had when it wrote the row."""
     zero_spread: float
     """Share of the groups in which all rewards are the same."""
     lone: int
@@ -43,7 +56,7 @@ def make_experience(
     mask_BT = batch.agent_BT & _counted(episodes, settings)[:, None]
     old_BT = batch.logprobs_BT if settings.old_logprobs == "rollout" else policy.forward(batch, batch.agent_BT)
     reference_BT = reference.forward(batch, mask_BT) if reference else None
-    rewards_B = _row_rewards(episodes, settings)
+    rewards_B = row_rewards(episodes, settings)
     penalty_BT = _kl_in_reward(old_BT, reference_BT, mask_BT, settings)
     values_BT = returns_BT = None
     if critic is not None:
@@ -52,11 +65,16 @@ def make_experience(
         advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, settings.gamma, settings.lam)
         if settings.whiten:
             advantages_BT = whiten(advantages_BT, mask_BT)
+    elif settings.algorithm == "reinforce++":
+        rewards_BT = last_token_rewards(rewards_B, mask_BT) - penalty_BT
+        advantages_BT = rewards_to_come(rewards_BT, mask_BT, settings.gamma)
+        if settings.whiten:
+            advantages_BT = whiten(advantages_BT, mask_BT)
     else:
         rewards_B = rewards_B - penalty_BT.sum(dim=1)
         advantages_BT = torch.where(mask_BT, _group_advantages(rewards_B, episodes, settings)[:, None], 0.0)
-    leash = reference is not None and settings.kl_in == "loss"
-    silent_B = (advantages_BT == 0.0).all(dim=1) if critic is None and not leash else torch.zeros(len(batch)).bool()
+    pulled = critic is not None or settings.entropy > 0.0 or (reference is not None and settings.kl_in == "loss")
+    silent_B = torch.zeros(len(batch)).bool() if pulled else (advantages_BT == 0.0).all(dim=1)
     members = episodes.members()
     return Experience(
         batch=batch,
@@ -68,7 +86,8 @@ def make_experience(
         values_BT=values_BT,
         returns_BT=returns_BT,
         silent_B=silent_B,
-        zero_spread=sum(_is_flat(rewards_B[places]) for places in members.values()) / len(members),
+        sampled_at_B=torch.tensor([episode.sampled_at for episode in episodes.scored]),
+        zero_spread=sum(is_flat(rewards_B[places]) for places in members.values()) / len(members),
         lone=sum(len(places) == 1 for places in members.values()) if settings.group_size > 1 else 0,
     )
 
@@ -80,7 +99,8 @@ def _counted(episodes: Episodes, settings: RlSettings) -> Tensor:
     return torch.tensor([not episode.trajectory.truncated for episode in episodes.scored])
 
 
-def _row_rewards(episodes: Episodes, settings: RlSettings) -> Tensor:
+def row_rewards(episodes: Episodes, settings: RlSettings) -> Tensor:
+    """Each scored run's reward, less what its truncation costs."""
     penalty = settings.truncation_penalty if settings.truncated == "penalise" else 0.0
     return torch.tensor(
         [episode.reward.value - penalty * episode.trajectory.truncated for episode in episodes.scored],
@@ -99,10 +119,15 @@ def _group_advantages(rewards_B: Tensor, episodes: Episodes, settings: RlSetting
     """Each row's advantage. A run that faults left alone in its group gets 0: its raw reward is on another scale."""
     advantages_B = torch.zeros(len(rewards_B), dtype=torch.float32)
     for places in episodes.members().values():
-        if len(places) > 1 or settings.group_size == 1:
+        if len(places) == 1 and settings.group_size > 1:
+            continue
+        if settings.algorithm == "rloo":
+            advantages_B[places] = leave_one_out(rewards_B[places])
+        else:
             advantages_B[places] = group_advantages(rewards_B[places], scale=settings.scale_by_std)
     return advantages_B
 
 
-def _is_flat(rewards_G: Tensor) -> bool:
+def is_flat(rewards_G: Tensor) -> bool:
+    """No run of the group is paid otherwise than another."""
     return bool((rewards_G.max() - rewards_G.min()) <= 1e-6)

@@ -6,18 +6,21 @@ questions, into one group (trap 11).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import TypeAlias
 
 from coseek.data.question import Question
-from coseek.data.trajectory import StopReason, Trajectory
+from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match
-from coseek.rewards.reward import Reward
+from coseek.rewards.reward import Fault, Reward
+from coseek.training.learning.workers import ALONE, Workers
+from coseek.training.rl.scoring import Scoring
 
 RolloutFunction: TypeAlias = Callable[[Sequence[Question], Sequence[int]], list[Trajectory]]
 """(questions, a seed for each) → their trajectories in that order, sampled from the policy as it is now."""
-ScoreFunction: TypeAlias = Callable[[Trajectory], Reward | None]
-"""A finished trajectory → its reward; `None` for a run in which a part failed."""
+ScoreFunction: TypeAlias = Callable[[Trajectory], Reward | None] | Scoring
+"""A finished trajectory → its reward, `None` for a run in which a part failed; or what scores a step's runs at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class Episode:
     group: int
     trajectory: Trajectory
     reward: Reward
+    sampled_at: int = 0
+    """Updates that the policy had had when it wrote this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Episodes:
     """The scored runs of a step, and how many there should have been."""
 
     scored: tuple[Episode, ...]
-    faults: Mapping[StopReason, int]
+    faults: Mapping[str, int]
     """Runs in which a part failed, by what failed: no reward, no place in a group."""
     timings: Mapping[str, float]
     """Seconds that the runs report of their parts, summed."""
@@ -56,30 +61,46 @@ def collect(
     group_size: int,
     seeds: Sequence[int],
     rollout: RolloutFunction,
+    workers: Workers = ALONE,
 ) -> tuple[list[int], list[Trajectory]]:
-    """Run each question `group_size` times; returns the group of each run, and the runs."""
+    """Run each question `group_size` times; returns the group of each run, and the runs.
+
+    Each worker runs a stretch of them and gets to know all. A run follows from its seed, whoever runs it.
+    """
     asked = [question for question in questions for _ in range(group_size)]
     groups = [group for group in range(len(questions)) for _ in range(group_size)]
-    runs = rollout(asked, seeds)
+    mine = rollout(workers.stretch(asked), workers.stretch(seeds)) if workers.stretch(asked) else []
+    runs = [run for part in workers.gather(mine) for run in part]
     if [run.question.id for run in runs] != [question.id for question in asked]:
         raise ValueError(f"the rollout gave {len(runs)} runs that are not those of the {len(asked)} questions asked")
     return groups, runs
 
 
-def score(groups: Sequence[int], runs: Sequence[Trajectory], reward: ScoreFunction) -> Episodes:
-    """Score the runs; those in which a part failed are counted and left out."""
+def score(
+    groups: Sequence[int], runs: Sequence[Trajectory], reward: ScoreFunction, workers: Workers = ALONE
+) -> Episodes:
+    """Score the runs; those in which a part failed are counted and left out.
+
+    The first worker scores for all: a judge need not say the same twice, and only one may write to a cache.
+    """
+    found_N = workers.agree(partial(_rewards, runs, reward))
     scored: list[Episode] = []
-    faults: dict[StopReason, int] = {}
+    faults: dict[str, int] = {}
     timings: dict[str, float] = {}
-    for group, run in zip(groups, runs, strict=True):
+    for group, run, found in zip(groups, runs, found_N, strict=True):
         for name, seconds in run.timings.items():
             timings[name] = timings.get(name, 0.0) + seconds
-        found = None if run.stop.is_fault else reward(run)
-        if found is None:
-            faults[run.stop] = faults.get(run.stop, 0) + 1
+        if isinstance(found, Fault):
+            faults[found.part] = faults.get(found.part, 0) + 1
         else:
             scored.append(Episode(group, run, found))
     return Episodes(tuple(scored), faults, timings)
+
+
+def _rewards(runs: Sequence[Trajectory], reward: ScoreFunction) -> list[Reward | Fault]:
+    if isinstance(reward, Scoring):
+        return reward(runs)
+    return [Fault(str(run.stop)) if run.stop.is_fault else reward(run) or Fault("reward") for run in runs]
 
 
 def describe(episodes: Episodes) -> dict[str, float]:
@@ -103,6 +124,8 @@ def _means(runs: Sequence[Trajectory]) -> dict[str, float]:
         "valid": fmean(run.valid for run in runs),
         "truncated": fmean(run.truncated for run in runs),
         "searches": fmean(len(run.searches) for run in runs),
+        # Not the search that opens a run: that one the protocol makes.
+        "search_rate": fmean(any(search.turn != 0 for search in run.searches) for run in runs),
         "tokens": fmean(sum(len(segment.ids) for segment in run.segments) for run in runs),
         "agent_tokens": fmean(run.agent_tokens for run in runs),
     }
@@ -110,5 +133,8 @@ def _means(runs: Sequence[Trajectory]) -> dict[str, float]:
 
 def _reward_means(rewards: Sequence[Reward]) -> dict[str, float]:
     names = sorted({name for reward in rewards for name in reward.parts})
-    parts = {f"reward/{name}": fmean(reward.parts.get(name, 0.0) for reward in rewards) for name in names}
+    # What only some runs have (a judge is asked where words do not settle it) is a mean over those.
+    parts = {
+        f"reward/{name}": fmean(reward.parts[name] for reward in rewards if name in reward.parts) for name in names
+    }
     return {"reward": fmean(reward.value for reward in rewards), **parts}

@@ -1,28 +1,34 @@
-"""Reinforcement learning of an agent: GRPO and PPO on the token ledger.
+"""Reinforcement learning of an agent on the token ledger: GRPO, RLOO, REINFORCE++, PPO.
 
 Knows neither tags, retrievers nor rewards: runs come from a rollout that is handed in, numbers from a score that is
-handed in. Left out on purpose: an entropy bonus (in no paper, though on by default in public code), and sharing a trunk
-between policy and critic.
+handed in. An entropy bonus is a setting that is off: no paper has it, public code has it on. Left out on purpose:
+sharing a trunk between policy and critic, and a second clip of ratios at negative advantages ("dual clip").
 """
 
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+from coseek.data.files import read_jsonl
 from coseek.data.question import Question
 from coseek.data.settings import save_settings
+from coseek.training.learning.batch import make_batch
+from coseek.training.learning.checkpoint import HEALTHY
 from coseek.training.learning.critic import Critic
 from coseek.training.learning.journal import Journal
 from coseek.training.learning.learner import Learner
 from coseek.training.learning.policy import Policy
-from coseek.training.order import QuestionOrder, derive_seed
+from coseek.training.metrics import as_written
+from coseek.training.order import QuestionOrder
 from coseek.training.progress import Progress, Silent
 from coseek.training.rl.advantages import make_experience
-from coseek.training.rl.episodes import Episodes, RolloutFunction, ScoreFunction, collect, describe, score
+from coseek.training.rl.clock import Clock
+from coseek.training.rl.episodes import Episodes, RolloutFunction, ScoreFunction, describe
+from coseek.training.rl.health import Health
+from coseek.training.rl.likelihood import LikelihoodProbe, right_rows
+from coseek.training.rl.sampling import Sampled, sample_step
 from coseek.training.rl.update import improve, logprob_gap
 from coseek.training.settings import RlSettings
 
@@ -31,23 +37,10 @@ Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
 Watch: TypeAlias = Callable[[int, Episodes], None]
 """Hears of every step's runs."""
 
-FREE = frozenset({"steps", "checkpoint_every", "evaluate_every"})
+FREE = frozenset({"steps", "checkpoint_every", "evaluate_every", "health"})
 """Settings that may change when a run goes on; `steps` only where no schedule is spread over them."""
 PROBE_RUNS = 8
 """Runs on which the sampler is compared with the trainer in a step that has nothing to learn from."""
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds by part of a step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began
 
 
 def train_rl(
@@ -62,6 +55,7 @@ def train_rl(
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
+    begin: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
     """Train the policy in place; `folder` gets `metrics.jsonl` and `checkpoints/`. Returns the last line of metrics.
 
@@ -70,33 +64,47 @@ def train_rl(
     """
     progress = progress or Silent()
     reference = policy.frozen_copy() if settings.kl > 0.0 else None
-    critic = Critic(policy.model, settings.critic, settings.updates) if settings.algorithm == "ppo" else None
+    workers = policy.workers
+    critic = Critic(policy.model, settings.critic, settings.updates, workers) if settings.algorithm == "ppo" else None
     journal = _open(folder, settings, policy, critic, reference, resume)
+    health = _watch_over(settings, folder, journal, progress)
     order = QuestionOrder(questions, settings.seed)
     last: dict[str, float] = {}
     progress.stage(settings.algorithm.upper(), settings.steps)
     for step in range(journal.step, settings.steps):
         clock = Clock()
-        asked = order.take(journal.position, settings.questions_per_step)
-        runs = settings.questions_per_step * settings.group_size
-        seeds = [derive_seed(settings.seed, "rollout", step, place) for place in range(runs)]
-        with clock("rollout_s"):
-            groups, trajectories = collect(asked, settings.group_size, seeds, rollout)
-        with clock("reward_s"):
-            episodes = score(groups, trajectories, reward)
-        learnt = _learn(step, episodes, settings, policy, critic, reference, clock)
-        last = {"step": step + 1, **describe(episodes), **learnt}
+        if begin is not None:
+            begin(step, settings.steps)
+        update = policy.optimiser.update
+        sampled = sample_step(order, journal.position, step, settings, rollout, reward, clock, update, workers)
+        episodes = sampled.episodes
+        learnt = _learn(step, sampled, settings, policy, critic, reference, clock)
+        last = {"step": step + 1, **describe(episodes), **learnt, **sampled.describe()}
         if evaluate is not None and _due(step + 1, settings.evaluate_every, settings.steps):
             with clock("evaluate_s"):
-                last |= {f"eval/{name}": value for name, value in evaluate(step + 1).items()}
+                last |= {f"eval/{name}": value for name, value in workers.agree(partial(evaluate, step + 1)).items()}
+        last |= health.look(as_written(last))
         journal.record(last | clock.seconds | {f"runs_{name}": value for name, value in episodes.timings.items()})
-        journal.advance(step + 1, journal.position + settings.questions_per_step)
+        journal.advance(step + 1, journal.position + sampled.questions)
         if _due(step + 1, settings.checkpoint_every, settings.steps):
             journal.save()
+            journal.keep(bool(health.alarms), settings.health.window)
         if watch is not None:
             watch(step + 1, episodes)
         progress.advance(step + 1, f"reward {last.get('reward', 0.0):.2f}")
+        if health.alarms and settings.health.stop:
+            journal.save()
+            raise health.stopped(folder / "checkpoints" / HEALTHY)
     return last
+
+
+def _watch_over(settings: RlSettings, folder: Path, journal: Journal, progress: Progress) -> Health:
+    """Health, with the steps that are over; what a kill left undone after the last checkpoint is done now."""
+    rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "metrics.jsonl")]
+    health = Health(settings, rows, progress)
+    if journal.step:
+        journal.keep(bool(health.alarms), settings.health.window)
+    return health
 
 
 def _open(
@@ -108,12 +116,12 @@ def _open(
     scheduled = any(group.optimiser.decay != "constant" for group in (settings.policy, settings.critic))
     free = FREE - {"steps"} if scheduled else FREE
     frozen = {"reference": reference} if reference is not None else {}
-    return Journal(folder, save_settings(settings), learners, frozen, resume=resume, free=free)
+    return Journal(folder, save_settings(settings), learners, frozen, resume=resume, free=free, workers=policy.workers)
 
 
 def _learn(
     step: int,
-    episodes: Episodes,
+    sampled: Sampled,
     settings: RlSettings,
     policy: Policy,
     critic: Critic | None,
@@ -121,20 +129,34 @@ def _learn(
     clock: Clock,
 ) -> dict[str, float]:
     """Advantages and updates; a step in which every run failed teaches nothing and says so."""
+    episodes = sampled.kept
     if not episodes.scored:
-        return {"updates": 0}
+        return {"updates": 0, **_probe(policy, sampled.episodes)}
     with clock("advantages_s"):
         experience = make_experience(episodes, settings, policy, critic, reference)
+        right_N = right_rows(episodes.scored, settings.health.outcome)
+        probe = LikelihoodProbe(policy, experience.batch, right_N, ~experience.silent_B, settings.health.probe_runs)
     with clock("update_s"):
         learnt = improve(experience, settings, policy, critic, random.Random(f"{settings.seed}/minibatches/{step}"))
         if "logprob_gap" not in learnt:
             learnt |= logprob_gap(policy, experience.batch, PROBE_RUNS)
+    batch = experience.batch
     return {
+        # The sampler's own word, so it costs nothing; its expectation is the entropy of what was sampled from.
+        "surprise": -float(batch.logprobs_BT[batch.agent_BT].mean()),
         "zero_spread": experience.zero_spread,
         "lone_runs": experience.lone,
         "lr": policy.optimiser.rate,
         **learnt,
+        **probe.readings(),
     }
+
+
+def _probe(policy: Policy, episodes: Episodes) -> dict[str, float]:
+    """The sampler compared with the trainer, where runs were sampled though none is learnt from."""
+    if not episodes.scored:
+        return {}
+    return logprob_gap(policy, make_batch([episode.trajectory for episode in episodes.scored]), PROBE_RUNS)
 
 
 def _due(step: int, every: int, steps: int) -> bool:

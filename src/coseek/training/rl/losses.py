@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from coseek.data.errors import DataError, SettingError
 from coseek.training.settings import KlEstimator, Normaliser
@@ -24,19 +25,67 @@ MAX_LOG_RATIO = 20.0
 def target_logprobs(
     hidden_BTD: Tensor, head: Head, ids_BT: Tensor, wanted_BT: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; float32, shape BT.
+    """log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; shape BT."""
+    logits_NV = _logits(hidden_BTD, head, wanted_BT, temperature)
+    return _placed(-F.cross_entropy(logits_NV, _targets(ids_BT, wanted_BT), reduction="none"), wanted_BT)
+
+
+def logprobs_and_entropy(
+    hidden_BTD: Tensor,
+    head: Head,
+    ids_BT: Tensor,
+    wanted_BT: Tensor,
+    temperature: float = 1.0,
+    *,
+    gradient: bool = False,
+) -> Tensor:
+    """`target_logprobs`, and the exact entropy of the distribution that each token was drawn from; shape 2BT.
+
+    Without `gradient` the entropy is only looked at: nothing of it is kept for the way back.
+    """
+    logits_NV = _logits(hidden_BTD, head, wanted_BT, temperature)
+    logprobs_N = -F.cross_entropy(logits_NV, _targets(ids_BT, wanted_BT), reduction="none")
+    entropy_N = entropies(logits_NV if gradient else logits_NV.detach())
+    return torch.stack([_placed(logprobs_N, wanted_BT), _placed(entropy_N, wanted_BT)])
+
+
+def entropies(logits_NV: Tensor, rows: int = 512) -> Tensor:
+    """-Σ p log p of each row of logits, in nats.
+
+    `rows` of them at a time, and computed again on the way back: only the logits, which the log-probabilities keep
+    anyway, stay in memory.
+    """
+    parts: list[Tensor] = [checkpoint(_entropy, part, use_reentrant=False) for part in logits_NV.split(rows)]
+    return torch.cat(parts)
+
+
+def _entropy(logits_NV: Tensor) -> Tensor:
+    logprobs_NV = logits_NV.log_softmax(dim=1)
+    # A token that cannot be drawn has log-probability -inf, and 0 · -inf is no number.
+    return -(logprobs_NV.exp() * logprobs_NV.clamp(min=torch.finfo(logits_NV.dtype).min)).sum(dim=1)
+
+
+def _logits(hidden_BTD: Tensor, head: Head, wanted_BT: Tensor, temperature: float) -> Tensor:
+    """Logits of the wanted tokens' positions, float32 at least.
 
     The head runs only on the positions that are looked at: a vocabulary of logits for each retrieved token is waste.
     """
     if bool(wanted_BT[:, 0].any()):
         raise DataError("the first token of a row has nothing before it, so it has no log-probability")
-    wanted = wanted_BT[:, 1:]
-    logits_NV = head(hidden_BTD[:, :-1][wanted]).float()
-    if temperature != 1.0:
-        logits_NV = logits_NV / temperature
-    logprobs_N = -F.cross_entropy(logits_NV, ids_BT[:, 1:][wanted], reduction="none")
-    return torch.zeros(wanted_BT.shape, dtype=torch.float32, device=wanted_BT.device).masked_scatter(
-        wanted_BT, logprobs_N
+    logits_NV = head(hidden_BTD[:, :-1][wanted_BT[:, 1:]])
+    if logits_NV.dtype is not torch.float64:
+        logits_NV = logits_NV.float()
+    return logits_NV if temperature == 1.0 else logits_NV / temperature
+
+
+def _targets(ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
+    return ids_BT[:, 1:][wanted_BT[:, 1:]]
+
+
+def _placed(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
+    """The values where wanted, row by row, 0 elsewhere."""
+    return torch.zeros(wanted_BT.shape, dtype=values_N.dtype, device=wanted_BT.device).masked_scatter(
+        wanted_BT, values_N
     )
 
 
@@ -93,6 +142,30 @@ def group_advantages(rewards_G: Tensor, scale: bool = True, min_std: float = 1e-
     if float(std) <= min_std:
         return torch.zeros_like(rewards_G).float()
     return (centred_G / std if scale else centred_G).float()
+
+
+def leave_one_out(rewards_G: Tensor, min_spread: float = 1e-6) -> Tensor:
+    """RLOO: each reward less the mean of the *others* in its group (Ahmadian et al. 2024, eq. 8).
+
+    That is G / (G - 1) times GRPO's centred reward, without its division by the spread. A group without spread gets
+    exactly zero, a group of one keeps its raw reward: as in `group_advantages`.
+    """
+    rewards_G = rewards_G.double()
+    size = len(rewards_G)
+    if size == 1:
+        return rewards_G.float()
+    if float(rewards_G.max() - rewards_G.min()) <= min_spread:
+        return torch.zeros_like(rewards_G).float()
+    return ((rewards_G - rewards_G.mean()) * (size / (size - 1))).float()
+
+
+def rewards_to_come(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
+    """Σ γ^k r of the k-th policy token from this one on, 0 where masked out: REINFORCE's return of a token.
+
+    REINFORCE++ (Hu 2025, eq. 3) takes it, whitened over the step, for the advantage. It is GAE without a critic:
+    V = 0 and λ = 1.
+    """
+    return gae(rewards_BT, torch.zeros_like(rewards_BT), mask_BT, gamma, 1.0)[0]
 
 
 def last_token_rewards(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:

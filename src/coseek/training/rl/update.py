@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from coseek.training.learning.batch import Batch
 from coseek.training.learning.critic import Critic
 from coseek.training.learning.learner import Loss
 from coseek.training.learning.policy import Policy
+from coseek.training.learning.workers import Workers
 from coseek.training.rl.advantages import Experience
 from coseek.training.rl.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
 from coseek.training.settings import RlSettings
@@ -39,6 +41,17 @@ class Tally:
         if chosen_N.numel():
             self.maxima[name] = max(self.maxima.get(name, -float("inf")), float(chosen_N.max()))
 
+    def add(self, workers: Workers) -> None:
+        """Make this the tally of all workers, each of which saw its own micro-batches."""
+        whole = Tally()
+        for other in workers.gather(self):
+            for name, total in other.sums.items():
+                whole.sums[name] = whole.sums.get(name, 0.0) + total
+                whole.counts[name] = whole.counts.get(name, 0) + other.counts[name]
+            for name, most in other.maxima.items():
+                whole.maxima[name] = max(whole.maxima.get(name, -float("inf")), most)
+        self.sums, self.counts, self.maxima = whole.sums, whole.counts, whole.maxima
+
     def result(self) -> dict[str, float]:
         return {name: total / self.counts[name] for name, total in self.sums.items() if self.counts[name]} | self.maxima
 
@@ -55,15 +68,30 @@ def improve(
             wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]
             if not bool(wanted_BT.any()):
                 continue
+            _tally_staleness(tally, experience, rows_B, policy.optimiser.update)
             loss = _policy_loss(experience, settings, weights_BT, tally, first=updates == 0)
-            tally.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss))
+            say = partial(policy.outputs_and_entropy, gradient=settings.entropy > 0.0) if _exact(settings) else None
+            tally.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, say))
             tally.number("grad_norm", policy.optim_step())
             if critic is not None:
                 loss = _value_loss(experience, settings, weights_BT)
                 tally.number("value_loss", critic.forward_backward(experience.batch, wanted_BT, loss))
                 tally.number("critic_grad_norm", critic.optim_step())
             updates += 1
+    tally.add(policy.workers)
     return {"updates": updates, **tally.result(), **_value_fit(experience)}
+
+
+def _exact(settings: RlSettings) -> bool:
+    """Whether the policy is asked for its entropy."""
+    return settings.entropy > 0.0 or settings.measure_entropy
+
+
+def _tally_staleness(tally: Tally, experience: Experience, rows_B: Tensor, update: int) -> None:
+    """How many updates older than the weights that are about to step those were that wrote the rows."""
+    staleness_B = (update - experience.sampled_at_B[rows_B]).float()
+    tally.tokens("staleness", staleness_B, torch.ones_like(staleness_B).bool())
+    tally.largest("staleness_max", staleness_B, torch.ones_like(staleness_B).bool())
 
 
 def logprob_gap(policy: Policy, batch: Batch, rows: int) -> dict[str, float]:
@@ -96,9 +124,11 @@ def _weights(experience: Experience, settings: RlSettings, rows_B: Tensor) -> Te
 
 
 def _policy_loss(experience: Experience, settings: RlSettings, weights_BT: Tensor, tally: Tally, first: bool) -> Loss:
-    """Clipped policy loss plus β KL where that is in the loss; `first` says that nothing was updated yet."""
+    """Clipped policy loss, β KL where that is in the loss, entropy bonus; `first`: nothing was updated yet."""
 
-    def loss(new_bt: Tensor, rows_b: Tensor) -> Tensor:
+    def loss(said: Tensor, rows_b: Tensor) -> Tensor:
+        new_bt, entropy_bt = said if _exact(settings) else (said, None)
+
         def part(whole_BT: Tensor) -> Tensor:
             return whole_BT[rows_b, : new_bt.shape[1]].to(new_bt.device)
 
@@ -113,6 +143,9 @@ def _policy_loss(experience: Experience, settings: RlSettings, weights_BT: Tenso
             if settings.kl_in == "loss":
                 token_bt = token_bt + settings.kl * kl_bt
             tally.tokens("kl_reference", kl_estimate(new_bt.detach(), reference_bt, mask_bt, "k3"), mask_bt)
+        if entropy_bt is not None:
+            token_bt = token_bt - settings.entropy * entropy_bt
+            tally.tokens("entropy", entropy_bt.detach(), mask_bt)
         if first:
             gap_bt = (new_bt.detach() - part(experience.batch.logprobs_BT)).abs()
             tally.tokens("logprob_gap", gap_bt, mask_bt)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -61,17 +62,25 @@ def demonstrate(
             once = load_protocol(name, recipe.wording)
             answered = [question for question in few if question.answers]
             shown += _written(Gold(), once, tokenizer, place, answered, limits, derive_seed(recipe.seed, name, number))
+        for name, share in settings.also.items():
+            rng = random.Random(f"{recipe.seed}/{name}/{number}")
+            some = rng.sample(asked, round(share * len(asked)))
+            other = load_protocol(name, recipe.wording)
+            seed = derive_seed(recipe.seed, name, number)
+            shown += _written(writer, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")
     return shown
 
 
 def make_writer(settings: WarmStartSettings) -> Writer:
     """Who demonstrates."""
-    return Rules() if settings.writer == "rules" else Expert(settings.expert)
+    if settings.writer == "expert":
+        return Expert(settings.expert)
+    return Rules() if settings.writer == "rules" else Gold()
 
 
 def uses_worlds(settings: WarmStartSettings) -> bool:
-    return settings.writer != "rules" and settings.worlds > 0
+    return settings.writer == "expert" and settings.worlds > 0
 
 
 def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:
@@ -112,4 +121,10 @@ def _written(
 ) -> list[Trajectory]:
     agent = Agent(protocol, WriterModel(writer, protocol, tokenizer))
     seeds = [derive_seed(seed, question.id) for question in questions]
-    return rollout(agent, retriever, questions, seeds, limits)
+    runs = rollout(agent, retriever, questions, seeds, limits)
+    return [part for run in runs for part in (run, *notes_of(run))]
+
+
+def notes_of(run: Trajectory) -> list[Trajectory]:
+    """The notes that a run wrote beside its context (Search-o1), each as a ledger of its own."""
+    return [replace(run, segments=aside, asides=(), searches=(), answer=None) for aside in run.asides]

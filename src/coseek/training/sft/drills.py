@@ -49,15 +49,15 @@ def _drill(
         for fact in entity.facts
     ]
     rng.shuffle(said)
-    think = protocol.tag_for(Author.AGENT)
-    assert think is not None
-    ids = (*tokenizer.encode(think.opening), *tokenizer.encode_data("".join(said)), *tokenizer.encode(think.closing))
+    think = protocol.tag_for(Author.AGENT)  # a protocol without one (s3) practises on the bare facts
+    opening, closing = (think.opening, think.closing) if think is not None else ("", "")
+    ids = (*tokenizer.encode(opening), *tokenizer.encode_data("".join(said)), *tokenizer.encode(closing))
     return Trajectory(
         question=Question(ident, "", hops=0),
         protocol=protocol.name,
         segments=(
             Segment(Author.ENVIRONMENT, protocol.observation_tag, tokenizer.decode(shown), shown),
-            Segment(Author.AGENT, think.name, tokenizer.decode(ids), ids, (0.0,) * len(ids)),
+            Segment(Author.AGENT, think.name if think else "", tokenizer.decode(ids), ids, (0.0,) * len(ids)),
         ),
         searches=(),
         stop=StopReason.COMPLETE,

@@ -1,8 +1,9 @@
 """Lessons: what a laptop generator learns from. Questions of throw-away worlds with their gold passages among others.
 
 Made as they are drawn, with the passages in a new order every time. The passages beside the gold ones are what BM25
-finds for the question: look-alikes, namesakes and former values. A drill has no question and 0 hops: its facts may be
-told in any order, so that copying a name and reading the right passage are learnt before choosing what to read.
+finds for the question: look-alikes, namesakes and former values. A drill has 0 hops: its question lists names, each
+with a relation, and its lines tell just these facts. So finding the passage of a name and the fact in it are learnt
+before questions must be understood.
 """
 
 import random
@@ -24,7 +25,7 @@ from coseek.world.world import World
 
 NEIGHBOURS = 12
 """Passages that the ones beside the gold ones are drawn from."""
-DRILL_FACTS = 10
+DRILL_FACTS = 6
 """Facts of a drill, at most."""
 GROWN = 0.4
 """Share of training after which lessons may have as many passages as they ever have."""
@@ -83,7 +84,7 @@ class Classroom:
         return Lesson(question, passages, reasons(question, numbers, titles))
 
     def drill(self, count: int, rng: random.Random) -> Lesson:
-        """Facts of `count` entities in any order, most of them of one kind, told apart by name alone."""
+        """Facts of `count` entities, most of them of one kind, asked for by name and relation in any order."""
         kind = rng.choice(sorted(self.entities))
         alike = self.entities[kind]
         chosen = rng.sample(alike, min(len(alike), count))
@@ -92,9 +93,11 @@ class Classroom:
         numbered = list(enumerate(dict.fromkeys(chosen), start=1))
         told = [(number, entity, fact) for number, entity in numbered for fact in entity.facts]
         rng.shuffle(told)
-        lines = [line(entity.title, number, (fact.noun, fact.value)) for number, entity, fact in told[:DRILL_FACTS]]
+        asked = told[: rng.randint(1, DRILL_FACTS)]
+        names = " ;".join(f" {entity.title.strip()} , {fact.noun}" for _, entity, fact in asked)
+        lines = [line(entity.title, number, (fact.noun, fact.value)) for number, entity, fact in asked]
         passages = tuple(self.world.corpus.by_id(entity.id) for _, entity in numbered)
-        return Lesson(Question("drill", "", hops=0), passages, "".join(lines))
+        return Lesson(Question("drill", names.strip(), hops=0), passages, "".join(lines))
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _round(
     for step in range(journal.step, total):
         batch = feed.batch(step)
         weights_BT = token_weights(batch, settings.environment_weight if step >= repeats else 0.0)
-        loss = policy.forward_backward(batch, weights_BT != 0.0, _loss(weights_BT))
+        loss = policy.forward_backward(batch, weights_BT != 0.0, weighted_loss(weights_BT))
         row = {"step": step + 1, "loss": loss, "lr": policy.optimiser.rate, "grad_norm": policy.optim_step()}
         tokens += int(batch.lengths_B.sum())
         done = step + 1
@@ -129,8 +129,10 @@ class Feed:
         settings = self._settings
         if step < self._repeats:
             generator = torch.Generator().manual_seed(derive_seed(settings.seed, "repeats", step))
-            if step >= settings.repeat_steps:
-                return varied_batch(self._vocabulary, settings.repeat_tokens, generator)
+            varied = step - settings.repeat_steps
+            if varied >= 0 and varied % 2 == 0:
+                spread = varied / settings.varied_steps
+                return varied_batch(self._vocabulary, settings.repeat_tokens, settings.repeat_length, spread, generator)
             rows = max(1, settings.repeat_tokens // (2 * settings.repeat_length))
             return repeat_batch(self._vocabulary, rows, settings.repeat_length, generator)
         self._open(cast(int, self._notes["chunk"]))
@@ -147,6 +149,8 @@ class Feed:
         settings = self._settings
         rng = random.Random(f"{settings.seed}/{self._round}/chunk/{number}")
         done = (cast(int, self._notes["chunk_began"]) - self._repeats) / max(1, settings.steps)
+        if self._round > 1:  # the curriculum is over; a second walk through its drills unlearns what they prepared
+            done = 1.0
         runs = []
         tokens = 0
         while tokens < CHUNK_STEPS * settings.tokens_per_step:
@@ -165,7 +169,9 @@ def token_weights(batch: Batch, environment_weight: float) -> Tensor:
     return weights_BT / weights_BT.sum().clamp(min=1e-9)
 
 
-def _loss(weights_BT: Tensor) -> Loss:
+def weighted_loss(weights_BT: Tensor) -> Loss:
+    """The weighted negative log-likelihood of a batch, part by part."""
+
     def loss(logprobs_bt: Tensor, rows_b: Tensor) -> Tensor:
         return weighted_nll(logprobs_bt, weights_BT[rows_b, : logprobs_bt.shape[1]].to(logprobs_bt.device))
 

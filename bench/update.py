@@ -1,0 +1,155 @@
+"""Updates a second: a step of ours against TRL's GRPOTrainer, both handed the same runs. Nothing is generated.
+
+    python -m bench.update                       # a laptop policy, 64 runs
+    python -m bench.update --runs 128 --turns 5 --bar 1.5
+
+Both sides have the same weights, precision (float32), runs, masks, old log-probabilities, advantages, clips, token
+normaliser, optimiser and one update a step: forward, loss, backward, clip, AdamW. Neither has a reference. TRL is given
+what it may fairly have: the best of several batch sizes, rows sorted by length so that a batch has little padding, its
+batches made beforehand, no logging. The sides take turns in one process. First both losses are compared, so that it is
+the same update that is timed. Exits 1 below `--bar`.
+"""
+
+import argparse
+import copy
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from bench.trl_side import Inputs, TrlSide, inputs_of, open_trl
+
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.models.laptop import LaptopSettings, new_model
+from coseek.models.tokenizer import HfTokenizer, train_tokenizer
+from coseek.rewards.reward import Reward
+from coseek.training.learning.policy import Policy
+from coseek.training.rl.advantages import Experience, make_experience
+from coseek.training.rl.episodes import score
+from coseek.training.rl.update import improve
+from coseek.training.settings import LearnerSettings, RlSettings
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+SIZES = (2, 4, 8, 16)
+"""Batch sizes that TRL may choose from."""
+
+
+def main() -> int:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    world = make_world(WorldSettings(size="compact", train=10, dev=0, test=0))
+    tokenizer = HfTokenizer(train_tokenizer([passage.text for passage in world.corpus], ("<answer>",), 3000))
+    model = new_model(LaptopSettings(), tokenizer, 0)
+    settings = RlSettings(minibatches=1, policy=LearnerSettings(micro_batch_tokens=options.micro_batch_tokens))
+    policy = Policy(copy.deepcopy(model), settings.policy, 1)
+    experience, prompts = _step(policy, settings, options, len(tokenizer.fast))
+    tokens = int(experience.batch.lengths_B.sum())
+    print(f"{options.runs} runs, {tokens} tokens, {int(experience.mask_BT.sum())} of them the agent's")
+    with tempfile.TemporaryDirectory() as folder:
+        side = open_trl(copy.deepcopy(model), tokenizer, Path(folder))
+        theirs = {size: _their_step(side, _batches(experience, prompts, size)) for size in SIZES}
+        return _race(
+            lambda: improve(experience, settings, policy, None, random.Random(0))["loss"], theirs, tokens, options
+        )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=64, help="runs in a step")
+    parser.add_argument("--turns", type=int, default=5, help="times that each side steps")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="ours, as TRL may choose its batch size")
+    parser.add_argument(
+        "--flat", type=float, default=0.0, help="share of groups without spread, which ours passes over"
+    )
+    parser.add_argument("--bar", type=float, default=1.5, help="how many times as fast ours has to be")
+    return parser.parse_args()
+
+
+def _step(
+    policy: Policy, settings: RlSettings, options: argparse.Namespace, vocabulary: int
+) -> tuple[Experience, list[int]]:
+    """Runs as long as those of a laptop world: a prompt, one to four searches with what they found, an answer."""
+    rng = random.Random(0)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(10, vocabulary) for _ in range(rng.randint(low, high)))
+
+    def agent(low: int, high: int) -> Segment:
+        written = ids(low, high)
+        return Segment(Author.AGENT, "search", "?", written, (-8.0,) * len(written))
+
+    made: list[Trajectory] = []
+    for number in range(options.runs):
+        segments = [Segment(Author.ENVIRONMENT, "prompt", "?", ids(20, 40))]
+        for _ in range(rng.randint(1, 4)):
+            segments += [agent(10, 25), Segment(Author.ENVIRONMENT, "information", "?", ids(60, 100))]
+        segments.append(agent(8, 20))
+        made.append(
+            Trajectory(Question(str(number), "?"), "search-r1", tuple(segments), (), StopReason.ANSWERED, "?", True)
+        )
+    groups = [number // 8 for number in range(options.runs)]
+    flat = round(options.flat * len(set(groups)))
+    paid = iter([0.0 if group < flat else rng.random() for group in groups])
+    episodes = score(groups, made, lambda _: Reward(next(paid)))
+    experience = make_experience(episodes, settings, policy, None, None)
+    # On-policy, as a first minibatch is: nothing is clipped away on either side.
+    experience = replace(experience, old_BT=policy.forward(experience.batch, experience.mask_BT))
+    return experience, [len(run.segments[0].ids) for run in made]
+
+
+def _batches(experience: Experience, prompts: list[int], size: int) -> list[Inputs]:
+    order = experience.batch.lengths_B.argsort(descending=True)
+    return [inputs_of(experience, prompts, rows_b) for rows_b in order.split(size)]
+
+
+def _their_step(side: TrlSide, batches: list[Inputs]) -> Callable[[], float]:
+    """What its training loop does with prepared batches: loss and backward of each, then clip and step."""
+
+    def step() -> float:
+        total = 0.0
+        for inputs in batches:
+            loss = side.loss(inputs)
+            side.trainer.accelerator.backward(loss)
+            total += float(loss.detach())
+        side.trainer.accelerator.clip_grad_norm_(side.module.parameters(), 1.0)
+        side.optimiser.step()
+        side.optimiser.zero_grad()
+        return total
+
+    return step
+
+
+def _race(
+    ours: Callable[[], float], theirs: dict[int, Callable[[], float]], tokens: int, options: argparse.Namespace
+) -> int:
+    """A turn of each to warm up, in which the losses must agree; then in turn."""
+    losses = {"ours": ours(), **{f"TRL, {size} rows": theirs[size]() for size in SIZES[:1]}}
+    print("first losses: " + ", ".join(f"{name} {loss:.5f}" for name, loss in losses.items()))
+    contenders = {"ours": ours, **{f"TRL, {size} rows": step for size, step in theirs.items()}}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(options.turns):
+        for name, step in contenders.items():
+            began = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+    for name, taken in seconds.items():
+        rates = sorted(tokens / second for second in taken)
+        print(f"{name:14} {tokens / medians[name]:8.0f} tokens/s  ({rates[0]:.0f} to {rates[-1]:.0f})")
+    best = min((name for name in contenders if name != "ours"), key=medians.__getitem__)
+    by_turn = sorted(other / own for own, other in zip(seconds["ours"], seconds[best], strict=True))
+    factor = statistics.median(by_turn)
+    print(f"ours is {factor:.2f} times as fast as {best} ({by_turn[0]:.2f} to {by_turn[-1]:.2f} turn by turn)")
+    return 0 if factor >= options.bar else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Frozen: generators and judges by name: a model folder, the address of a server, a YAML file, or a laptop world."""
+
+from pathlib import Path
+
+from coseek.agents.asking import Remembered
+from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.agents.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
+from coseek.data.errors import SettingError
+from coseek.data.store import Store
+from coseek.models.text import WriterSettings, open_writer
+from coseek.models.tokenizer import HfTokenizer
+from coseek.retrieval.opening import Writes
+from coseek.world.oracle import Oracle
+
+
+def open_generator(
+    settings: GeneratorSettings, cache: Path | None = None, writing: WriterSettings | None = None
+) -> Generator:
+    """The generator, ready to answer. A sampling server is refused: the same passages must give the same answer."""
+    prompt = load_generator_prompt(settings)
+    tokenizer = HfTokenizer.load(Path(settings.counted_by).expanduser()) if settings.counted_by else None
+    return Generator(frozen(settings.model, cache, writing), prompt, settings, tokenizer)
+
+
+def open_judge(settings: JudgeSettings, cache: Path | None = None, writing: WriterSettings | None = None) -> Judge:
+    """The judge: a model, or the oracle where the name is the folder of a laptop world."""
+    if is_world(settings.model):
+        return OracleJudge(Oracle.load(Path(settings.model).expanduser()), settings.model)
+    prompt = load_judge_prompt(settings)
+    return ModelJudge(frozen(settings.model, cache, writing), prompt, settings)
+
+
+def frozen(name: str, cache: Path | None, writing: WriterSettings | None = None) -> Writes:
+    """A model at temperature 0, whose texts are kept in `cache` where there is one."""
+    model = open_writer(name, writing)
+    temperature = getattr(model, "temperature", 0.0)
+    if temperature != 0:
+        raise SettingError(
+            f"{name} samples at temperature {temperature}; a generator or judge is frozen: set temperature: 0"
+        )
+    return model if cache is None else Remembered(model, Store(cache))

@@ -1,0 +1,31 @@
+"""GenAcc: 1 when a gold answer stands in the answer, or else a judge says that it is right (s3)."""
+
+from typing import Literal
+
+from coseek.data.trajectory import Trajectory
+from coseek.measure.answers import cover_match
+from coseek.rewards.reward import Made, PartOptions, needs_answers
+from coseek.rewards.said import Need, Said
+
+
+class Options(PartOptions):
+    """Whose answer is looked at."""
+
+    of: Literal["component", "own"] = "component"
+    """The frozen generator's from the run's passages, or the agent's own."""
+
+
+def needs(options: Options) -> tuple[Need, ...]:
+    """A judge, and the generator unless the agent's own answer is meant."""
+    return ("judge",) if options.of == "own" else ("component", "judge")
+
+
+def reward(trajectory: Trajectory, options: Options, said: Said) -> Made:
+    """span ∨ judge (004, eq. 3). The judge is asked only where the span is not found, and so is logged for those."""
+    golds = needs_answers(trajectory, "gen_acc")
+    response = trajectory.answer if options.of == "own" else said.component_answer()
+    span = cover_match(response, golds)
+    if span:
+        return Made(1.0, {"span": 1.0})
+    judged = float(said.right(response))
+    return Made(judged, {"span": 0.0, "judge": judged})

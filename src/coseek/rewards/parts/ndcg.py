@@ -1,0 +1,33 @@
+"""nDCG: how high the gold passages stand in what was retrieved (query training in the style of DeepRetrieval)."""
+
+from statistics import fmean
+from typing import Literal
+
+from pydantic import Field
+
+from coseek.data.trajectory import Trajectory
+from coseek.measure import rankings
+from coseek.measure.found import relevance
+from coseek.measure.retrieval import ranking
+from coseek.rewards.reward import PartOptions, needs_gold_passages
+
+
+class Options(PartOptions):
+    """Which ranking is looked at, and how deep."""
+
+    k: int | None = Field(default=10, ge=1)
+    """Ranks that count; `None`: all."""
+    over: Literal["run", "search"] = "run"
+    """`run`: the evidence of the whole run, what was selected first, then as served; `search`: the mean over the
+    searches that did not fail."""
+
+
+def reward(trajectory: Trajectory, options: Options) -> float:
+    """nDCG@k in [0, 1], with the question's graded relevance where it has some. A run without a search has 0."""
+    needs_gold_passages(trajectory, "ndcg")
+    gold = relevance(trajectory.question)
+    if options.over == "run":
+        return rankings.ndcg(gold, ranking(trajectory), options.k) or 0.0
+    found = ([hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None)
+    values = [rankings.ndcg(gold, ids, options.k) or 0.0 for ids in found]
+    return fmean(values) if values else 0.0

@@ -1,0 +1,102 @@
+"""Frozen parts of a training run: the generator, the judge and the baseline that rewards may need.
+
+No torch until a model folder is opened. A recipe holds the settings, `open_frozen` opens them, `Scoring` asks them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from coseek.agents.component import Tell, silent
+from coseek.agents.frozen import open_generator, open_judge
+from coseek.agents.generator import Generator, GeneratorSettings
+from coseek.agents.judge import Judge, JudgeSettings
+from coseek.data.errors import SettingError
+from coseek.data.question import Question
+from coseek.data.settings import Settings
+from coseek.models.text import WriterSettings
+from coseek.retrieval.retriever import Retriever
+from coseek.rewards.reward import RewardFunction
+from coseek.training.rl.baselines import Baselines, make_baselines
+from coseek.training.rl.scoring import Scoring, check_needs
+
+ORACLE = "oracle"
+"""As a judge's model: the oracle of the laptop world that the run is trained in."""
+CACHE = "frozen.sqlite"
+"""What models wrote, in the run's folder, so that a resumed run does not pay twice."""
+
+
+class BaselineSettings(Settings):
+    """Naive RAG, which a gain is measured against."""
+
+    folder: str | None = None
+    """Where `baselines.jsonl` stands, or is made; the run's own folder when not set."""
+    passages: int = Field(default=3, ge=1)
+    """Passages of the one search (004: 3, as many as the agent's searches find)."""
+
+
+class FrozenSettings(Settings):
+    """Models that are asked during training and never trained."""
+
+    generator: GeneratorSettings | None = None
+    """Answers from the passages that a run serves."""
+    judge: JudgeSettings | None = None
+    """Says whether an answer is right; `model: oracle` is the oracle of the run's laptop world."""
+    baseline: BaselineSettings = BaselineSettings()
+    """Computed before training where a reward asks for it."""
+    max_rows: int = Field(default=64, ge=1)
+    """Texts that a local model writes at once: a matter of memory and speed, not of the result."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of a local model's weights and cache."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The parts, opened."""
+
+    settings: FrozenSettings
+    folder: Path
+    """Where baselines and cache are kept."""
+    generator: Generator | None = None
+    judge: Judge | None = None
+
+    def baselines(self, questions: Sequence[Question], retriever: Retriever, tell: Tell = silent) -> Baselines:
+        """The baselines of these questions: what is missing is computed."""
+        if self.generator is None:
+            raise SettingError("a baseline needs a frozen generator; name one with frozen.generator.model")
+        settings = self.settings.baseline
+        folder = Path(settings.folder).expanduser() if settings.folder is not None else self.folder
+        return make_baselines(folder, questions, retriever, self.generator, settings.passages, self.judge, tell)
+
+    def scoring(self, reward: RewardFunction, baselines: Baselines | None = None) -> Scoring:
+        """The reward with the parts that it needs."""
+        return Scoring(reward, self.generator, self.judge, baselines)
+
+
+def check_frozen(settings: FrozenSettings, reward: RewardFunction, world: bool) -> None:
+    """Refuse a reward that needs a part which the settings do not name; `world`: the run is in a laptop world."""
+    there = {"component", "baseline"} if settings.generator is not None else set()
+    if settings.judge is not None:
+        there.add("judge")
+        if settings.judge.model == ORACLE and not world:
+            raise SettingError(
+                "the oracle judges in laptop worlds only; name a model folder or a URL with frozen.judge.model"
+            )
+    check_needs(reward, there)
+
+
+def open_frozen(settings: FrozenSettings, folder: Path, world: Path | None = None) -> Frozen:
+    """Open what the settings name. `world` is the folder of the laptop world whose oracle judges as `oracle`."""
+    writing = WriterSettings(max_rows=settings.max_rows, precision=settings.precision)
+    cache = folder / CACHE
+    generator = open_generator(settings.generator, cache, writing) if settings.generator is not None else None
+    named = settings.judge
+    if named is not None and named.model == ORACLE:
+        if world is None:
+            raise SettingError("the oracle judges in laptop worlds only; name a model folder or a URL")
+        named = named.model_copy(update={"model": str(world)})
+    judge = open_judge(named, cache, writing) if named is not None else None
+    return Frozen(settings, folder, generator, judge)

@@ -1,0 +1,175 @@
+"""Baselines: what the frozen generator answers from naive RAG, question by question, computed before training (s3).
+
+A gain over RAG is only a gain over the *same* generator, prompt, number and order of passages, and retriever. All of
+them are in the identity of `baselines.jsonl`; a file of another identity and a question that is not in it are errors,
+never a baseline of 0 (trap 27). A judge's verdicts stand in a file of their own beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coseek.agents.component import BATCH, Tell, mark, reply_of, silent, verdict_sheet
+from coseek.agents.generator import Generator, OpenBook
+from coseek.agents.judge import Claim, Judge
+from coseek.data.errors import DataError
+from coseek.data.files import read_jsonl
+from coseek.data.question import Question
+from coseek.data.sheet import Reply, Sheet, Verdict
+from coseek.measure.answers import normalise
+from coseek.measure.found import Answered, look_up
+from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.rewards.accuracy import Accuracy, is_right
+from coseek.rewards.said import NoReward, Said, Unjudged
+
+FILE = "baselines.jsonl"
+ORDER = "as ranked, equal passages once"
+"""Of the passages in the prompt; part of the identity."""
+CLOSED = frozenset({"yes", "no", "true", "false"})
+"""Answers that a span check finds in the opposite answer ("not true"): 004, §4.2 trains on no such question."""
+PASSES = 2
+"""How often a part that failed is asked for a question in one go."""
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Naive RAG's answers by question id, and a judge's verdicts on them by question id and response."""
+
+    replies: Mapping[str, Reply]
+    verdicts: Mapping[tuple[str, str], Verdict] | None
+    """`None` where there was no judge."""
+    source: Path
+    """Where they stand, for errors."""
+
+    def of(self, question: Question) -> Reply:
+        """The baseline of a question. One that is missing is an error."""
+        reply = self.replies.get(question.id)
+        if reply is None:
+            raise DataError(
+                f"question {question.id!r} has no baseline in {self.source}; compute the baselines of these questions"
+            )
+        return reply
+
+    def verdicts_on(self, question: Question) -> dict[str, Verdict] | None:
+        """What the judge said of its baseline, by response; nothing where he failed, so that he can be asked again."""
+        if self.verdicts is None:
+            return None
+        verdict = self.verdicts.get((question.id, self.of(question).answer or ""))
+        return {verdict.response: verdict} if verdict is not None and verdict.fault is None else {}
+
+
+def make_baselines(
+    folder: Path,
+    questions: Sequence[Question],
+    retriever: Retriever,
+    generator: Generator,
+    k: int,
+    judge: Judge | None = None,
+    tell: Tell = silent,
+) -> Baselines:
+    """Compute what is missing in `folder`, keep every answer as it comes, and return all that are there.
+
+    Naive RAG: the question itself is searched once, and the generator answers from the first `k` passages. A start
+    after a kill, and one with more questions, asks only what is missing or failed.
+    """
+    sheet = baseline_sheet(folder, retriever, generator, k)
+    known = _known(sheet)
+    wanted = {question.id: question for question in questions}
+    for _ in range(PASSES):
+        left = [question for question in wanted.values() if not _holds(known.get(question.id))]
+        tell(len(wanted) - len(left), len(wanted))
+        if not left:
+            break
+        with sheet.appending() as file:
+            for found in look_up(retriever, left, k, BATCH):
+                for reply in _answered(generator, found):
+                    known[reply.question_id] = reply
+                    Sheet.append(file, reply)
+                tell(sum(_holds(known.get(ident)) for ident in wanted), len(wanted))
+    verdicts = None
+    if judge is not None:
+        claims = [Claim(question, known[question.id].answer or "") for question in wanted.values()]
+        verdicts = mark(judge, claims, verdict_sheet(folder, judge))
+    return Baselines(known, verdicts, sheet.path)
+
+
+def baseline_sheet(folder: Path, retriever: Retriever, generator: Generator, k: int) -> Sheet[Reply]:
+    """The file of a folder's baselines; one that was computed with something else is refused, and what else is said."""
+    identity = digest_of("baseline", generator.identity, retriever.identity, str(k), ORDER)
+    card = {
+        **generator.card,
+        "generator": generator.identity,
+        "retriever": retriever.identity,
+        "passages": k,
+        "order": ORDER,
+    }
+    sheet = Sheet(folder / FILE, Reply, identity, card)
+    if sheet.path.exists():
+        _, head = next(read_jsonl(sheet.path), (1, {}))
+        by = head.get("by")
+        if head.get("identity") != identity:
+            other = sorted(name for name in card if not isinstance(by, dict) or by.get(name) != card[name])
+            raise DataError(
+                f"{sheet.path} was computed with another {', '.join(other) or 'version'}; take what it was computed "
+                "with, or delete the file to compute it again"
+            )
+    return sheet
+
+
+def _known(sheet: Sheet[Reply]) -> dict[str, Reply]:
+    return {entry.question_id: entry for entry in sheet.entries().values()}
+
+
+def _holds(reply: Reply | None) -> bool:
+    return reply is not None and reply.fault is None
+
+
+def _answered(generator: Generator, found: Sequence[Answered]) -> list[Reply]:
+    """The generator's answers to a batch of questions; a search that failed is a fault, and no empty context."""
+    replies = [Reply(question.id, 0, "", None, fault=f"search: {one.fault}") for question, one in found if one.fault]
+    asked = [(question, tuple(one.passages or ())) for question, one in found if not one.fault]
+    contexts = [generator.context(OpenBook(question.question, passages)) for question, passages in asked]
+    written = generator.answer(contexts)
+    return replies + [
+        reply_of(question.id, 0, context, one)
+        for (question, _), context, one in zip(asked, contexts, written, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The questions that are worth training on, and how many were left out, by why."""
+
+    kept: tuple[Question, ...]
+    solved: int
+    """Naive RAG answers them already."""
+    closed: int
+    """A gold answer is yes, no, true or false."""
+    failed: int
+    """The baseline or its verdict is a fault, so nothing is known."""
+
+
+def is_closed(question: Question) -> bool:
+    """Whether a gold answer is yes, no, true or false."""
+    return any(normalise(answer) in CLOSED for answer in question.answers)
+
+
+def beyond_rag(questions: Sequence[Question], baselines: Baselines, accuracy: Accuracy = "gen_acc") -> Selection:
+    """The questions that naive RAG fails, without closed ones (004, §3.2 and §4.2). The accuracy is the reward's."""
+    kept: list[Question] = []
+    solved = closed = failed = 0
+    for question in questions:
+        if is_closed(question):
+            closed += 1
+            continue
+        said = Said(baseline=baselines.of(question), verdicts=baselines.verdicts_on(question))
+        try:
+            right = is_right(accuracy, question, said.baseline_answer(), said)
+        except (NoReward, Unjudged):
+            failed += 1
+            continue
+        if right:
+            solved += 1
+        else:
+            kept.append(question)
+    return Selection(tuple(kept), solved, closed, failed)

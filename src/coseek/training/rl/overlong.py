@@ -1,0 +1,39 @@
+"""Overlong: a soft punishment of runs that come near a length (DAPO, Yu et al. 2025, eq. 13)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from coseek.data.trajectory import Trajectory
+from coseek.rewards.reward import Reward
+from coseek.training.rl.episodes import Episodes
+from coseek.training.settings import OverlongSettings
+
+PART = "overlong"
+"""Its name among the parts of a reward."""
+
+
+def overlong(tokens: int, settings: OverlongSettings) -> float:
+    """0 up to max - margin tokens, from there linearly down to -1 at max tokens, and -1 beyond."""
+    over = tokens - (settings.max_tokens - settings.margin_tokens)
+    return -min(1.0, max(0.0, over / settings.margin_tokens))
+
+
+def written_tokens(run: Trajectory) -> int:
+    """Tokens behind the prompt, the agent's and the environment's: what an agent can keep short by searching less."""
+    return sum(len(segment.ids) for segment in run.segments[1:])
+
+
+def charge_overlong(episodes: Episodes, settings: OverlongSettings) -> Episodes:
+    """Every run's reward with the punishment of its length, as a part of its own."""
+    scored = tuple(
+        replace(
+            episode, reward=_charged(episode.reward, overlong(written_tokens(episode.trajectory), settings), settings)
+        )
+        for episode in episodes.scored
+    )
+    return replace(episodes, scored=scored)
+
+
+def _charged(reward: Reward, part: float, settings: OverlongSettings) -> Reward:
+    parts: Mapping[str, float] = {**reward.parts, PART: part}
+    return replace(reward, value=reward.value + settings.weight * part, parts=parts)

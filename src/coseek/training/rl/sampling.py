@@ -1,0 +1,99 @@
+"""Sampling: a step's runs. With `resample`, groups that taught nothing are replaced by fresh questions (DAPO).
+
+Every question taken counts towards the position in the data, dropped or not, so a resumed run asks what it would have
+asked. What was dropped is still reported: rewards of the groups that happened to have spread are no honest mean.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from coseek.training.learning.workers import ALONE, Workers
+from coseek.training.order import QuestionOrder, derive_seed
+from coseek.training.rl.advantages import is_flat, row_rewards
+from coseek.training.rl.clock import Clock
+from coseek.training.rl.episodes import Episodes, RolloutFunction, ScoreFunction, collect, score
+from coseek.training.rl.overlong import charge_overlong
+from coseek.training.settings import RlSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step's questions brought."""
+
+    episodes: Episodes
+    """All runs: what metrics speak of."""
+    kept: Episodes
+    """The runs to learn from: all, or the groups with spread."""
+    questions: int
+    """Questions taken from the data."""
+    dropped: int | None
+    """Groups without spread that were left out; None where none are looked for."""
+
+    def describe(self) -> dict[str, float]:
+        """Metrics of resampling, where it is on."""
+        if self.dropped is None:
+            return {}
+        return {
+            "questions": self.questions,
+            "groups_dropped": self.dropped,
+            "zero_spread": self.dropped / self.questions,
+        }
+
+
+def sample_step(
+    order: QuestionOrder,
+    position: int,
+    step: int,
+    settings: RlSettings,
+    rollout: RolloutFunction,
+    reward: ScoreFunction,
+    clock: Clock,
+    update: int,
+    workers: Workers = ALONE,
+) -> Sampled:
+    """The runs of step number `step`, whose questions begin at `position`, by a policy that has had `update` updates.
+
+    One wave of questions; with `resample`, further waves of as many as groups are missing, until `resample_at_most`.
+    """
+    wanted = settings.questions_per_step
+    most = int(settings.resample_at_most * wanted) if settings.resample else wanted
+    waves: list[Episodes] = []
+    asked = 0
+    kept: set[int] = set()
+    while len(kept) < wanted and asked < most:
+        count = min(wanted - len(kept), most - asked)
+        places = range(asked * settings.group_size, (asked + count) * settings.group_size)
+        seeds = [derive_seed(settings.seed, "rollout", step, place) for place in places]
+        with clock("rollout_s"):
+            groups, runs = collect(order.take(position + asked, count), settings.group_size, seeds, rollout, workers)
+        with clock("reward_s"):
+            wave = score([asked + group for group in groups], runs, reward, workers)
+            if settings.overlong is not None:
+                wave = charge_overlong(wave, settings.overlong)
+        waves.append(wave)
+        asked += count
+        kept |= groups_with_spread(wave, settings) if settings.resample else set(groups)
+    episodes = _joined(waves, update)
+    if not settings.resample:
+        return Sampled(episodes, episodes, asked, None)
+    left = tuple(episode for episode in episodes.scored if episode.group in kept)
+    return Sampled(episodes, replace(episodes, scored=left), asked, asked - len(kept))
+
+
+def groups_with_spread(episodes: Episodes, settings: RlSettings) -> set[int]:
+    """Groups in which some runs are paid otherwise than others; a run that faults left alone has no other."""
+    rewards_B = row_rewards(episodes, settings)
+    return {group for group, places in episodes.members().items() if not is_flat(rewards_B[places])}
+
+
+def _joined(waves: Sequence[Episodes], update: int) -> Episodes:
+    """One step of several waves, each run marked with how often the policy had been updated before it wrote it."""
+    faults: dict[str, int] = {}
+    timings: dict[str, float] = {}
+    for wave in waves:
+        for part, count in wave.faults.items():
+            faults[part] = faults.get(part, 0) + count
+        for name, seconds in wave.timings.items():
+            timings[name] = timings.get(name, 0.0) + seconds
+    scored = tuple(replace(episode, sampled_at=update) for wave in waves for episode in wave.scored)
+    return Episodes(scored, faults, timings)

@@ -1,0 +1,176 @@
+"""Fears about sharing: what is read once must be what every row would have read, and nothing may be read in vain."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.models.networks import NETWORKS, logits_of, network, random_ids, request
+from transformers import PreTrainedModel
+
+from coseek.models.model import Turn, TurnEnd
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.sharing import LEAST, Piece, share
+from coseek.models.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+
+
+def sampler(model: PreTrainedModel, **settings: object) -> Sampler:
+    return Sampler(model, TOKENIZER, (), SamplerSettings.model_validate(settings))
+
+
+def held(rows: list[Piece]) -> tuple[dict[int, tuple[int, ...]], int]:
+    """What every slot holds in the end when the plan is carried out, and how many tokens were read for it."""
+    rounds, left = share(rows)
+    slots: dict[int, tuple[int, ...]] = {slot: () for slot, _ in rows}
+    read = 0
+    for one in rounds:
+        assert one.pieces and one.copies
+        for slot, ids in one.pieces:
+            slots[slot] += ids
+            read += len(ids)
+        for source, target in one.copies:
+            slots[target] = slots[source]
+    for slot, ids in left.items():
+        slots[slot] += ids
+        read += len(ids)
+    return slots, read
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=9), st.integers(0, 3))
+def test_every_row_ends_up_with_its_own_tokens(words: list[list[int]], seed: int) -> None:
+    # Each word is long enough to be shared, so rows meet and part wherever the words do.
+    said = [tuple(token for word in row for token in [word] * (LEAST - 1 + seed)) for row in words]
+    rows = list(enumerate(said))
+    slots, read = held(rows)
+    assert slots == dict(rows)
+    assert read <= sum(map(len, said))
+
+
+def test_a_common_beginning_is_read_once_and_each_questions_own_part_once_a_question() -> None:
+    rng = random.Random(0)
+    front = tuple(random_ids(rng, 100, 100))
+    asked = [(*front, 200 + number, *random_ids(rng, 60, 60)) for number in range(3)]
+    rows = [(slot, asked[slot % 3]) for slot in range(24)]
+    _, read = held(rows)
+    assert read == 100 + 3 * 61
+
+
+def test_rows_with_little_in_common_are_read_as_if_nothing_were_shared() -> None:
+    rows = [(slot, tuple([65] * (LEAST - 1) + [slot])) for slot in range(5)]
+    assert share(rows) == ([], dict(rows))
+    assert share([]) == ([], {})
+
+
+# --- in the sampler
+
+FRONT = random_ids(random.Random(5), 50, 50)
+
+
+def prompt_of(key: int) -> list[int]:
+    """Four rows a question; the questions differ after a common beginning, and some are that beginning alone."""
+    group = key // 4
+    return FRONT + random_ids(random.Random(f"q{group}"), 45, 60) if group else FRONT
+
+
+def played(model: Sampler, keys: list[int]) -> dict[int, list[Turn]]:
+    """Two turns of each row."""
+    said: dict[int, list[Turn]] = {key: [] for key in keys}
+    for key in keys:
+        model.start(request(key, prompt_of(key), max_tokens=3 + key % 3))
+    while turns := model.step():
+        for turn in turns:
+            said[turn.key].append(turn)
+            if len(said[turn.key]) == 2:
+                model.close(turn.key)
+            else:
+                model.extend(request(turn.key, random_ids(random.Random(f"e{turn.key}"), 1, 9), max_tokens=4))
+    return said
+
+
+def ids_of(said: dict[int, list[Turn]]) -> dict[int, list[tuple[int, ...]]]:
+    return {key: [turn.ids for turn in turns] for key, turns in said.items()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_row_whose_prompt_was_read_in_another_is_the_row_that_read_it_itself(name: str) -> None:
+    model, keys = network(name), list(range(12))
+    shared, alone = sampler(model), sampler(model, share=False)
+    said, truth = played(shared, keys), played(alone, keys)
+    assert ids_of(said) == ids_of(truth)
+    for key in keys:
+        for mine, own in zip(said[key], truth[key], strict=True):
+            assert mine.logprobs == pytest.approx(own.logprobs, abs=1e-4)
+    assert alone.tokens_copied == 0
+    assert shared.tokens_read + shared.tokens_copied == alone.tokens_read
+    assert shared.tokens_copied > 0.5 * alone.tokens_read
+
+
+@pytest.mark.parametrize("name", ["lfm2", "llama"])
+def test_shared_rows_are_the_same_in_any_batch_and_order(name: str) -> None:
+    model, keys = network(name), list(range(12))
+    truth = ids_of(played(sampler(model, share=False), keys))
+    for settings in ({"max_rows": 3}, {"max_rows": 5, "patience": 0.0}):
+        shuffled = random.Random(str(settings)).sample(keys, k=len(keys))
+        assert ids_of(played(sampler(model, **settings), shuffled)) == truth
+    assert ids_of(played(sampler(model), [9])) == {9: truth[9]}
+
+
+def test_rows_that_share_a_prompt_have_log_probabilities_of_a_plain_forward_pass() -> None:
+    model = network("lfm2")
+    used = sampler(model)
+    for key in range(8, 12):
+        used.start(request(key, prompt_of(key), max_tokens=6))
+    for turn in (turn for _ in range(4) for turn in used.step()):
+        row = [*prompt_of(turn.key), *turn.ids]
+        truth = logits_of(model, row).log_softmax(dim=-1)
+        places = range(len(row) - len(turn.ids), len(row))
+        assert turn.logprobs == pytest.approx([float(truth[place - 1, row[place]]) for place in places], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "llama"])
+def test_a_fork_goes_on_as_a_row_that_read_the_whole_past_itself(name: str) -> None:
+    model = network(name)
+    used = sampler(model, max_rows=8)
+    used.start(request(0, prompt_of(8), max_tokens=5))
+    (trunk,) = used.step()
+    read = used.tokens_read
+    for key in range(1, 5):
+        used.fork(0, request(key, FRONT[:3], max_tokens=6))
+    branches = {turn.key: turn for _ in range(4) for turn in used.step()}
+    assert used.tokens_read - read == 4 * 3  # of its past a fork reads what was pending, as a row that is extended does
+    assert len({turn.ids for turn in branches.values()}) == 4
+    whole = [*prompt_of(8), *trunk.ids, *FRONT[:3]]
+    for key, branch in branches.items():
+        fresh = sampler(model)
+        fresh.start(request(key, whole, max_tokens=6))
+        (truth,) = fresh.step()
+        assert branch.ids == truth.ids
+        assert branch.logprobs == pytest.approx(truth.logprobs, abs=1e-4)
+    used.extend(request(0, FRONT[:3], max_tokens=6, seed=1))  # the trunk is as it was
+    assert used.step()[0].ids == branches[1].ids
+
+
+def test_a_fork_of_what_cannot_be_forked_is_refused() -> None:
+    used = sampler(network("lfm2"), max_rows=2)
+    with pytest.raises(ValueError, match="not open"):
+        used.fork(0, request(1, [65]))
+    used.start(request(0, [65, 66], max_tokens=2))
+    with pytest.raises(ValueError, match="not open or has not stopped"):
+        used.fork(0, request(1, [65]))
+    used.step()
+    used.fork(0, request(1, [65], max_tokens=2))
+    with pytest.raises(ValueError, match="open already"):
+        used.fork(0, request(1, [65]))
+    with pytest.raises(ValueError, match="no room to fork row 0"):
+        used.fork(0, request(2, [65]))
+    assert [turn.end for turn in used.step()] == [TurnEnd.LENGTH]
+
+
+def test_a_row_that_is_opened_where_another_was_shared_remembers_nothing_of_it() -> None:
+    model = network("lfm2")
+    used = sampler(model, max_rows=4)
+    played(used, list(range(8, 12)))
+    after = ids_of(played(used, [13]))
+    assert after == ids_of(played(sampler(model), [13]))

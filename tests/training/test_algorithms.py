@@ -1,0 +1,226 @@
+"""RLOO, REINFORCE++, resampling, overlong runs, entropy, staleness: each by hand, then in the loop."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.training.echo import QUESTIONS, experience_of, fixed, reward, sampling, settings_of, train
+from tests.training.tiny import agent, environment, tiny_model, trajectory
+
+from coseek.data.errors import SettingError
+from coseek.data.question import Question
+from coseek.data.settings import make_settings
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.rewards.reward import Reward
+from coseek.training.learning.policy import Policy
+from coseek.training.order import QuestionOrder
+from coseek.training.rl.advantages import make_experience
+from coseek.training.rl.clock import Clock
+from coseek.training.rl.episodes import Episode, Episodes, describe, score
+from coseek.training.rl.loop import train_rl
+from coseek.training.rl.losses import entropies, leave_one_out, logprobs_and_entropy, rewards_to_come, target_logprobs
+from coseek.training.rl.overlong import charge_overlong, overlong
+from coseek.training.rl.sampling import Sampled, sample_step
+from coseek.training.settings import OverlongSettings, RlSettings
+
+groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=9)
+
+
+@given(groups)
+@settings(max_examples=100, deadline=None)
+def test_each_run_is_compared_with_the_mean_of_the_others(values: list[float]) -> None:
+    found = leave_one_out(torch.tensor(values)).tolist()
+    for place, value in enumerate(values):
+        others = [other for at, other in enumerate(values) if at != place]
+        expected = value - sum(others) / len(others) if max(values) - min(values) > 1e-6 else 0.0
+        assert found[place] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.9, 1 / 3, 1e9])
+def test_rloo_gives_a_group_without_spread_exactly_nothing(value: float) -> None:
+    for size in (2, 3, 5, 7):
+        assert leave_one_out(torch.full((size,), value)).tolist() == [0.0] * size
+
+
+def test_rloo_keeps_the_raw_reward_of_a_group_of_one_but_not_of_one_that_faults_left_alone() -> None:
+    assert leave_one_out(torch.tensor([0.7])).item() == pytest.approx(0.7)
+    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.MODEL_ERROR)]
+    found = experience_of(runs, [0, 0], settings_of("rloo", group_size=2))
+    assert found.lone == 1 and not found.advantages_BT.any()
+
+
+def test_the_return_of_a_token_passes_over_what_the_environment_wrote() -> None:
+    mask_BT = torch.tensor([[False, True, False, True, True, False]])
+    rewards_BT = torch.tensor([[9.0, 1.0, 9.0, 2.0, 4.0, 9.0]])
+    found = rewards_to_come(rewards_BT, mask_BT, gamma=0.5)
+    assert found.tolist() == [[0.0, 1.0 + 0.5 * (2.0 + 0.5 * 4.0), 0.0, 2.0 + 0.5 * 4.0, 4.0, 0.0]]
+
+
+def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> None:
+    long = Trajectory(
+        QUESTIONS[0],
+        "test",
+        (environment(1), agent(2, 3), environment(9), agent(4)),
+        (),
+        StopReason.ANSWERED,
+        "no",
+        True,
+    )
+    found = experience_of([fixed(QUESTIONS[0]), long], [0, 0], settings_of("reinforce++"))
+    # Two tokens paid 1 and three paid 0: mean 0.4, variance 0.4 · 0.6.
+    assert found.advantages_BT[0, 1].item() == pytest.approx(0.6 / math.sqrt(0.24), abs=1e-5)
+    assert found.advantages_BT[1].tolist() == pytest.approx(
+        [0, *[-0.4 / math.sqrt(0.24)] * 2, 0, -0.4 / math.sqrt(0.24)]
+    )
+
+
+def test_reinforce_plus_plus_is_charged_for_its_kl_token_by_token() -> None:
+    """k1 in the reward: each token pays for itself and for what comes behind it."""
+    choice = settings_of("reinforce++", kl=0.1, kl_in="reward", kl_estimator="k1", whiten=False)
+    policy, reference = Policy(tiny_model(0), choice.policy, 1), Policy(tiny_model(1), choice.policy, 1)
+    episodes = score([0], [fixed(QUESTIONS[0])], reward)
+    found = make_experience(episodes, choice, policy, None, reference)
+    assert found.reference_BT is not None
+    charged = 0.1 * (found.old_BT - found.reference_BT)[0]
+    assert found.advantages_BT[0, 1:].tolist() == pytest.approx(
+        [1 - float(charged[1] + charged[2]), 1 - float(charged[2])]
+    )
+
+
+RESAMPLING = settings_of("grpo", questions_per_step=2, group_size=2, resample=True, resample_at_most=2)
+
+
+def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> Sampled:
+    """A step of two questions, group size two, whose groups are paid in this order as they are asked."""
+    stream = iter([value for group in groups_of_rewards for value in group])
+
+    def rollout(asked: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
+        return [replace(fixed(question), seed=seed) for question, seed in zip(asked, seeds, strict=True)]
+
+    order = QuestionOrder(QUESTIONS, 0)
+    return sample_step(order, 0, 3, RESAMPLING, rollout, lambda _: Reward(next(stream)), Clock(), update=7)
+
+
+def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
+    sampled = resampled([[1, 1], [0, 1], [0, 0], [1, 0]])
+    assert [episode.reward.value for episode in sampled.kept.scored] == [0, 1, 1, 0]
+    assert len(sampled.episodes.scored) == 8 and sampled.questions == 4 and sampled.dropped == 2
+    assert sampled.describe() == {"questions": 4, "groups_dropped": 2, "zero_spread": 0.5}
+    assert describe(sampled.episodes)["reward"] == pytest.approx(0.5)  # of all runs, not of those with spread
+    assert {episode.sampled_at for episode in sampled.kept.scored} == {7}
+    asked = [episode.trajectory.question for episode in sampled.episodes.scored][::2]
+    assert asked == QuestionOrder(QUESTIONS, 0).take(0, 4)
+    assert len({episode.trajectory.seed for episode in sampled.episodes.scored}) == 8
+    found = make_experience(sampled.kept, RESAMPLING, Policy(tiny_model(), RESAMPLING.policy, 1), None, None)
+    assert not found.silent_B.any() and found.lone == 0
+
+
+def test_resampling_ends_at_its_limit_with_what_has_spread_by_then() -> None:
+    sampled = resampled([[1, 1], [0, 1], [0, 0], [1, 1]])
+    assert len(sampled.kept.scored) == 2 and sampled.questions == 4 and sampled.dropped == 3
+
+
+def test_a_step_whose_first_questions_have_spread_asks_no_more() -> None:
+    sampled = resampled([[1, 0], [0, 1]])
+    assert sampled.questions == 2 and sampled.dropped == 0 and sampled.kept.scored == sampled.episodes.scored
+
+
+def test_resampling_is_resumed_at_the_question_it_had_come_to(tmp_path: Path) -> None:
+    choice = settings_of("grpo", steps=4, checkpoint_every=1, resample=True, group_size=3)
+    _, rows = train(tmp_path / "whole", choice)
+    train(tmp_path / "parts", choice.model_copy(update={"steps": 2}))
+    _, again = train(tmp_path / "parts", choice, resume=True)
+    assert any(row["questions"] > choice.questions_per_step for row in rows)
+    timeless = [{name: row[name] for name in row if not name.endswith("_s")} for row in rows]
+    assert timeless == [{name: row[name] for name in row if not name.endswith("_s")} for row in again]
+
+
+def test_a_step_in_which_nothing_has_spread_still_compares_sampler_and_trainer(tmp_path: Path) -> None:
+    choice = settings_of("grpo", steps=1, resample=True)
+    policy = Policy(tiny_model(3), choice.policy, choice.updates)
+    last = train_rl(policy, QUESTIONS, sampling(policy), lambda _: Reward(1.0), choice, tmp_path)
+    assert (
+        last["updates"] == 0 and last["zero_spread"] == 1.0 and last["questions"] == 12 and last["logprob_gap"] < 1e-5
+    )
+
+
+def test_resampling_needs_runs_to_compare() -> None:
+    with pytest.raises(SettingError, match="give a group_size above 1"):
+        make_settings(RlSettings, {"resample": True, "group_size": 1})
+
+
+@pytest.mark.parametrize(("tokens", "part"), [(0, 0.0), (60, 0.0), (80, -0.5), (100, -1.0), (500, -1.0)])
+def test_a_long_run_is_charged_in_proportion_to_its_last_stretch(tokens: int, part: float) -> None:
+    assert overlong(tokens, OverlongSettings(max_tokens=100, margin_tokens=40)) == pytest.approx(part)
+
+
+def test_the_charge_counts_what_stands_behind_the_prompt_and_is_logged_by_name() -> None:
+    run = trajectory(environment(*[1] * 50), agent(2, 3), environment(4), agent(5))
+    charged = charge_overlong(
+        Episodes((Episode(0, run, Reward(1.0, {"exact_match": 1.0})),), {}, {}),
+        OverlongSettings(max_tokens=8, margin_tokens=8, weight=0.5),
+    )
+    described = describe(charged)
+    assert (
+        described["reward/overlong"] == -0.5 and described["reward"] == 0.75 and described["reward/exact_match"] == 1.0
+    )
+    with pytest.raises(SettingError, match=r"margin_tokens is at most max_tokens \(3\), not 4"):
+        make_settings(OverlongSettings, {"max_tokens": 3, "margin_tokens": 4})
+
+
+@given(st.integers(0, 1000), st.integers(1, 7))
+@settings(max_examples=30, deadline=None)
+def test_entropy_in_slices_is_the_entropy_with_its_gradient(seed: int, rows: int) -> None:
+    raw = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(3).requires_grad_()
+    p = raw.softmax(1)
+    (expected,) = torch.autograd.grad(-(p * p.log()).sum(1).square().sum(), raw)
+    found = entropies(raw, rows)
+    (gradient,) = torch.autograd.grad(found.square().sum(), raw)
+    assert torch.allclose(found, -(p * p.log()).sum(1)) and torch.allclose(gradient, -expected)
+
+
+def test_a_token_that_cannot_be_drawn_adds_no_entropy_and_no_nan() -> None:
+    assert float(entropies(torch.tensor([[0.0, -math.inf, 0.0]]))) == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_entropy_is_that_of_the_sampling_distribution_where_the_loss_looks(gradient: bool) -> None:
+    logits_BTV = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    wanted_BT = torch.tensor([[False, False, True]])
+    ids_BT = torch.tensor([[0, 1, 2]])
+    both = logprobs_and_entropy(logits_BTV, lambda raw: raw, ids_BT, wanted_BT, 0.5, gradient=gradient)
+    p = (logits_BTV[0, 1] / 0.5).softmax(0)
+    assert both[1, 0, 2].item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-5)
+    assert torch.equal(both[0], target_logprobs(logits_BTV, lambda raw: raw, ids_BT, wanted_BT, 0.5))
+    assert not both[:, 0, :2].any()
+    (found,) = torch.autograd.grad(both[1].sum(), logits_BTV)
+    assert bool(found.any()) is gradient
+
+
+def test_measuring_the_entropy_changes_no_weight_and_a_bonus_raises_it(tmp_path: Path) -> None:
+    plain, _ = train(tmp_path / "plain", settings_of("grpo", steps=4))
+    measured, seen = train(tmp_path / "measured", settings_of("grpo", steps=4, measure_entropy=True))
+    _, paid_for = train(tmp_path / "bonus", settings_of("grpo", steps=4, entropy=1.0))
+    for name, weight in plain.module.state_dict().items():
+        assert torch.equal(weight, measured.module.state_dict()[name]), name
+    assert paid_for[-1]["entropy"] > seen[-1]["entropy"] > 0
+    # The sampler's surprise is an estimate of the same number, from the tokens that happened to be drawn.
+    assert paid_for[0]["surprise"] == pytest.approx(paid_for[0]["entropy"], rel=0.3)
+
+
+def test_a_bonus_for_entropy_moves_groups_without_spread_too() -> None:
+    runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0])]
+    assert experience_of(runs, [0, 0], settings_of("grpo")).silent_B.all()
+    assert not experience_of(runs, [0, 0], settings_of("grpo", entropy=0.001)).silent_B.any()
+
+
+def test_staleness_counts_the_updates_since_the_rows_were_written(tmp_path: Path) -> None:
+    _, rows = train(tmp_path, settings_of("ppo", steps=2, minibatches=4, epochs=2))
+    assert [row["updates"] for row in rows] == [8, 8]
+    assert [row["staleness_max"] for row in rows] == [7, 7]
+    assert [row["staleness"] for row in rows] == pytest.approx([3.5, 3.5])

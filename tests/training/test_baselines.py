@@ -1,0 +1,146 @@
+"""Fears about the naive-RAG baseline: another generator's, a missing one, a fault that counts as a failure of RAG."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION
+from tests.scripted import Scripted
+
+from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.agents.judge import JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.data.errors import DataError, ModelError, RetrieverError, SettingError
+from coseek.data.passage import Corpus, Hit
+from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.retriever import FixedRetriever
+from coseek.training.rl.baselines import FILE, baseline_sheet, beyond_rag, is_closed, make_baselines
+
+FIRST = QUESTION
+SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",))
+CLOSED = replace(QUESTION, id="q3", question="is Orbo a film?", answers=("No",))
+CORPUS = Corpus([ORBO, MIRA, OTHER])
+RESULTS = {FIRST.question: ["other", "orbo"], SECOND.question: ["orbo", "mira", "other"], CLOSED.question: ["other"]}
+RETRIEVER = FixedRetriever(CORPUS, RESULTS)
+
+
+def reads(prompt: str) -> str:
+    return "Mira Tan" if "founded by Mira Tan" in prompt and "who founded" in prompt else "a town"
+
+
+def generator(model: Scripted, **changes: object) -> Generator:
+    asked = GeneratorSettings.model_validate({"model": "scripted", **changes})
+    return Generator(model, load_generator_prompt(asked), asked)
+
+
+def judge(says: str) -> ModelJudge:
+    asked = JudgeSettings(model="scripted")
+    return ModelJudge(Scripted(lambda _: says), load_judge_prompt(asked), asked)
+
+
+class Failing(FixedRetriever):
+    """Fails on these questions as long as they are in `broken`."""
+
+    def __init__(self, broken: set[str]) -> None:
+        super().__init__(CORPUS, RESULTS)
+        self.broken = broken
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        if any(Query.of(query).text in self.broken for query in queries):
+            raise RetrieverError("the server is away")
+        return super().search(queries, k)
+
+
+def test_naive_rag_is_one_search_for_the_question_and_its_first_k_passages_in_order(tmp_path: Path) -> None:
+    made = make_baselines(tmp_path, [FIRST, SECOND], RETRIEVER, generator(Scripted(reads)), 2)
+    assert made.of(FIRST).passage_ids == ("other", "orbo") and made.of(FIRST).answer == "a town"
+    assert made.of(SECOND).passage_ids == ("orbo", "mira") and made.of(SECOND).answer == "Mira Tan"
+
+
+def test_a_second_start_asks_only_what_is_missing_and_a_killed_line_is_dropped(tmp_path: Path) -> None:
+    make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2)
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"question_id": "q2", "se')
+    model = Scripted(reads)
+    made = make_baselines(tmp_path, [FIRST, SECOND, SECOND], RETRIEVER, generator(model), 2)
+    assert [len(batch) for batch in model.calls] == [1]
+    assert made.replies.keys() == {"q1", "q2"}
+    model.calls.clear()
+    assert make_baselines(tmp_path, [SECOND], RETRIEVER, generator(model), 2).replies == made.replies
+    assert not model.calls
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"k": 3}, "another passages;"),
+        ({"max_context_tokens": 9}, "another generator, max_context_tokens;"),
+        ({"prompt": "generator-laptop"}, "another generator, prompt;"),
+        ({"model": "else"}, "another generator, model_identity;"),
+        ({"corpus": "else"}, "another retriever;"),
+    ],
+)
+def test_a_baseline_of_another_part_is_refused_by_name(tmp_path: Path, changed: dict[str, object], says: str) -> None:
+    """Trap 27: same generator, prompt, k, order and retriever, or no gain."""
+    make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2)
+    model = Scripted(reads, identity=str(changed.get("model", "scripted")))
+    other = generator(model, **{name: value for name, value in changed.items() if name not in ("k", "model", "corpus")})
+    retriever = FixedRetriever(Corpus([ORBO]), RESULTS) if "corpus" in changed else RETRIEVER
+    with pytest.raises(DataError, match=says):
+        baseline_sheet(tmp_path, retriever, other, 3 if "k" in changed else 2)
+
+
+def test_a_question_without_a_baseline_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    """Trap 27: never zero-shot, and found by id, not by wording."""
+    made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2)
+    with pytest.raises(DataError, match=r"'q2' has no baseline in .*compute the baselines"):
+        made.of(SECOND)
+    assert made.of(replace(FIRST, question="worded otherwise?")) == made.of(FIRST)
+
+
+def test_a_part_that_failed_is_no_failure_of_rag(tmp_path: Path) -> None:
+    broken = {FIRST.question}
+    made = make_baselines(tmp_path, [FIRST, SECOND], Failing(broken), generator(Scripted(reads)), 2)
+    assert made.of(FIRST).fault == "search: the server is away" and made.of(SECOND).fault is None
+    chosen = beyond_rag([FIRST, SECOND], made, "cover_match")
+    assert (chosen.kept, chosen.solved, chosen.failed) == ((), 1, 1)
+    broken.clear()
+    mended = make_baselines(tmp_path, [FIRST, SECOND], Failing(broken), generator(Scripted(reads)), 2)
+    assert mended.of(FIRST).fault is None
+    assert beyond_rag([FIRST, SECOND], mended, "cover_match").kept == (FIRST,)
+
+
+def test_a_part_that_fails_once_is_asked_again_at_once(tmp_path: Path) -> None:
+    failures = ["q1 fails once"]
+
+    def says(prompt: str) -> str:
+        if failures and "born?" in prompt:
+            failures.pop()
+            raise ModelError("overloaded")
+        return reads(prompt)
+
+    # A batch that fails is asked in halves first, so the question fails twice before it is done.
+    failures.append("and again, alone")
+    made = make_baselines(tmp_path, [FIRST, SECOND], RETRIEVER, generator(Scripted(says)), 2)
+    assert made.of(FIRST).answer == "a town" and not failures
+
+
+def test_trained_on_is_what_naive_rag_fails_and_no_yes_or_no(tmp_path: Path) -> None:
+    made = make_baselines(tmp_path, [FIRST, SECOND], RETRIEVER, generator(Scripted(reads)), 2)
+    chosen = beyond_rag([FIRST, SECOND, CLOSED], made, "cover_match")
+    assert (chosen.kept, chosen.solved, chosen.closed, chosen.failed) == ((FIRST,), 1, 1, 0)
+    with pytest.raises(SettingError, match="needs a judge"):
+        beyond_rag([FIRST], made)
+
+
+@pytest.mark.parametrize(("says", "kept", "failed"), [("yes", 0, 0), ("no", 1, 0), ("perhaps", 0, 1)])
+def test_the_judge_has_his_say_on_what_rag_solves(tmp_path: Path, says: str, kept: int, failed: int) -> None:
+    made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2, judge(says))
+    chosen = beyond_rag([FIRST], made)
+    assert (len(chosen.kept), chosen.failed) == (kept, failed)
+
+
+@pytest.mark.parametrize(("answer", "closed"), [("Yes.", True), ("no", True), ("False", True), ("Nora", False)])
+def test_closed_questions_are_known_by_their_gold_answers(answer: str, closed: bool) -> None:
+    """Trap 25: their gold answers stand in anything."""
+    assert is_closed(replace(QUESTION, answers=("Velora", answer))) is closed

@@ -1,0 +1,280 @@
+"""Alarms come when a run collapses, and never from noise; they are functions of the metrics alone."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from bench.collapse import PERVERSE, Patient, first_steps, read, right, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.data.errors import RunError
+from coseek.rewards.reward import Reward
+from coseek.training.learning.checkpoint import keep_healthy, load_healthy
+from coseek.training.learning.policy import Policy
+from coseek.training.progress import Silent
+from coseek.training.rl.health import Health, Unhealthy, find_alarms
+from coseek.training.rl.loop import train_rl
+from coseek.training.settings import HealthSettings, RlSettings
+
+LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}
+USUAL = {
+    "searches": 1.8,
+    "zero_spread": 0.35,
+    "grad_norm": 0.1,
+    "kl_old": 1e-4,
+    "logprob_gap": 1e-3,
+    "right_shift": 2e-3,
+}
+SETTINGS = RlSettings()
+
+
+class Said(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def row(**changes: float) -> dict[str, float]:
+    made = LEVELS | USUAL | changes
+    return {"reward": made["exact_match"], **made}
+
+
+def history(**ends: float) -> list[dict[str, float]]:
+    """Ten healthy rows, then ten in which the named metrics go to where they end."""
+    start = row()
+    moving = [{name: start[name] + (end - start[name]) * part / 10 for name, end in ends.items()} for part in range(11)]
+    return [row()] * 10 + [start | moved for moved in moving] + [start | ends] * 5
+
+
+def alarms(rows: list[dict[str, float]], **health: object) -> list[str]:
+    return sorted(find_alarms(rows, RlSettings(health=HealthSettings.model_validate(health))))
+
+
+@pytest.mark.parametrize(
+    ("ends", "named"),
+    [
+        ({"search_rate": 0.1, "searches": 0.1}, "no-search"),
+        ({"answered": 0.3}, "no-answer"),
+        ({"truncated": 0.7, "searches": 4.5}, "endless-search"),
+        ({"valid": 1.0, "exact_match": 0.1, "reward": 0.6}, "format-hacking"),
+        ({"right_shift": -0.02}, "likelihood-decay"),
+        ({"grad_norm": 20.0}, "exploding"),
+        ({"logprob_gap": 0.5}, "exploding"),
+        ({"kl_old": 0.5}, "exploding"),
+        ({"zero_spread": 1.0}, "no-signal"),
+    ],
+)
+def test_each_collapse_raises_its_alarm_alone_and_advises(ends: dict[str, float], named: str) -> None:
+    found = find_alarms(history(**ends), SETTINGS)
+    assert list(found) == [named]
+    assert any(character.isdigit() for character in found[named]), "the advice names the values"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"exact_match": 0.9, "reward": 0.9, "zero_spread": 1.0},  # solved: nothing left to learn, and rightly so
+        {"searches": 1.0},  # one search where there were two
+        {"truncated": 0.5, "searches": 0.5},  # cut off while writing, not while searching
+        {"exact_match": 0.1, "reward": 0.1},  # it gets worse, but is not paid for it
+        {"exact_match": 0.1, "reward": 0.6},  # paid for something that is not the form
+    ],
+)
+def test_what_only_looks_like_a_collapse_raises_nothing(ends: dict[str, float]) -> None:
+    assert alarms(history(**ends)) == []
+
+
+def test_a_single_spike_is_no_explosion() -> None:
+    """Seen in a healthy run: one gradient of 0.75 among gradients of 0.1; here far worse ones, every fourth step."""
+    rows = [row(grad_norm=50.0 if step % 4 == 3 else 0.1) for step in range(40)]
+    assert alarms(rows) == []
+
+
+def test_a_protocol_without_answers_is_not_told_to_answer() -> None:
+    assert alarms([row(answered=0.0, exact_match=0.0, valid=1.0) for _ in range(30)]) == []
+
+
+def test_groups_of_one_are_alike_by_nature() -> None:
+    rows = [row(zero_spread=1.0)] * 10
+    assert list(find_alarms(rows, RlSettings(group_size=1, questions_per_step=256))) == []
+    assert alarms(rows) == ["no-signal"] and alarms(rows, ignore=["no-signal"]) == []
+
+
+def test_the_outcome_can_be_another_metric() -> None:
+    """s3 gives no answer, so its strict EM is 0 however well it does."""
+    rows = [one | {"exact_match": 0.0, "reward/gen_acc": one["exact_match"]} for one in history(exact_match=0.1)]
+    hacked = [one | {"reward": 0.5 + number / 100, "valid": 0.5 + number / 60} for number, one in enumerate(rows)]
+    assert alarms(hacked) == [] and alarms(hacked, outcome="reward/gen_acc") == ["format-hacking"]
+
+
+@st.composite
+def noisy_runs(draw: st.DrawFn) -> list[dict[str, float]]:
+    """Two hundred steps of 32 questions × 8 runs whose levels stand still or improve: all that moves is noise.
+
+    A question's runs share their luck: half of the questions go well or badly as a whole, so a step's mean jumps as it
+    does in the logs of real runs (± .08 at a mean of .4).
+    """
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    levels = {name: draw(st.floats(0.05, 0.98), label=name) for name in LEVELS}
+    gain = draw(st.floats(0.0, 0.3))
+    weight = draw(st.sampled_from([0.0, 0.2, 0.5]))
+
+    def mean(level: float) -> float:
+        shared = sum(8 * (rng.random() < level) for _ in range(16))
+        return (shared + sum(rng.random() < level for _ in range(128))) / 256
+
+    rows = []
+    for step in range(200):
+        risen = {name: min(1.0, level + gain * step / 200) for name, level in levels.items() if name != "truncated"}
+        found = {name: mean(level) for name, level in (risen | {"truncated": 0.5 * levels["truncated"]}).items()}
+        usual = {name: value * rng.lognormvariate(0.0, 0.3) for name, value in USUAL.items()}
+        usual["zero_spread"] = min(0.9, usual["zero_spread"])
+        usual["right_shift"] = rng.gauss(0.0, 3e-3)
+        reward = (1.0 - weight) * found["exact_match"] + weight * found["valid"]
+        rows.append({**usual, **found, "reward": reward})
+    return rows
+
+
+@settings(max_examples=12, deadline=None)
+@given(noisy_runs())
+def test_noise_around_any_level_raises_no_alarm_in_two_hundred_steps(rows: list[dict[str, float]]) -> None:
+    # Every alarm looks at its window's mean, so a look once a window is enough to find one that noise could raise.
+    for step in range(5, 201, 5):
+        assert find_alarms(rows[:step], SETTINGS) == {}
+
+
+def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
+    said = Said()
+    health = Health(SETTINGS, [], said)
+    for step in range(20):
+        assert health.look({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0}) == {"alarms": 0.0}
+    assert "health: there is no answered to watch for no-answer" in said.lines
+    assert len(said.lines) == len(set(said.lines)) and not any("no-search" in line for line in said.lines)
+
+
+def test_a_new_alarm_is_said_once_and_written_as_long_as_it_lasts() -> None:
+    said = Said()
+    health = Health(SETTINGS, [], said)
+    told = [health.look({**one, "step": step + 1}) for step, one in enumerate(history(answered=0.3))]
+    assert told[-1] == {"alarms": 1.0, "alarm/no-answer": 1.0} and told[9] == {"alarms": 0.0}
+    assert len(said.lines) == 1 and "alarm no-answer in step" in said.lines[0]
+
+
+# --- real runs
+
+
+@pytest.fixture(scope="module")
+def patient() -> Patient:
+    return tiny(lessons=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alarm", PERVERSE)
+def test_a_run_driven_into_a_collapse_raises_its_alarm_within_twenty_steps(
+    patient: Patient, alarm: str, tmp_path: Path
+) -> None:
+    assert alarm in first_steps(patient.collapse(alarm, 20, tmp_path), patient.settings)
+
+
+@pytest.mark.slow
+def test_a_healthy_run_raises_none(patient: Patient, tmp_path: Path) -> None:
+    rows = patient.train(right, tmp_path, {"steps": 60})
+    assert first_steps(rows, patient.settings) == {} and rows[-1]["exact_match"] > rows[0]["exact_match"]
+
+
+def small(patient: Patient, **health: object) -> RlSettings:
+    """Small steps, in which the policy unlearns to search within ten or so."""
+    changes = {"questions_per_step": 8, "group_size": 4, "checkpoint_every": 1, "policy": learner(patient)}
+    return RlSettings.model_validate({**changes, "health": {"window": 3, **health}})
+
+
+def learner(patient: Patient) -> dict[str, object]:
+    tree = patient.settings.policy.model_dump()
+    return tree | {"optimiser": tree["optimiser"] | {"lr": 2e-3}}
+
+
+def train(
+    patient: Patient, plan: RlSettings, folder: Path, progress: Silent | None = None, resume: bool = False
+) -> Policy:
+    policy, runs = patient.fresh(plan)
+    pay: Callable[..., Reward] = lambda run: Reward(-float(len(run.searches)))  # noqa: E731
+    train_rl(policy, patient.questions, runs, pay, plan, folder, resume=resume, progress=progress)
+    return policy
+
+
+def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(patient: Patient, tmp_path: Path) -> None:
+    plan = small(patient, stop=True, ignore=["likelihood-decay", "no-signal"]).model_copy(update={"steps": 40})
+    with pytest.raises(Unhealthy, match=r"alarm no-search: .*healthy checkpoint is .*health\.stop=false") as stop:
+        train(patient, plan, tmp_path)
+    assert isinstance(stop.value, RunError)
+    rows = read(tmp_path / "metrics.jsonl")
+    assert rows[-1]["alarm/no-search"] == 1 and not any(one["alarms"] for one in rows[:-1])
+    kept = load_healthy(tmp_path / "checkpoints")
+    assert kept is not None and 0 < kept["step"] <= len(rows) - 3
+    again, runs = patient.fresh(plan)
+    again.load_state(kept["learners"]["policy"])
+    looked = runs(patient.questions, range(len(patient.questions)))
+    assert sum(bool(run.searches) for run in looked) > 0.6 * len(looked)  # not yet what the alarm was about
+
+    # The run may go on when its owner says so, from where it stopped; what was healthy stays.
+    train(patient, small(patient).model_copy(update={"steps": len(rows) + 2}), tmp_path, resume=True)
+    assert [one["step"] for one in read(tmp_path / "metrics.jsonl")] == list(range(1, len(rows) + 3))
+    still = load_healthy(tmp_path / "checkpoints")
+    assert still is not None and still["step"] == kept["step"]
+
+
+def test_a_resumed_run_raises_the_same_alarms(patient: Patient, tmp_path: Path) -> None:
+    plan = small(patient).model_copy(update={"steps": 24})
+    train(patient, plan, tmp_path / "whole")
+    train(patient, plan.model_copy(update={"steps": 10}), tmp_path / "parts")
+    train(patient, plan, tmp_path / "parts", resume=True)
+    whole, parts = (
+        [
+            {name: value for name, value in one.items() if "alarm" in name}
+            for one in read(tmp_path / part / "metrics.jsonl")
+        ]
+        for part in ("whole", "parts")
+    )
+    assert whole == parts and any(one["alarms"] for one in whole)
+
+
+def test_a_checkpoint_is_healthy_when_steps_without_an_alarm_followed_it(tmp_path: Path) -> None:
+    """And outlives the one that it came from: only the last two are kept."""
+
+    def written(step: int, alarm: bool = False) -> int | None:
+        folder = tmp_path / f"step-{step:06d}"
+        folder.mkdir(exist_ok=True)
+        (folder / "manifest.json").write_text(json.dumps({"step": step}))
+        for _ in range(2):  # a resumed run decides again
+            keep_healthy(tmp_path, step, alarm, patience=5)
+        shutil.rmtree(folder)
+        kept = tmp_path / "healthy" / "manifest.json"
+        return int(json.loads(kept.read_text())["step"]) if kept.exists() else None
+
+    assert [written(step) for step in (3, 6, 9, 12, 15)] == [None, None, 3, 3, 9]
+    assert written(18, alarm=True) == 9  # 15 was waiting, and is not to be trusted
+    assert [written(step) for step in (21, 24, 27)] == [9, 9, 21]
+    assert load_healthy(tmp_path) is None  # a checkpoint without its sum is none
+
+
+def test_right_runs_are_measured_before_and_after_the_updates(patient: Patient, tmp_path: Path) -> None:
+    """Paid for what is right, right runs become likelier; the reading is of the updates, so it draws nothing."""
+    plan = small(patient, probe_runs=8).model_copy(update={"steps": 2, "questions_per_step": 16, "group_size": 8})
+    seen: list[dict[str, torch.Tensor]] = []
+    for runs_looked_at in (8, 0):
+        policy, runs = patient.fresh(plan)
+        probed = plan.model_copy(update={"health": plan.health.model_copy(update={"probe_runs": runs_looked_at})})
+        folder = tmp_path / str(runs_looked_at)
+        train_rl(policy, patient.questions, runs, lambda run: Reward(right(run)), probed, folder)
+        seen.append(policy.module.state_dict())
+    first = read(tmp_path / "8" / "metrics.jsonl")[0]
+    assert first["right_shift"] > 0.0 > first["right_logprob"]
+    assert "right_shift" not in read(tmp_path / "0" / "metrics.jsonl")[0]
+    assert all(torch.equal(weight, seen[1][name]) for name, weight in seen[0].items())

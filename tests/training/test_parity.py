@@ -1,0 +1,268 @@
+"""Our arithmetic beside TRL's and verl's on the same tensors. `docs/parity.md` is the table of what differs.
+
+TRL comes with the `dev` extra. verl pins another transformers, so it has to be put there by hand; without it these
+tests are passed over. What a library does otherwise is written out here, so that the rest must agree.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from tests.training.echo import settings_of
+from tests.training.tiny import VOCABULARY, agent, environment, trajectory
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from coseek.models.tokenizer import HfTokenizer, train_tokenizer
+from coseek.rewards.reward import Reward
+from coseek.training.learning.policy import Policy
+from coseek.training.rl.advantages import Experience, make_experience
+from coseek.training.rl.episodes import score
+from coseek.training.rl.losses import (
+    entropies,
+    gae,
+    group_advantages,
+    kl_estimate,
+    leave_one_out,
+    loss_weights,
+    policy_loss,
+    rewards_to_come,
+    value_loss,
+    whiten,
+)
+from coseek.training.rl.update import improve
+from coseek.training.settings import KlEstimator, LearnerSettings, Normaliser, OptimiserSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the libraries' own warnings
+REWARDS = torch.tensor([0.0, 1.0, 0.3, 0.25, 0.25, 0.25])
+"""Two groups of three; the second has no spread."""
+
+
+@pytest.fixture(scope="module")
+def verl() -> ModuleType:
+    module: ModuleType = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
+    return module
+
+
+@pytest.fixture
+def tensors() -> dict[str, Tensor]:
+    """Six rows of nine tokens, some of which the environment wrote, in float64."""
+    draw = torch.Generator().manual_seed(0)
+    mask_BT = torch.rand(6, 9, generator=draw) < 0.6
+    mask_BT[:, 4] = True
+    names = ("old", "new", "ref", "a", "v", "r")
+    noise = {name: torch.randn(6, 9, generator=draw, dtype=torch.float64) for name in names}
+    return {**noise, "mask": mask_BT, "float_mask": mask_BT.double()}
+
+
+def by_group(rewards_B: Tensor) -> Tensor:
+    return torch.cat([group_advantages(rewards_B[:3]), group_advantages(rewards_B[3:])])
+
+
+def bessel(count: int) -> float:
+    """Ours is the population's spread, theirs the sample's."""
+    return float(np.sqrt((count - 1) / count))
+
+
+# --- verl -----------------------------------------------------------------------------------------------------------
+
+
+def test_verls_advantages_are_ours_but_for_the_sample_spread_and_its_eps(verl: ModuleType) -> None:
+    scores_BT, mask_BT = torch.zeros(6, 4), torch.ones(6, 4)
+    scores_BT[:, -1] = REWARDS
+    index = np.array([0, 0, 0, 1, 1, 1])
+    centred, _ = verl.compute_grpo_outcome_advantage(scores_BT, mask_BT, index, norm_adv_by_std_in_grpo=False)
+    assert torch.allclose(centred[:3, 0], group_advantages(REWARDS[:3], scale=False))
+    scaled, _ = verl.compute_grpo_outcome_advantage(scores_BT, mask_BT, index)
+    assert torch.allclose(scaled[:, 0], by_group(REWARDS) * bessel(3), atol=1e-4)
+    loo, _ = verl.compute_rloo_outcome_advantage(scores_BT, mask_BT, index)
+    assert torch.allclose(loo[:, 0], torch.cat([leave_one_out(REWARDS[:3]), leave_one_out(REWARDS[3:])]), atol=1e-6)
+
+
+def test_a_residue_of_rounding_is_no_advantage_here_and_one_at_verl(verl: ModuleType) -> None:
+    """Three rewards of 0.9 in float32: the mean need not be 0.9, and 1 / (0 + eps) makes that residue count."""
+    scores_BT = torch.full((3, 1), 0.9)
+    theirs, _ = verl.compute_grpo_outcome_advantage(scores_BT, torch.ones(3, 1), np.array([0, 0, 0]))
+    assert group_advantages(torch.full((3,), 0.9)).tolist() == [0, 0, 0]
+    print(f"verl gives a group without spread {theirs[:, 0].tolist()}")
+    assert float(theirs.abs().max()) < 0.1
+
+
+def test_verls_gae_and_reinforce_plus_plus_are_ours_but_for_the_sample_spread(
+    verl: ModuleType, tensors: dict[str, Tensor]
+) -> None:
+    mask_BT, factor = tensors["mask"], bessel(int(tensors["mask"].sum()))
+    rewards_BT, values_BT = tensors["r"] * tensors["float_mask"], tensors["v"]
+    theirs, returns = verl.compute_gae_advantage_return(rewards_BT, values_BT, tensors["float_mask"], 0.9, 0.8)
+    ours, our_returns = gae(rewards_BT, values_BT, mask_BT, 0.9, 0.8)
+    assert torch.allclose(returns[mask_BT], our_returns[mask_BT])
+    assert torch.allclose(theirs[mask_BT], whiten(ours, mask_BT)[mask_BT] * factor, atol=1e-6)
+    theirs, returns = verl.compute_reinforce_plus_plus_outcome_advantage(
+        rewards_BT, tensors["float_mask"], config=verl.AlgoConfig(gamma=0.9)
+    )
+    ours = rewards_to_come(rewards_BT, mask_BT, 0.9)
+    assert torch.allclose(returns, ours)
+    assert torch.allclose(theirs, whiten(ours, mask_BT) * factor, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "normaliser"),
+    [("token-mean", "token"), ("seq-mean-token-mean", "sequence"), ("seq-mean-token-sum-norm", "constant")],
+)
+def test_verls_policy_and_value_loss_are_ours_but_for_the_second_clip(
+    verl: ModuleType, tensors: dict[str, Tensor], mode: str, normaliser: Normaliser
+) -> None:
+    """`clip_ratio_c`, a second clip at negative advantages, is always on at verl; far away here, it is ours."""
+    old, new, a, mask_BT = tensors["old"], tensors["new"], tensors["a"], tensors["mask"]
+    weights_BT = loss_weights(mask_BT, normaliser, constant_tokens=9)
+    clips = {"cliprange_low": 0.2, "cliprange_high": 0.28, "clip_ratio_c": 1e12}
+    theirs, *_ = verl.compute_policy_loss(old, new, a, tensors["float_mask"], loss_agg_mode=mode, **clips)
+    ours = policy_loss(new, old, a, mask_BT, 0.2, 0.28)
+    assert float((ours * weights_BT).sum()) == pytest.approx(float(theirs), rel=1e-6)
+    theirs, _ = verl.compute_value_loss(new, tensors["r"], old, tensors["float_mask"], 0.2, loss_agg_mode=mode)
+    assert float((value_loss(new, old, tensors["r"], mask_BT, 0.2) * weights_BT).sum()) == pytest.approx(
+        float(theirs), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_verls_kl_estimates_are_ours_with_its_clamp(
+    verl: ModuleType, tensors: dict[str, Tensor], kind: KlEstimator
+) -> None:
+    """It cuts k3 at 10, and only that."""
+    theirs = verl.kl_penalty(3 * tensors["new"], tensors["ref"], kind)
+    ours = kl_estimate(3 * tensors["new"], tensors["ref"], tensors["mask"], kind, 10.0 if kind == "k3" else None)
+    assert torch.allclose(theirs[tensors["mask"]], ours[tensors["mask"]])
+
+
+def test_verls_entropy_is_ours(verl: ModuleType) -> None:
+    raw = torch.randn(7, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(verl.verl_F.entropy_from_logits(raw), entropies(raw, rows=3), atol=1e-5)
+
+
+# --- TRL ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> HfTokenizer:
+    return HfTokenizer(train_tokenizer(["a b c d"], ("<answer>",), 300))
+
+
+def small_llama(tokenizer: HfTokenizer) -> PreTrainedModel:
+    config = LlamaConfig(
+        vocab_size=len(tokenizer.fast), hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=None, bos_token_id=None,
+        eos_token_id=tokenizer.eos_id,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_trls_advantages_are_ours_but_for_the_sample_spread_and_its_eps(
+    tmp_path: Path, tokenizer: HfTokenizer, algorithm: str
+) -> None:
+    """Its trainer really samples here; the rewards are handed to it."""
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+
+    kind, config = (trl.GRPOTrainer, trl.GRPOConfig) if algorithm == "grpo" else (trl.RLOOTrainer, trl.RLOOConfig)
+    trainer = kind(
+        model=small_llama(tokenizer),
+        reward_funcs=lambda completions, **_: REWARDS.tolist(),
+        args=config(
+            output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, beta=0.0, per_device_train_batch_size=6,
+            num_generations=3, max_completion_length=3,
+        ),
+        train_dataset=datasets.Dataset.from_list([{"prompt": "a b"}] * 6),
+        processing_class=tokenizer.fast,
+    )  # fmt: skip
+    trainer.model.train()
+    found = trainer._generate_and_score_completions([{"prompt": "a b"}] * 6)["advantages"]
+    if algorithm == "grpo":
+        std = float(REWARDS[:3].std())
+        assert torch.allclose(found, by_group(REWARDS) * bessel(3) * std / (std + 1e-4), atol=1e-5)
+    else:
+        expected = torch.cat([leave_one_out(REWARDS[:3]), leave_one_out(REWARDS[3:])])
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
+def step_of(policy: Policy, reference: Policy, normaliser: str) -> tuple[Experience, list[int]]:
+    """Six runs with observations in them, their reference, and the lengths of their prompts."""
+    rng = random.Random(0)
+
+    def ids(low: int, high: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(rng.randint(low, high))]
+
+    runs = [
+        trajectory(
+            environment(*ids(4, 4)), agent(*ids(1, 5), logprob=-5.5), environment(*ids(1, 4)),
+            agent(*ids(1, 3), logprob=-5.8), question=str(number),
+        )
+        for number in range(6)
+    ]  # fmt: skip
+    paid = iter([0.0, 1.0, 0.3, 0.2, 0.6, 0.9])
+    episodes = score([0, 0, 0, 1, 1, 1], runs, lambda _: Reward(next(paid)))
+    choice = settings_of("grpo", kl=0.1, normaliser=normaliser)
+    return make_experience(episodes, choice, policy, None, reference), [4] * 6
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "normaliser"), [("bnpo", "token"), ("dapo", "token"), ("grpo", "sequence"), ("dr_grpo", "constant")]
+)
+def test_trls_loss_gives_the_gradient_that_ours_gives(
+    tmp_path: Path, tokenizer: HfTokenizer, loss_type: str, normaliser: Normaliser
+) -> None:
+    """The whole road: ids, masks, ratios off 1, both clips, k3 against a reference, normaliser, backward."""
+    pytest.importorskip("trl")
+    from bench.trl_side import inputs_of, open_trl
+
+    linear = OptimiserSettings(lr=1e6, eps=1e3, clip_norm=0.0)
+    policy = Policy(small_llama(tokenizer), LearnerSettings(optimiser=linear), 1)
+    other = small_llama(tokenizer)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(3.0)
+    experience, prompts = step_of(policy, Policy(other, LearnerSettings(), 1), normaliser)
+    other.save_pretrained(tmp_path / "reference")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "reference")
+    side = open_trl(
+        model,
+        tokenizer,
+        tmp_path,
+        loss_type=loss_type,
+        beta=0.1,
+        clip_high=0.28,
+        rows=6,
+        group_size=3,
+        max_completion=20,
+    )
+    model.load_state_dict(policy.model.state_dict())
+    their_loss = side.loss(inputs_of(experience, prompts, torch.arange(6)))
+    their_loss.backward()
+    before = [weight.detach().clone() for weight in policy.module.parameters()]
+    choice = settings_of(
+        "grpo", kl=0.1, clip_high=0.28, normaliser=normaliser, constant_tokens=20, minibatches=1, group_size=3
+    )
+    metrics = improve(experience, choice, policy, None, random.Random(0))
+    assert metrics["loss"] == pytest.approx(float(their_loss.detach()), rel=1e-4)
+    assert metrics["outside_clip"] > 0
+    _compare(before, list(policy.module.parameters()), list(model.parameters()))
+
+
+def _compare(before: Sequence[Tensor], after: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    """The first step of AdamW with a huge eps is lr · g / (|g| + eps): our weights show our gradient."""
+    largest = 0.0
+    for old, new, other in zip(before, after, theirs, strict=True):
+        assert other.grad is not None
+        expected = 1e6 * other.grad / (other.grad.abs() + 1e3)
+        largest = max(largest, float(((old - new).detach() - expected).abs().max() / expected.abs().max()))
+    print(f"largest difference: {largest:.1e} of a gradient's largest entry")
+    assert largest < 1e-5

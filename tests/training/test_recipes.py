@@ -1,0 +1,340 @@
+"""Recipes as files: what they extend, their stages, and what a dry run says of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from coseek.data.errors import DataError, SettingError, UnknownName
+from coseek.data.question import Question
+from coseek.data.trajectory import Trajectory
+from coseek.retrieval.retrievers.noisy import Noisy
+from coseek.rewards.reward import make_reward
+from coseek.training.recipe import SelectSettings, load_recipe, paths_of, recipe_names
+from coseek.training.rl.scoring import Scoring
+from coseek.training.settings import RejectionSettings
+from coseek.training.stages import candidates, right_runs, select, stages_of
+
+from .test_agent import TINY
+from .tiny import agent, environment, trajectory
+
+PAPERS = (
+    "search-r1-ppo", "search-r1-grpo", "qagent", "s3", "deepretrieval", "r1", "sft", "rejection-sampling", "zerosearch",
+)  # fmt: skip
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+# --- files
+
+
+def test_every_recipe_of_a_paper_has_one_for_the_laptop() -> None:
+    assert {f"{name}{size}" for name in PAPERS for size in ("", "-laptop")} <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_of_ours_can_be_read_and_paid(name: str) -> None:
+    from coseek.training.frozen import check_frozen
+
+    recipe = load_recipe(name, ["data.imported.sources=[x]"] if name == "2wiki" else [])
+    assert recipe.about
+    for stage in stages_of(recipe, Path()):
+        check_frozen(recipe.frozen, make_reward(stage.recipe.reward), recipe.data.world is not None)
+
+
+def test_a_laptop_recipe_names_no_file_but_the_generator() -> None:
+    for name in PAPERS:
+        named = {one.setting for one in paths_of(load_recipe(f"{name}-laptop"))}
+        assert named <= {"frozen.generator.model"}
+
+
+def test_groups_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "base.yaml",
+        "data: {world: {seed: 3}}\nreward: {f1: 1.0}\nrl: {steps: 7, policy: {precision: bfloat16}}",
+    )
+    middle = write(tmp_path, "middle.yaml", "extends: base.yaml\nreward: {cover_match: 1.0}\nrl: {kl: 0.5}")
+    top = load_recipe(write(tmp_path, "top.yaml", "extends: middle.yaml\nabout: top"), ["rl.policy.optimiser.lr=0.5"])
+    assert top.about == "top" and top.data.world is not None and top.data.world.seed == 3
+    assert top.reward == {"cover_match": 1.0}  # not both: a reward that is said anew is the whole reward
+    assert (top.rl.steps, top.rl.kl, top.rl.policy.precision, top.rl.policy.optimiser.lr) == (7, 0.5, "bfloat16", 0.5)
+    assert load_recipe(middle).rl.policy.optimiser.lr == 3e-4
+
+
+def test_a_recipe_may_extend_one_of_ours_by_name(tmp_path: Path) -> None:
+    mine = load_recipe(
+        write(tmp_path, "mine.yaml", "extends: search-r1-ppo\ndata: {folder: null, world: {}, index: null}")
+    )
+    assert mine.data.world is not None and mine.rl.algorithm == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("extends: a.yaml", "extends itself"),
+        ("extends: b.yaml", "extends itself"),
+        ("extends: quickstrat", "did you mean 'quickstart'"),
+        ("extends: nowhere.yaml", "there is no recipe file"),
+        ("extends: [quickstart, s3]", "names one recipe"),
+        ("extends: quickstart\nrl: {stpes: 3}", "did you mean 'steps'"),
+        ("extends: quickstart\nstages: {one: {rl: {stpes: 3}}}", "stage 'one': .*did you mean 'steps'"),
+        ("extends: quickstart\nstages: {one: {rewards: {f1: 1}}}", "cannot set 'rewards'; did you mean 'reward'"),
+        ("extends: quickstart\nstages: {one: {policy: {folder: x}}}", "It may set: about"),
+        ("extends: quickstart\nstages: {trained: {}}", "cannot be named 'trained'"),
+        ("extends: quickstart\nstages: {'../x': {}}", "cannot be named"),
+        ("extends: quickstart\nstages: {one: {learn: demonstrations}}", "learns nothing"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path, "b.yaml", "extends: a.yaml")
+    with pytest.raises((SettingError, UnknownName, DataError), match=said):
+        load_recipe(write(tmp_path, "a.yaml", text))
+
+
+def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
+    from coseek.training.agent import AgentTraining
+
+    recipe = load_recipe("qagent-laptop", ["seed=5", f"frozen.generator.model={tmp_path}"])
+    AgentTraining(recipe, tmp_path / "run").begin(resume=False)
+    assert load_recipe(str(tmp_path / "run" / "recipe.yaml")) == recipe
+
+
+# --- stages
+
+
+def test_a_stage_is_the_recipe_with_what_it_replaces() -> None:
+    recipe = load_recipe("qagent", ["rl.kl=0.5", "stages.submodule.rl.steps=3"])
+    first, second = stages_of(recipe, Path("run"))
+    assert (first.begins, first.ends, second.begins, second.ends) == ("warm", "end-to-end", "end-to-end", "trained")
+    assert (first.recipe.rl.steps, second.recipe.rl.steps) == (1120, 3)
+    assert first.recipe.rl.kl == second.recipe.rl.kl == 0.5
+    assert (first.recipe.reward, second.recipe.reward) == ({"preset": "qagent-1"}, {"preset": "qagent-2"})
+    assert first.folder == Path("run/rl/end-to-end") and first.seed("rl") != second.seed("rl")
+
+
+def test_without_stages_files_and_seeds_are_where_they_always_were() -> None:
+    from coseek.training.order import derive_seed
+
+    (only,) = stages_of(load_recipe("quickstart"), Path("run"))
+    assert (only.folder, only.begins, only.ends) == (Path("run/rl"), "warm", "trained")
+    assert only.seed(0, "rl") == derive_seed(0, 0, "rl")
+
+
+def test_a_variant_changes_one_stage_of_what_it_extends(tmp_path: Path) -> None:
+    mine = load_recipe(write(tmp_path, "mine.yaml", "extends: qagent\nstages: {submodule: {rl: {kl: 0.1}}}"))
+    assert list(mine.stages) == ["end-to-end", "submodule"]
+    assert mine.stage("submodule").rl.kl == 0.1 and mine.stage("submodule").rl.steps == 280
+
+
+TWO = [
+    "stages={one: {rl: {steps: 1}}, two: {reward: {format: 1.0}, rl: {steps: 1, policy: {optimiser: {lr: 0.0}}}}}",
+    "reward={searches: 1.0, exact_match: 1.0}",
+    "rl.evaluate_every=0",
+    "warm_start.sft.steps=20",
+]
+
+
+def weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(folder / "policy" / name / "model.safetensors")
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.slow
+def test_a_stage_begins_with_the_weights_of_the_one_before_it_and_a_kill_between_them_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    from coseek.training.agent import AgentTraining
+
+    recipe = load_recipe("quickstart", [*TINY, *TWO])
+    whole = AgentTraining(recipe, tmp_path / "whole")
+    whole.begin(resume=False)
+    whole.train()
+    # The second stage has a learning rate of 0, so it ends with what it began with.
+    assert same(weights(whole.folder, "trained"), weights(whole.folder, "one"))
+    assert (whole.folder / "rl" / "one" / "metrics.jsonl").is_file()
+    assert (whole.folder / "rl" / "two" / "metrics.jsonl").is_file()
+
+    killed = AgentTraining(recipe, tmp_path / "killed")
+    killed.begin(resume=False)
+    killed.prepare_data()
+    killed.make_policy()
+    killed.warm_start()
+    killed.learn(killed.stages[0])  # and here it is killed
+    again = AgentTraining(recipe, tmp_path / "killed")
+    again.begin(resume=True)
+    again.train()
+    assert same(weights(again.folder, "trained"), weights(whole.folder, "trained"))
+
+
+@pytest.mark.slow
+def test_the_engine_that_gets_worse_hears_how_far_training_is(tmp_path: Path) -> None:
+    from coseek.training.agent import AgentTraining
+
+    training = AgentTraining(load_recipe("zerosearch-laptop", TINY), tmp_path / "run")
+    training.begin(resume=False)
+    training.train()
+    engine = training.engine
+    assert isinstance(engine, Noisy)
+    assert (engine._at.step, engine._at.steps) == (1, 2)  # the last of two steps
+    assert training.retrievers["data"] is not engine  # dev questions are asked of the undisturbed one
+
+
+# --- questions and right runs
+
+
+def test_closed_questions_and_other_hops_can_be_left_out() -> None:
+    asked = [
+        Question("a", "?", ("Yes",), hops=1),
+        Question("b", "?", ("x",), hops=1),
+        Question("c", "?", ("x",), hops=2),
+    ]
+    assert [one.id for one in candidates(asked, SelectSettings())] == ["a", "b", "c"]
+    assert [one.id for one in candidates(asked, SelectSettings(yes_no=False))] == ["b", "c"]
+    scoring = Scoring(make_reward({"exact_match": 1.0}))
+    assert [one.id for one in select(asked, SelectSettings(hops=(1,), most=1), scoring, None, print)] == ["a"]
+    with pytest.raises(DataError, match="none of the 3"):
+        select(asked, SelectSettings(hops=(4,)), scoring, None, print)
+
+
+def runs() -> list[Trajectory]:
+    made = []
+    for question in ("p", "q"):
+        for seed in range(4):
+            run = trajectory(environment(1), agent(2), answer="Ada" if seed % 2 else "Bob", seed=seed)
+            made.append(replace(run, question=Question(question, "?", ("Ada",))))
+    return made
+
+
+def test_only_right_runs_are_learnt_from_and_the_order_of_ending_does_not_matter() -> None:
+    scoring, settings = Scoring(make_reward({"exact_match": 1.0})), RejectionSettings(keep=1)
+    kept = right_runs(runs(), scoring, settings, 0)
+    assert [run.question.id for run in kept] == ["p", "q"] and all(run.answer == "Ada" for run in kept)
+    assert right_runs(reversed(runs()), scoring, settings, 0) == kept
+    assert len(right_runs(runs(), scoring, RejectionSettings(keep=9), 0)) == 4
+    with pytest.raises(DataError, match="nothing to learn from"):
+        right_runs(runs(), scoring, RejectionSettings(at_least=2.0), 0)
+
+
+# --- estimates
+
+
+PUBLISHED = {
+    "0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "7b": 7_615_616_512, "14b": 14_770_033_664,
+}  # fmt: skip
+
+
+def test_the_shapes_have_as_many_weights_as_were_published() -> None:
+    from coseek.training.estimate import QWEN25
+
+    assert {name: shape.parameters for name, shape in QWEN25.items()} == PUBLISHED
+
+
+def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from coseek.training.estimate import shape_of_config
+
+    config = Qwen2Config(
+        vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    shape = shape_of_config(config.to_dict(), Path("config.json"))
+    assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+    with pytest.raises(DataError, match="leave --dry-run out"):
+        shape_of_config({"hidden_size": 24}, Path("config.json"))
+
+
+def test_memory_is_shared_and_adapters_need_little_of_it() -> None:
+    from coseek.training.estimate import memory_of, shape_of, work_of
+
+    recipe = load_recipe("search-r1-ppo")
+    shape, source = shape_of(recipe)
+    assert "Qwen2.5-7B" in source
+    apart, whole = memory_of(recipe, shape), memory_of(load_recipe("search-r1-ppo", ["rl.policy.workers=ddp"]), shape)
+    assert whole.weights == 4 * PUBLISHED["7b"] == 8 * apart.weights
+    adapters = memory_of(load_recipe("search-r1-ppo", ["rl.policy.lora={rank: 8}"]), shape)
+    assert adapters.adam < apart.adam / 100 and adapters.reference == 0.0
+    assert (
+        memory_of(load_recipe("search-r1-ppo", ["rl.policy.checkpointing=false"]), shape).activations
+        > apart.activations
+    )
+    assert work_of(load_recipe("search-r1-ppo", ["machine.devices=16"]), shape).step_s == pytest.approx(
+        work_of(recipe, shape).step_s / 2
+    )
+
+
+# --- dry runs
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which everything that our recipes name is there, in small."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from coseek.models.loading import save_model
+    from coseek.models.tokenizer import HfTokenizer, train_tokenizer
+    from coseek.retrieval.index import build_index
+    from coseek.world.settings import WorldSettings
+    from coseek.world.world import make_world
+
+    monkeypatch.chdir(tmp_path)
+    make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("data/wiki-18"))
+    for name in ("e5", "bm25"):
+        build_index(Path("data/wiki-18"), "bm25", Path(f"indexes/wiki-18-{name}"))
+    tokenizer = HfTokenizer(train_tokenizer(["a b c"], (), 300))
+    config = Qwen2Config(
+        vocab_size=tokenizer.size, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    named = ("Qwen2.5-3B", "Qwen2.5-7B", "Qwen2.5-3B-Instruct", "Qwen2.5-7B-Instruct", "Qwen2.5-14B-Instruct")
+    for folder in (*(Path("models") / name for name in named), Path("runs/generator/generator")):
+        save_model(model, tokenizer, folder)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"{name}{size}" for name in PAPERS for size in ("", "-laptop")])
+def test_every_recipe_passes_its_dry_run(name: str, there: Path) -> None:
+    from coseek.training.dry_run import dry_run
+
+    found = dry_run(load_recipe(name, ["threads=1"]))
+    found.refuse()
+    assert len(found.looks) == max(1, len(load_recipe(name).stages))
+    for look in found.looks:
+        assert look.step.get("faults", 0.0) == 0.0
+        assert look.step.get("logprob_gap", 0.0) < 0.05
+        assert look.memory.needed > 0 and look.work.step_s > 0
+    assert {path.name for path in there.iterdir()} == {"data", "indexes", "models", "runs"}  # nothing else is written
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_is_missing_and_still_looks_at_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from coseek.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "Qwen2.5-7B").mkdir(parents=True)
+    assert main(["train", "agent", "search-r1-grpo", "threads=1", "--dry-run", "--json"]) == 2
+    said = capsys.readouterr()
+    tree = yaml.safe_load(said.out)
+    assert tree["model"]["parameters"] == PUBLISHED["7b"] and tree["stages"][0]["step"]["runs"] == 4
+    assert [row["problem"] for row in tree["paths"]] == [
+        "there is no data/wiki-18",
+        "there is no indexes/wiki-18-e5",
+        "models/Qwen2.5-7B holds no config.json and no *.safetensors",
+    ]
+    assert "there is no data/wiki-18 (data.folder)" in said.err and len(said.err.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()

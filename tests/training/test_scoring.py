@@ -1,0 +1,210 @@
+"""Fears about rewards that ask frozen parts: asked twice, asked too much, and faults that become a 0."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+from tests.scripted import Scripted
+
+from coseek.agents.asking import Remembered
+from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.agents.judge import JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.data.errors import DataError, ModelError, SettingError
+from coseek.data.passage import Corpus, Passage
+from coseek.data.sheet import Reply, Verdict
+from coseek.data.store import Store
+from coseek.retrieval.retriever import FixedRetriever
+from coseek.rewards.reward import Fault, Reward, RewardSpec, make_reward
+from coseek.training.frozen import FrozenSettings, check_frozen, open_frozen
+from coseek.training.rl.baselines import Baselines
+from coseek.training.rl.episodes import describe, score
+from coseek.training.rl.scoring import Scoring
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+GBR: RewardSpec = {"gbr": 1.0}
+NOWHERE = Path("baselines.jsonl")
+
+
+def reads(prompt: str) -> str:
+    """A generator that answers what the last passage about a birth says, and else guesses."""
+    return "Velora" if "born in Velora" in prompt else "Zun"
+
+
+def generator(model: Scripted | Remembered) -> Generator:
+    asked = GeneratorSettings(model="scripted")
+    return Generator(model, load_generator_prompt(asked), asked)
+
+
+def judge(model: Scripted | Remembered) -> ModelJudge:
+    asked = JudgeSettings(model="scripted")
+    return ModelJudge(model, load_judge_prompt(asked), asked)
+
+
+def baselines(answers: Mapping[str, str], verdicts: Mapping[tuple[str, str], Verdict] | None = None) -> Baselines:
+    return Baselines({ident: Reply(ident, 0, "", answer) for ident, answer in answers.items()}, verdicts, NOWHERE)
+
+
+def values(scored: list[Reward | Fault]) -> list[float | str]:
+    return [one.value if isinstance(one, Reward) else one.part for one in scored]
+
+
+def test_a_gain_over_a_scripted_generator_is_what_a_hand_would_compute() -> None:
+    hard, easy = QUESTION, replace(QUESTION, id="q2")
+    scoring = Scoring(
+        make_reward({"preset": "s3-code"}),
+        generator(Scripted(reads)),
+        judge(Scripted(lambda prompt: "no")),
+        baselines({"q1": "Zun", "q2": "in Velora"}),
+    )
+    runs = [
+        run(found("m", MIRA), question=hard),  # 2·1 − 0
+        run(found("o", ORBO), question=hard),  # 2·0 − 0
+        run(found("m", MIRA), question=easy),  # 2·1 − 1
+        run(found("o", ORBO), question=easy),  # 2·0 − 1
+    ]
+    assert values(scoring(runs)) == [2, 0, 1, -1]
+    chosen = replace(found("m", ORBO, MIRA), selected=("orbo",))
+    assert values(scoring([run(chosen, question=hard)])) == [0]  # what was not selected is not served
+
+
+def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None:
+    writer, marker = Scripted(reads), Scripted(lambda prompt: "no")
+    scoring = Scoring(make_reward(GBR), generator(writer), judge(marker), baselines({"q1": "Zun"}))
+    scoring([run(found("o", ORBO)), run(found("o", ORBO), seed=1), run(found("m", MIRA)), fault()])
+    assert [len(batch) for batch in writer.calls] == [2]
+    # "Velora" is settled by words; "Zun" is both the generator's answer and the baseline's.
+    assert [len(batch) for batch in marker.calls] == [1]
+
+
+def test_a_verdict_that_was_precomputed_on_the_baseline_is_not_asked_again() -> None:
+    marker = Scripted(lambda prompt: "no")
+    known = {("q1", "the town"): Verdict("q1", "the town", True)}
+    scoring = Scoring(make_reward(GBR), generator(Scripted(reads)), judge(marker), baselines({"q1": "the town"}, known))
+    assert values(scoring([run(found("m", MIRA))])) == [0]
+    assert not marker.calls
+    failed = {("q1", "the town"): Verdict("q1", "the town", None, fault="overloaded")}
+    again = Scoring(scoring.reward, scoring.generator, scoring.judge, baselines({"q1": "the town"}, failed))
+    assert values(again([run(found("m", MIRA))])) == [1]
+    assert len(marker.calls) == 1
+
+
+def test_a_cache_hit_is_the_same_reward_and_asks_nobody(tmp_path: Path) -> None:
+    runs = [run(found("o", ORBO)), run(found("m", MIRA)), run(found("x", OTHER), seed=2), fault()]
+    scored = []
+    for _ in range(2):
+        writer, marker, store = Scripted(reads), Scripted(lambda prompt: "yes"), Store(tmp_path / "cache.sqlite")
+        parts = generator(Remembered(writer, store)), judge(Remembered(marker, store))
+        scored.append(Scoring(make_reward({"preset": "s3-code"}), *parts, baselines({"q1": "hm"}))(runs))
+        asked = (len(writer.calls), len(marker.calls))
+    assert scored[0] == scored[1]
+    assert asked == (0, 0)
+
+
+def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
+    def generates(prompt: str) -> str:
+        if "Zun" in prompt:
+            raise ModelError("overloaded")
+        return "Velora" if "born in" in prompt else "unclear"
+
+    scoring = Scoring(
+        make_reward(GBR),
+        generator(Scripted(generates)),
+        judge(Scripted(lambda prompt: "maybe" if "unclear" in prompt else "no")),
+        baselines({"q1": "Zun"}),
+    )
+    runs = [
+        run(found("m", MIRA)),
+        run(found("x", OTHER)),
+        run(found("o", ORBO)),
+        fault(),
+        run(found("m", MIRA), seed=1),
+    ]
+    assert values(scoring(runs)) == [1, "generator", "judge", "retriever_error", 1]
+    described = describe(score([0, 0, 1, 1, 1], runs, scoring))
+    assert described["faults"] == 3 and described["runs"] == 5
+    assert {name: described[f"faults/{name}"] for name in ("generator", "judge", "retriever_error")} == {
+        "generator": 1,
+        "judge": 1,
+        "retriever_error": 1,
+    }
+    assert described["reward"] == described["reward/gbr"] == described["reward/gbr/agent"] == 1
+
+
+def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
+    scoring = Scoring(make_reward({"gen_acc": 1.0}), generator(Scripted(reads)), judge(Scripted(lambda prompt: "yes")))
+    described = describe(score([0, 0, 0], [run(found("m", MIRA)), run(found("m", MIRA)), run()], scoring))
+    assert described["reward/gen_acc/span"] == pytest.approx(2 / 3)
+    assert described["reward/gen_acc/judge"] == 1  # of the one run that he was asked about
+
+
+@given(served=st.lists(st.sampled_from([MIRA, ORBO, OTHER, None]), min_size=1, max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_a_runs_reward_depends_on_that_run_alone(served: list[Passage | None]) -> None:
+    """`None` stands for a run that ended by a fault."""
+    scoring = Scoring(
+        make_reward(GBR), generator(Scripted(reads)), judge(Scripted(lambda prompt: "no")), baselines({"q1": "Zun"})
+    )
+    runs = [
+        fault(seed=seed) if passage is None else run(found("q", passage), seed=seed)
+        for seed, passage in enumerate(served)
+    ]
+    assert scoring(runs) == [paid for one in runs for paid in scoring([one])]
+
+
+def test_a_missing_baseline_is_an_error_and_not_a_zero() -> None:
+    """Trap 27."""
+    scoring = Scoring(make_reward(GBR), generator(Scripted(reads)), judge(Scripted(str)), baselines({"q2": "Zun"}))
+    with pytest.raises(DataError, match="question 'q1' has no baseline"):
+        scoring([run(found("m", MIRA))])
+
+
+@pytest.mark.parametrize("said", ["Yes.", "no", "yesterday", "yes, because it is", "", "Yes\n\nNo"])
+def test_only_the_one_word_is_a_verdict_and_all_else_is_a_fault(said: str) -> None:
+    """Trap 28: "yes" stands in "yesterday"."""
+    scoring = Scoring(make_reward({"gen_acc": {"of": "own"}}), judge=judge(Scripted(lambda prompt: said)))
+    (paid,) = values(scoring([run(answer="a town")]))
+    assert paid == {"Yes.": 1, "no": 0}.get(said, "judge")
+
+
+@pytest.mark.parametrize(
+    ("spec", "tree", "says"),
+    [
+        (GBR, {}, "'gbr' needs a frozen generator"),
+        (GBR, {"generator": {"model": "m"}}, "'gbr' needs a judge"),
+        (GBR, {"generator": {"model": "m"}, "judge": {"model": "oracle"}}, "in laptop worlds only"),
+        ({"gen_acc": {"of": "own"}}, {"generator": {"model": "m"}}, "'gen_acc' needs a judge"),
+    ],
+)
+def test_a_reward_without_its_part_is_refused_before_anything_is_opened(
+    spec: RewardSpec, tree: dict[str, object], says: str
+) -> None:
+    with pytest.raises(SettingError, match=says):
+        check_frozen(FrozenSettings.model_validate(tree), make_reward(spec), world=False)
+
+
+def test_a_reward_that_needs_nothing_needs_no_settings() -> None:
+    check_frozen(FrozenSettings(), make_reward({"preset": "search-r1"}), world=False)
+    parts = FrozenSettings.model_validate({"generator": {"model": "m"}})
+    check_frozen(parts, make_reward({"preset": "s3", "gbr": {"accuracy": "cover_match"}}), world=False)
+    with pytest.raises(SettingError, match=r"needs a naive-RAG baseline.*frozen\.baseline"):
+        Scoring(make_reward({"gbr": {"accuracy": "cover_match"}}), generator(Scripted(reads)))
+
+
+def test_the_oracle_of_the_runs_world_judges(tmp_path: Path) -> None:
+    world = make_world(WorldSettings(size="tiny"))
+    world.save(tmp_path / "world")
+    named = FrozenSettings.model_validate({"judge": {"model": "oracle"}})
+    parts = open_frozen(named, tmp_path, tmp_path / "world")
+    question = next(one for one in world.questions["train"] if one.answers not in (("yes",), ("no",)))
+    scoring = parts.scoring(make_reward({"gen_acc": {"of": "own"}}))
+    said = [run(question=question, answer=answer) for answer in (question.answers[0], "no such place")]
+    assert values(scoring(said)) == [1, 0]
+    with pytest.raises(SettingError, match="in laptop worlds only"):
+        open_frozen(named, tmp_path)
+    with pytest.raises(SettingError, match=r"frozen\.generator\.model"):
+        parts.baselines([], FixedRetriever(Corpus([ORBO]), {}))
