@@ -410,10 +410,10 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, clients: "li
     """Break off all calls and end the loop. May be called by the garbage collector, in any thread."""
 
     async def finish() -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one that ends may have begun another
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
         for client in clients:
             await client.aclose()
 
