@@ -1,6 +1,6 @@
 """What a model behind HTTP costs: the client's own time a call, and rows a second as more calls are under way.
 
-    python bench/http_model.py                    # --calls 2000 --capacity 64 --latency-ms 20
+    python bench/http_model.py                    # --calls 2000 --capacity 64 --latency-ms 200
 
 The server is a process of its own that answers vLLM's requests with canned ids, at once or after a fixed time, and
 works on `capacity` requests at once, so that the curve has a known ceiling: capacity / latency.
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--capacity", type=int, default=64)
-    parser.add_argument("--latency-ms", type=float, default=20.0)
+    parser.add_argument("--latency-ms", type=float, default=200.0)
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

@@ -70,7 +70,7 @@ def test_a_broken_line_is_named(data: bytes, says: str, tmp_path: Path) -> None:
         list(read_jsonl(path))
 
 
-@pytest.mark.parametrize("data", [b"no gzip at all", gzip.compress(b'{"a": 1}\n' * 500)[:-20]])
+@pytest.mark.parametrize("data", [b"no gzip at all", gzip.compress(b'{"a": 1}\n' * 500)[:-20]], ids=["none", "cut"])
 def test_a_broken_gzip_is_a_sentence(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(data)
