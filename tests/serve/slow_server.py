@@ -1,11 +1,12 @@
-"""A server in a process of its own whose searches take a while: `python -m tests.serve.slow_server SECONDS [queries]`.
+"""A server in a process of its own whose searches wait: `python -m tests.serve.slow_server SECONDS|FILE [queries]`.
 
-Prints its URL. With `queries`, the log holds what was asked.
+They take so many seconds, or until the file is there. Prints its URL. With `queries`, the log holds what was asked.
 """
 
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.serve.live import EchoRetriever
 
@@ -16,21 +17,24 @@ from coseek.serve.settings import ServeSettings
 
 
 class SlowRetriever(EchoRetriever):
-    """Takes its time for every search."""
+    """Takes its time for every search, or waits for a file."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, until: str) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.until = until
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         if [Query.of(query).text for query in queries] != ["warm up"]:
-            time.sleep(self.seconds)
+            if self.until.isdecimal():
+                time.sleep(int(self.until))
+            while not self.until.isdecimal() and not Path(self.until).exists():
+                time.sleep(0.01)
         return super().search(queries, k)
 
 
 def main() -> None:
     settings = ServeSettings(port=0, batch=4, log_queries="queries" in sys.argv)
-    serve({"slow": lambda: SlowRetriever(float(sys.argv[1]))}, settings, lambda url: print(url, flush=True))
+    serve({"slow": lambda: SlowRetriever(sys.argv[1])}, settings, lambda url: print(url, flush=True))
 
 
 if __name__ == "__main__":
