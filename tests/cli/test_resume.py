@@ -46,18 +46,18 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(
         "--retriever",
         str(index),
         "--samples",
-        "32",
+        "96",
     ]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     done = stop_midway([*words, "--out", str(stopped)], how, stopped)
     kept = len(Run(stopped).trajectories_path.read_bytes().splitlines())
-    assert kept < 960, "the run was over before it could be stopped"
+    assert kept < 2880, "the run was over before it could be stopped"
     if how is signal.SIGINT:
         assert done.returncode == 130
         assert "Go on with: the same command with --resume" in done.stderr
     assert coseek(*words, "--out", stopped, "--resume").code == 0
     assert coseek(*words, "--out", whole).code == 0
-    assert len(rows(whole)) == 960
+    assert len(rows(whole)) == 2880
     assert rows(stopped) == rows(whole)
 
 
