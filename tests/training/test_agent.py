@@ -16,6 +16,7 @@ TINY = [
     "warm_start.world={size: tiny, train: 20, dev: 0, test: 0}",
     "warm_start.worlds=2",
     "warm_start.sft={steps: 6, repeat_steps: 2, rounds: 1, tokens_per_step: 1500}",
+    "overlap=true",
     "rl={steps: 2, questions_per_step: 3, group_size: 2, evaluate_every: 1}",
     "table={questions: 8, dev_questions: 6}",
     "threads=1",

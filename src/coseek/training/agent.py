@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from coseek.agents.answering import answer_all
 from coseek.agents.card import CARD, AgentCard
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.agents.rollout import Agent, rollout
+from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.data.dataset import Dataset
 from coseek.data.errors import DataError, SettingError, UnknownName
 from coseek.data.files import JsonObject, atomic_write
@@ -364,11 +364,18 @@ class AgentTraining:
     def _looked_at(self, recipe: AgentRecipe) -> list[Question]:
         return self.questions(recipe.data.dev)[: recipe.table.dev_questions]
 
+    def roll_out(
+        self, agent: Agent, retriever: Retriever, questions: Sequence[Question], seeds: Sequence[int], limits: Limits
+    ) -> list[Trajectory]:
+        """Runs of an agent, as many at once as the recipe says."""
+        together, overlap = self.recipe.concurrency, self.recipe.overlap
+        return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
+
     def look(self, agent: Agent, recipe: AgentRecipe, scoring: Scoring) -> dict[str, float]:
         """A short look at the dev split: mean reward, strict EM and gold-passage recall of the agent as it is now."""
         questions = self._looked_at(recipe)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in questions]
-        runs = rollout(agent, self.retrievers["data"], questions, seeds, recipe.limits, concurrency=recipe.concurrency)
+        runs = self.roll_out(agent, self.retrievers["data"], questions, seeds, recipe.limits)
         return readings_of(runs, scoring)
 
     def learn(self, stage: Stage) -> None:
@@ -397,7 +404,7 @@ class AgentTraining:
         scoring = self.scoring(recipe) if self.workers.first else Scoring(make_reward({"exact_match": 1.0}))
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
-            return rollout(writing, engine, questions, seeds, recipe.limits, concurrency=recipe.concurrency)
+            return self.roll_out(writing, engine, questions, seeds, recipe.limits)
 
         policy = Policy(model, settings.policy, settings.updates, settings.temperature, self.workers)
         try:

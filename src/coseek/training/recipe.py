@@ -182,6 +182,8 @@ class AgentRecipe(Settings):
     `select`). None: one stage with the settings above."""
     concurrency: int = Field(default=256, ge=1)
     """Questions under way at once."""
+    overlap: bool = False
+    """Search while the policy writes on: for servers and the web; never for an engine that is the policy itself."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     """Of weights and cache while sampling."""
     threads: int | None = Field(default=None, ge=1)
