@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 
-class Worker:
+class Worker(ABC):
     """The thread's life. Who derives from it says in `_work` what the thread does until `_closed`."""
 
     def __init__(self, name: str) -> None:
@@ -35,5 +36,6 @@ class Worker:
         if first():
             self._work()
 
+    @abstractmethod
     def _work(self) -> None:
-        raise NotImplementedError
+        """What the thread does until it is closed."""
