@@ -168,12 +168,8 @@ def test_the_critic_begins_at_zero_and_sees_nothing_of_the_token_it_speaks_of() 
     assert torch.allclose(values, others, atol=1e-6)  # token 3 differs, and its value is that of the state before it
 
 
-def test_a_sampler_made_before_training_writes_with_the_trained_weights() -> None:
-    """Fused AdamW does not count up a weight's version: a sampler that waited for that would stay with the old ones."""
-    model = tiny_model()
-    trained = Policy(model, LearnerSettings(optimiser=OptimiserSettings(lr=0.05)), updates=3)
-    tokenizer = ByteTokenizer()
-    sampler = Sampler(model, tokenizer, ("#",), SamplerSettings())
+def trained_in_step(policy: Policy, sampler: Sampler, tolerance: float) -> None:
+    """Three times: what the sampler says of its tokens is what the policy says, which is then stepped."""
     request = Request(0, (1, 2, 3, 4), 6, 5, SoFar(Question("q", "?")))
     for _ in range(3):
         sampler.start(request)
@@ -181,10 +177,18 @@ def test_a_sampler_made_before_training_writes_with_the_trained_weights() -> Non
         sampler.close(0)
         ids = torch.tensor([[*request.ids, *turn.ids]])
         batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape), torch.tensor([ids.shape[1]]))
-        said = trained.forward(batch, batch.predicted_BT)[0, len(request.ids) :]
-        assert torch.allclose(said, torch.tensor(turn.logprobs), atol=1e-4)
-        trained.forward_backward(batch, batch.predicted_BT, lambda logprobs, _: -logprobs.mean())
-        trained.optim_step()
+        said = policy.forward(batch, batch.predicted_BT)[0, len(request.ids) :]
+        assert torch.allclose(said, torch.tensor(turn.logprobs), atol=tolerance)
+        policy.forward_backward(batch, batch.predicted_BT, lambda logprobs, _: -logprobs.mean())
+        policy.optim_step()
+
+
+def test_a_sampler_made_before_training_writes_with_the_trained_weights() -> None:
+    """Fused AdamW does not count up a weight's version: a sampler that waited for that would stay with the old ones."""
+    model = tiny_model()
+    trained = Policy(model, LearnerSettings(optimiser=OptimiserSettings(lr=0.05)), updates=3)
+    sampler = Sampler(model, ByteTokenizer(), ("#",), SamplerSettings())
+    trained_in_step(trained, sampler, 1e-4)
 
 
 def test_recomputing_layers_changes_no_gradient() -> None:
@@ -285,17 +289,7 @@ def test_a_sampler_writes_with_the_adapter_as_it_is_now(architecture: str, dtype
     model = tiny_model() if architecture == "lfm2" else granite()
     sampler = Sampler(model, ByteTokenizer(), ("#",), SamplerSettings(dtype=dtype))  # before the adapter is there
     policy = lora_policy(model)
-    request = Request(0, (1, 2, 3, 4), 6, 5, SoFar(Question("q", "?")))
-    for _ in range(3):
-        sampler.start(request)
-        [turn] = sampler.step()
-        sampler.close(0)
-        ids = torch.tensor([[*request.ids, *turn.ids]])
-        batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape), torch.tensor([ids.shape[1]]))
-        said = policy.forward(batch, batch.predicted_BT)[0, len(request.ids) :]
-        assert torch.allclose(said, torch.tensor(turn.logprobs), atol=1e-4 if dtype == "float32" else 0.1)
-        policy.forward_backward(batch, batch.predicted_BT, lambda logprobs, _: -logprobs.mean())
-        policy.optim_step()
+    trained_in_step(policy, sampler, 1e-4 if dtype == "float32" else 0.1)
 
 
 def test_the_folder_of_an_adapted_policy_is_an_ordinary_one_with_the_adapter_beside_it(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Progress: what a long piece of work tells whoever watches. Knows no terminal."""
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
+
+Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
+"""(steps that are over) → named numbers of the model as it is now."""
 
 
 class Progress(Protocol):

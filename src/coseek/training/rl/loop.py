@@ -6,7 +6,7 @@ sharing a trunk between policy and critic, and a second clip of ratios at negati
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -22,7 +22,7 @@ from coseek.training.learning.learner import Learner
 from coseek.training.learning.policy import Policy
 from coseek.training.metrics import as_written
 from coseek.training.order import QuestionOrder
-from coseek.training.progress import Progress, Silent
+from coseek.training.progress import Evaluate, Progress, Silent
 from coseek.training.rl.advantages import make_experience
 from coseek.training.rl.clock import Clock
 from coseek.training.rl.episodes import Episodes, RolloutFunction, ScoreFunction, describe
@@ -32,8 +32,6 @@ from coseek.training.rl.sampling import Sampled, sample_step
 from coseek.training.rl.update import improve, logprob_gap
 from coseek.training.settings import RlSettings
 
-Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
-"""(steps that are over) → named numbers of the policy as it is now."""
 Watch: TypeAlias = Callable[[int, Episodes], None]
 """Hears of every step's runs."""
 

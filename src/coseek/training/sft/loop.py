@@ -5,10 +5,10 @@ Demonstrations are trajectories like any other: the ids in their ledgers are tra
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,14 +20,11 @@ from coseek.training.learning.journal import Journal
 from coseek.training.learning.learner import Loss
 from coseek.training.learning.policy import Policy
 from coseek.training.order import derive_seed
-from coseek.training.progress import Progress, Silent
+from coseek.training.progress import Evaluate, Progress, Silent
 from coseek.training.rl.losses import weighted_nll
 from coseek.training.settings import LearnerSettings, SftSettings
 from coseek.training.sft.curriculum import Draw
 from coseek.training.sft.repeats import repeat_batch, varied_batch
-
-Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
-"""(steps that are over) → named numbers of the model as it is now."""
 
 CHUNK_STEPS = 16
 """Demonstrations are drawn for this many steps at once, so that rows of like length can share a step."""
