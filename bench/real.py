@@ -1,7 +1,7 @@
 """Every real data set in one table: BM25, MiniLM and their hybrid with the bare question, the rule-based agent beside.
 
-    python bench/real.py              all sets, all methods; writes the tables into docs/real-data.md
-    python bench/real.py --quick      without MiniLM (whose indexes take minutes on two cores); writes nothing
+    python -m bench.real              all sets, all methods; writes the tables into docs/real-data.md
+    python -m bench.real --quick      without MiniLM (whose indexes take minutes on two cores); writes nothing
 
 All-gold@k is the share of questions whose gold passages are all among the first k. The sets are imported and their
 indexes built once, under `--work`. Exit 1 when a bar is missed.
@@ -14,26 +14,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coseek.agents.protocol import load_protocol
-from coseek.agents.rollout import Agent, Limits, rollout
+from bench.real_sets import RAW, ROOT, SETS, RealSet, boundless, questions_of, rules_agent, write_table
+
+from coseek.agents.rollout import rollout
 from coseek.agents.writers.rules import Rules
-from coseek.agents.writing import WriterModel
 from coseek.data.dataset import Dataset
 from coseek.data.errors import RetrieverError
-from coseek.data.imports import import_data
 from coseek.data.question import Question
 from coseek.measure.found import Answered, Found, Measuring, look_up
 from coseek.measure.rankings import Metric
 from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table, comparison_table, show
-from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / "real-data.md"
-BEGIN, END = "<!-- table: python bench/real.py -->", "<!-- end of table -->"
 DEPTH = 10
 RULES_K = (10, 3)
 """Passages a search for the rule-based agent: as deep as the one-shot rows look, and as a small policy reads."""
@@ -48,29 +44,6 @@ METRICS = {
 PAIRED = "Question by question against BM25, with 95 % bootstrap intervals and the p-value of a randomisation test:"
 MEASURING = Measuring(tuple(map(Metric.named, METRICS.values())))
 BM25, MINILM, HYBRID = "BM25, one shot", "MiniLM, one shot", "hybrid, one shot"
-
-
-@dataclass(frozen=True, slots=True)
-class RealSet:
-    """One data set: where it comes from, and how many passages it must have."""
-
-    name: str
-    format: str
-    sources: tuple[str, ...]
-    passages: int
-
-
-SETS = (
-    RealSet("hotpotqa-pool500", "hotpotqa", ("hotpotqa-pool500",), 4_937),
-    RealSet("hipporag hotpotqa", "hotpotqa", ("hipporag-train100",), 994),
-    RealSet("hipporag musique", "musique", ("hipporag-train100",), 1_890),
-    RealSet("2wiki", "2wiki", ("2wiki-train500",), 3_112),
-    # 3,112 own and 6,119 distractors, of which 483 are own passages of some question
-    RealSet("2wiki + distractors", "2wiki", ("2wiki-train500", "hipporag-2wiki-corpus"), 8_748),
-    RealSet("qed", "qed", ("qed",), 1_343),
-    RealSet("xquad en", "squad", ("xquad/xquad.en.json.gz",), 240),
-    RealSet("xquad zh", "squad", ("xquad/xquad.zh.json.gz",), 240),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +80,7 @@ def main() -> int:
     args = _arguments()
     lines: list[Line] = []
     differences: list[tuple[str, ...]] = []
-    for real in SETS:
+    for real in SETS.values():
         found = list(measure(real, args.data, args.work, args.quick))
         lines += found
         print(Table(COLUMNS, tuple(line.cells() for line in found)).markdown(), flush=True)
@@ -116,15 +89,15 @@ def main() -> int:
     pairs = Table(PAIR_COLUMNS, tuple(differences)).markdown()
     if not args.quick:
         print(pairs)
-        write_docs(f"{table}\n{PAIRED}\n\n{pairs}")
+        write_table(DOCS, "python -m bench.real", (f"{table}\n{PAIRED}", pairs))
     return report_bars(lines)
 
 
 def measure(real: RealSet, data: Path, work: Path, quick: bool) -> Iterator[Line]:
     """All methods on one set."""
-    folder = work / real.name.replace(" ", "-")
-    dataset = _imported(real, data, folder / "data")
-    questions = [question for split in dataset.splits for question in dataset.questions(split)]
+    folder = work / real.slug
+    dataset = real.imported(data, folder / "data")
+    questions = questions_of(dataset)
     bm25 = _index(dataset, "bm25", folder / "bm25")
     yield one_shot(real, BM25, bm25, questions)
     if not quick:
@@ -132,7 +105,7 @@ def measure(real: RealSet, data: Path, work: Path, quick: bool) -> Iterator[Line
         parts = [str(folder / "bm25"), str(folder / "minilm")]
         yield one_shot(real, HYBRID, open_retriever({"retriever": "hybrid", "parts": parts}), questions)
     for k in RULES_K:
-        yield rules_over(real, bm25, questions, k)
+        yield rules_over(real, bm25, questions, k, f"rules over BM25, k={k}")
 
 
 def paired(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
@@ -156,33 +129,14 @@ def report_bars(lines: Sequence[Line]) -> int:
     return 1 if missed else 0
 
 
-def write_docs(tables: str) -> None:
-    """Put the tables between the markers of docs/real-data.md."""
-    text = DOCS.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    DOCS.write_text(before + BEGIN + "\n" + tables + END + after, encoding="utf-8")
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Real data sets: one shot and rule-based agent in one table.")
     parser.add_argument("--quick", action="store_true", help="without MiniLM; writes no docs")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the raw files")
+    parser.add_argument("--data", type=Path, default=RAW, help="folder of the raw files")
     parser.add_argument(
         "--work", type=Path, default=ROOT / "build" / "real", help="imported sets and indexes stay here"
     )
     return parser.parse_args()
-
-
-def _imported(real: RealSet, data: Path, folder: Path) -> Dataset:
-    if not folder.exists():
-        import_data(real.format, [data / source for source in real.sources], folder)
-    dataset = Dataset(folder)
-    if len(dataset.corpus) != real.passages:
-        raise SystemExit(
-            f"{real.name} has {len(dataset.corpus)} passages, not {real.passages}: are the files complete?"
-        )
-    return dataset
 
 
 def _index(dataset: Dataset, retriever: str, folder: Path) -> Retriever:
@@ -204,21 +158,16 @@ def one_shot(real: RealSet, method: str, retriever: Retriever, questions: Sequen
     return Line(real, questions, MEASURING.measure(method, found), 1.0)
 
 
-def rules_over(real: RealSet, retriever: Retriever, questions: Sequence[Question], k: int) -> Line:
+def rules_over(real: RealSet, retriever: Retriever, questions: Sequence[Question], k: int, method: str) -> Line:
     """The agent through the ordinary driver; only its budgets of tokens are lifted, since it reads no tokens."""
-    protocol, rules = load_protocol("search-r1"), Rules()
-    agent = Agent(protocol, WriterModel(rules, protocol, ByteTokenizer(protocol.grammar.special_tokens)))
-    plenty = 1_000_000
-    limits = Limits(
-        passages_per_search=k, max_turn_tokens=plenty, max_observation_tokens=plenty, max_tokens=100 * plenty
-    )
-    runs = rollout(agent, retriever, questions, list(range(len(questions))), limits)
+    runs = rollout(rules_agent(), retriever, questions, list(range(len(questions))), boundless(k))
+    rules = Rules()
     found: list[Answered] = []
     for run in runs:
         ids = tuple(rules.evidence(run.question.question, run.searches))
         found.append((run.question, Found(ids, tuple(-float(rank) for rank in range(len(ids))), None)))
     searches = sum(len(run.searches) for run in runs) / len(runs)
-    return Line(real, questions, MEASURING.measure(f"rules over BM25, k={k}", found), searches)
+    return Line(real, questions, MEASURING.measure(method, found), searches)
 
 
 if __name__ == "__main__":

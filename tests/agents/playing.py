@@ -123,6 +123,11 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
         '<important_info>[1]</important_info><search_complete>False</search_complete><query>{"query": "Ada"}</query>',
         "<important_info>[1]</important_info><search_complete>True</search_complete>",
     ),
+    "s3-think": (
+        "<think>a</think><important_info>[1]</important_info><search_complete>False</search_complete>"
+        '<query>{"query": "Ada"}</query>',
+        "<think>b</think><important_info>[1]</important_info><search_complete>True</search_complete>",
+    ),
     "react": (f"<think>a</think>{_TOOL}", "<think>b</think><answer>1815</answer>"),
     "ircot": ("<thought>Ada</thought>", "<answer>1815</answer>"),
     "search-o1": _O1,

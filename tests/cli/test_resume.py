@@ -19,8 +19,10 @@ def rows(run: Path) -> list[JsonObject]:
     return sorted(plain, key=lambda row: (str(row["question"]), str(row["seed"])))
 
 
-def stop_midway(words: list[str], how: signal.Signals, run: Path) -> subprocess.CompletedProcess[str]:
-    """Start a command, and send it a signal as soon as its first trajectory is on disk."""
+def stop_midway(
+    words: list[str], how: signal.Signals, run: Path, first: str = "trajectories.jsonl"
+) -> subprocess.CompletedProcess[str]:
+    """Start a command, and send it a signal as soon as there is something in the file that it writes `first`."""
     with subprocess.Popen(
         [sys.executable, "-m", "coseek.cli.main", *words],
         stdout=subprocess.PIPE,
@@ -29,8 +31,7 @@ def stop_midway(words: list[str], how: signal.Signals, run: Path) -> subprocess.
         # A shell starts what runs in the background deaf to Ctrl-C, and deafness is inherited.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
-        path = run / "trajectories.jsonl"
-        while process.poll() is None and not (path.exists() and path.stat().st_size):
+        while process.poll() is None and not any(path.stat().st_size for path in run.glob(first)):
             time.sleep(0.001)
         process.send_signal(how)
         out, err = process.communicate()

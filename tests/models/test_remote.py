@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,21 @@ def test_a_chat_server_reads_what_the_environment_wrote_as_the_users_words() -> 
         model.calls.close()
         roles = [(row["role"], row["content"]) for row in there.asked[1].body["messages"]]  # type: ignore[union-attr,index,call-overload]
     assert roles == [("user", "Q:"), ("assistant", "<search>a</search>"), ("user", "[found]")]
+
+
+def test_a_row_that_begins_with_a_past_reads_to_a_chat_server_like_the_run_that_it_goes_on_with() -> None:
+    with site(lambda asked: chat("Y</search>")) as there:
+        model = opened(there, "chat")
+        model.start(request(1, b"Q:"))
+        turn = model.step()[0]
+        model.extend(request(1, b" E"))
+        model.step()
+        past = request(2, b"Q:" + bytes(turn.ids) + b" E")
+        model.start(replace(past, written=((2, 2 + len(turn.ids)),)))
+        model.step()
+        model.calls.close()
+        run, branch = (asked.body["messages"] for asked in there.asked[1:3])
+    assert run == branch
 
 
 def test_text_that_is_longer_than_asked_for_ends_at_its_length() -> None:

@@ -152,6 +152,27 @@ def test_a_fork_goes_on_as_a_row_that_read_the_whole_past_itself(name: str) -> N
     assert used.step()[0].ids == branches[1].ids
 
 
+@pytest.mark.parametrize("name", ["lfm2", "llama"])
+def test_a_row_that_is_only_to_be_read_stops_at_once_and_can_be_forked_and_read_on(name: str) -> None:
+    model = network(name)
+    used, fresh = sampler(model, max_rows=8), sampler(model)
+    used.start(request(9, FRONT[:5], max_tokens=3))  # somebody else, who writes meanwhile
+    used.start(request(0, prompt_of(8), max_tokens=0))
+    said = {turn.key: turn for turn in used.step()}
+    assert said[0] == Turn(0, (), (), TurnEnd.LENGTH)
+    used.fork(0, request(1, FRONT[:3], max_tokens=6))
+    used.extend(request(0, FRONT[:4], max_tokens=0))
+    said |= {turn.key: turn for _ in range(4) for turn in used.step()}
+    used.fork(0, request(2, FRONT[:3], max_tokens=6))
+    said |= {turn.key: turn for _ in range(4) for turn in used.step()}
+    for key, ids in ((9, FRONT[:5]), (1, prompt_of(8) + FRONT[:3]), (2, prompt_of(8) + FRONT[:4] + FRONT[:3])):
+        fresh.start(request(key, ids, max_tokens=3 if key == 9 else 6))
+        (truth,) = fresh.step()
+        fresh.close(key)
+        assert said[key].ids == truth.ids
+        assert said[key].logprobs == pytest.approx(truth.logprobs, abs=1e-4)
+
+
 def test_a_fork_of_what_cannot_be_forked_is_refused() -> None:
     used = sampler(network("lfm2"), max_rows=2)
     with pytest.raises(ValueError, match="not open"):

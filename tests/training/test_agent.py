@@ -61,7 +61,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--resume"):
         AgentTraining(tiny(), tmp_path).begin(resume=False)
     AgentTraining(tiny(), tmp_path).begin(resume=True)
-    with pytest.raises(SettingError, match="begun with another seed"):
+    with pytest.raises(SettingError, match="begun with seed = 0, and now 9 is asked for"):
         AgentTraining(tiny().model_copy(update={"seed": 9}), tmp_path).begin(resume=True)
 
 

@@ -203,7 +203,8 @@ def test_recomputing_layers_changes_no_gradient() -> None:
     assert calls == [True, True]  # once on the way there, once on the way back
     first, second = gradients(kept), gradients(again)
     assert first.keys() == second.keys()
-    assert all(torch.allclose(first[name], second[name], rtol=1e-5, atol=1e-8) for name in first)
+    # Not to the last bit: recomputed layers are not trimmed, so that floats are added in another order.
+    assert all(torch.allclose(first[name], second[name], atol=1e-5 * float(first[name].abs().max())) for name in first)
     assert not any(module.training for module in again.module.modules())  # a sampler would lose its cache
 
 

@@ -121,14 +121,7 @@ class Generator:
 
     def context(self, asked: OpenBook) -> Context:
         """The whole prompt, within the budget."""
-        given, tokens = self.budget.fill(asked.passages)
-        shown = (
-            fill(self.prompt.passage, number=str(number), title=passage.title, text=passage.text)
-            for number, passage in enumerate(given, start=1)
-        )
-        passages = "".join(shown) or self.prompt.no_passages
-        prompt = fill(self.prompt.prompt, passages=passages.rstrip("\n"), question=one_line(asked.question))
-        return Context(prompt, tuple(passage.id for passage in given), tokens)
+        return context_of(self.prompt, self.budget, asked)
 
     def answer(self, contexts: Sequence[Context]) -> list[Written]:
         """One answer a context, in order; equal contexts are written once, and a failure takes no others along."""
@@ -143,6 +136,18 @@ class Generator:
             return Written(None, text)
         lines = (line.strip() for line in behind.splitlines())
         return Written(next((line for line in lines if line), None), text)
+
+
+def context_of(prompt: GeneratorPrompt, budget: Budget, asked: OpenBook) -> Context:
+    """The whole prompt with as many passages as the budget allows."""
+    given, tokens = budget.fill(asked.passages)
+    shown = (
+        fill(prompt.passage, number=str(number), title=passage.title, text=passage.text)
+        for number, passage in enumerate(given, start=1)
+    )
+    passages = "".join(shown) or prompt.no_passages
+    text = fill(prompt.prompt, passages=passages.rstrip("\n"), question=one_line(asked.question))
+    return Context(text, tuple(passage.id for passage in given), tokens)
 
 
 def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:

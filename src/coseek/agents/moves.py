@@ -35,7 +35,7 @@ def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: SoFar
         if tag.action is Action.NONE:
             ids += tokenizer.encode_data(grammar.disarm(next(thoughts)))
         else:
-            ids += _inside(grammar, tag, move, so_far.searches, tokenizer)
+            ids += _inside(protocol, tag, move, so_far.searches, tokenizer)
         ids += tokenizer.encode(tag.closing)
     return tuple(ids)
 
@@ -77,8 +77,9 @@ def _paths(grammar: Grammar, state: str, wanted: str, flag: bool, been: tuple[Ta
             yield from _paths(grammar, tag.name + says, wanted, flag, (*been, tag))
 
 
-def _inside(grammar: Grammar, tag: Tag, move: Move, searches: Sequence[Search], tokenizer: Tokenizer) -> list[int]:
+def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search], tokenizer: Tokenizer) -> list[int]:
     """What stands inside a tag with an action."""
+    grammar = protocol.grammar
     if tag.action is Action.SELECT:
         numbers = enumerate(shown(latest(searches)), start=1)
         return tokenizer.encode(
@@ -89,6 +90,10 @@ def _inside(grammar: Grammar, tag: Tag, move: Move, searches: Sequence[Search], 
     if tag.action is Action.ANSWER:
         return tokenizer.encode_data(grammar.disarm(move.answer or ""))
     queries = [grammar.disarm(query) for query in move.queries]
+    if tag.action is Action.TOOL or tag.reads is Reads.JSON:
+        # A word behind a quotation mark is spelt in other tokens than behind a blank, and a policy that copies token by
+        # token then finds nothing to copy: where words have blanks in front everywhere else, they have them here.
+        queries = [query if protocol.wording.file.space_before else query.strip() for query in queries]
     if tag.action is Action.TOOL:
         name, tool = next((name, tool) for name, tool in grammar.tools.items() if tool.does is Does.SEARCH)
         return tokenizer.encode_data(_json({"name": name, "arguments": {tool.query: _one_or_all(queries)}}))
@@ -101,8 +106,7 @@ def _inside(grammar: Grammar, tag: Tag, move: Move, searches: Sequence[Search], 
 
 
 def _one_or_all(queries: Sequence[str]) -> str | list[str]:
-    texts = [query.strip() for query in queries]
-    return texts[0] if len(texts) == 1 else texts
+    return queries[0] if len(queries) == 1 else list(queries)
 
 
 def _json(value: object) -> str:

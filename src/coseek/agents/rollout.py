@@ -1,4 +1,5 @@
-"""Rollout: many questions at once, any agent, any retriever. Budgets are enforced here and nowhere else.
+"""Rollout: many questions at once, any agent, any retriever. Budgets are enforced here and nowhere else (but for turns
+that a branch brings along: `agents.branching`).
 
 An episode ends at its budget: nothing that was written is ever cut, and what was trained on is what was read.
 """
@@ -61,7 +62,7 @@ def rollout(
     if agent.protocol.notes:  # each run may have a second context, and neither may wait for the other
         concurrency = max(1, concurrency // 2)
     with ThreadPoolExecutor(1, thread_name_prefix="coseek-search") if overlap else nullcontext() as thread:
-        return _Driver(agent, retriever, limits, on_done, thread).run(questions, seeds, concurrency)
+        return Driver(agent, retriever, limits, on_done, thread).run(questions, seeds, concurrency)
 
 
 Asking: TypeAlias = tuple[Episode, tuple[Query, ...]]
@@ -70,7 +71,9 @@ Searched: TypeAlias = tuple[list[Search], float]
 """What a batch of queries found, and the seconds it took."""
 
 
-class _Driver:
+class Driver:
+    """Carries runs on from turn to turn until they end."""
+
     def __init__(
         self,
         agent: Agent,
@@ -91,10 +94,19 @@ class _Driver:
 
     def run(self, questions: Sequence[Question], seeds: Sequence[int], concurrency: int) -> list[Trajectory]:
         waiting = list(enumerate(zip(questions, seeds, strict=True)))[::-1]
+
+        def fill() -> bool:
+            self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.rows)))])
+            return bool(waiting)
+
+        self._drive(fill)
+        return [self.done[key] for key in range(len(questions))]
+
+    def _drive(self, fill: Callable[[], bool]) -> None:
+        """Go on until no run is under way and `fill`, which opens runs while there is room, has none left."""
         try:
-            while waiting or self.rows:
-                self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.rows)))])
-                if self.rows:
+            while fill() or self._under_way():
+                if self._under_way():
                     sought, self.sought = self.sought, []
                     turns = self.model.step()
                     if not turns and not sought:
@@ -105,7 +117,9 @@ class _Driver:
         finally:
             for row in list(self.rows.values()):  # an interrupted rollout leaves no row behind in the model
                 self._close(row)
-        return [self.done[key] for key in range(len(questions))]
+
+    def _under_way(self) -> bool:
+        return bool(self.rows)
 
     def _open(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
         """Write the prompts of new rows; where the protocol begins with a search, make it."""
@@ -128,9 +142,14 @@ class _Driver:
             self._finish(row, StopReason.TOKEN_LIMIT, detail=f"the prompt alone holds {row.tokens} tokens")
             return
         request = Request(row.key, row.unsent, min(left, self.limits.max_turn_tokens), row.seed, row.so_far)
-        hand = self.model.extend if row.started else self.model.start
+        self._hand(row, request)
         row.started, row.unsent = True, ()
-        hand(request)
+
+    def _hand(self, row: Episode, request: Request) -> None:
+        if row.started:
+            self.model.extend(request)
+        else:
+            self.model.start(request)
 
     def _advance(self, turns: Sequence[Turn]) -> None:
         """Take what the model wrote; answer the searches of all rows in one batch."""

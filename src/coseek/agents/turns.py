@@ -35,6 +35,13 @@ def reasoning_of(grammar: Grammar, written: str) -> str:
     return " ".join(text for text in before if text)
 
 
+def turn_number(trajectory: Trajectory, place: int, protocol: Protocol) -> int:
+    """Which of the agent's turns asked a search, from 1; 0 for the search that opens a run."""
+    turn = trajectory.searches[place].turn
+    # Runs older than `Search.turn` made one search a turn.
+    return place + (not protocol.opens_with_search) if turn is None else turn
+
+
 def search_turns(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     """What the retriever was asked in each of a finished run's searches, in order: equal to what the driver asked."""
     written = ["", *(segment.text for segment in trajectory.segments if segment.author is Author.AGENT)]
@@ -42,8 +49,7 @@ def search_turns(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     history: list[PastTurn] = []
     turn, before = -1, 0
     for place, search in enumerate(trajectory.searches):
-        # Runs older than `Search.turn` made one search a turn.
-        now = search.turn if search.turn is not None else place + (not protocol.opens_with_search)
+        now = turn_number(trajectory, place, protocol)
         if now != turn:
             turn, before = now, place
         asked = search_turn(trajectory.question, history[:before], search.query, written[turn], protocol.grammar)

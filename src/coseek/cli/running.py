@@ -7,10 +7,10 @@ from coseek.agents.rollout import Limits
 from coseek.cli.agents import AgentSettings
 from coseek.data.dataset import Dataset
 from coseek.data.errors import DataError, SettingError
-from coseek.data.files import Json, JsonObject
+from coseek.data.files import JsonObject
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, first_difference, save_settings
 from coseek.retrieval.retriever import Retriever
 
 
@@ -77,14 +77,3 @@ def open_run(folder: Path, settings: RunSettings, index: JsonObject, resume: boo
     if different:
         raise SettingError(f"{folder} was begun with {different} is asked for; use the same settings, or another --out")
     return run
-
-
-def first_difference(old: Json, new: Json, name: str = "") -> str:
-    """`name = old, and now new` for the first setting that differs, else nothing."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*new, *(key for key in old if key not in new)]:
-            found = first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-            if found:
-                return found
-        return ""
-    return "" if old == new else f"{name} = {old!r}, and now {new!r}"

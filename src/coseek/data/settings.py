@@ -94,3 +94,14 @@ def _group(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
 def save_settings(settings: Settings) -> JsonObject:
     """The settings as plain values, ready for `run.yaml`."""
     return cast(JsonObject, settings.model_dump(mode="json"))
+
+
+def first_difference(old: Json, new: Json, name: str = "") -> str:
+    """`name = old, and now new` for the first setting that differs, else nothing."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*new, *(key for key in old if key not in new)]:
+            found = first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+            if found:
+                return found
+        return ""
+    return "" if old == new else f"{name} = {old!r}, and now {new!r}"

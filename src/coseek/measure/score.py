@@ -271,7 +271,7 @@ def summaries_of(
 
     `in_domain` names data sets; where it names any, the questions are also parted into those of them and others.
     """
-    groups = _groups(asked, by, in_domain)
+    groups = groups_of(asked, by, in_domain)
     return Scores(
         tuple(summarise(run, group, idents, metrics, seed) for run in scored for group, idents in groups.items()),
         tuple(
@@ -320,6 +320,10 @@ def _by_hops(question: Question) -> str | None:
     return None if question.hops is None else f"{question.hops} hop" + ("s" if question.hops != 1 else "")
 
 
+def _by_chain(question: Question) -> str | None:
+    return "2+ hops" if question.hops is not None and question.hops > 1 else None
+
+
 def _by_kind(question: Question) -> str | None:
     kind = question.meta.get("kind", question.meta.get("type"))  # HotpotQA and 2Wiki call it type
     return None if kind is None else str(kind)
@@ -331,7 +335,12 @@ def dataset_of(question: Question) -> str | None:
     return None if name is None else str(name)
 
 
-GROUPS: dict[str, Callable[[Question], str | None]] = {"hops": _by_hops, "kind": _by_kind, "dataset": dataset_of}
+GROUPS: dict[str, Callable[[Question], str | None]] = {
+    "hops": _by_hops,
+    "chain": _by_chain,
+    "kind": _by_kind,
+    "dataset": dataset_of,
+}
 """Ways to group questions; a question for which the answer is `None` is in no group but `all`."""
 
 
@@ -342,7 +351,10 @@ def check_groups(by: Iterable[str]) -> None:
             raise UnknownName("group", name, GROUPS)
 
 
-def _groups(questions: Iterable[Question], by: Sequence[str], in_domain: Collection[str]) -> dict[str, list[str]]:
+def groups_of(
+    questions: Iterable[Question], by: Sequence[str], in_domain: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """Group → the ids of its questions; `all` comes first."""
     everyone = list(questions)
     groups = {ALL: [question.id for question in everyone]}
     if in_domain:

@@ -7,7 +7,7 @@ it has read of a row (its cache), so nothing is ever read twice.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
@@ -65,6 +65,9 @@ class Request:
     seed: int
     """Seed of this row's randomness: what is sampled depends on it and on the row's own tokens alone."""
     so_far: SoFar
+    written: tuple[tuple[int, int], ...] = ()
+    """For `start`: where in `ids` (from, to) earlier turns of the model stand, in a row that begins with a past. Token
+    models ignore it; what is told of turns needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +106,21 @@ class Model(Protocol):
 
     def close(self, key: int) -> None:
         """Forget a row and free its cache."""
+        ...
+
+
+@runtime_checkable
+class Forking(Model, Protocol):
+    """A model that lets several rows go on from one past, which is read once.
+
+    A request for no tokens (`max_tokens` is 0) is read and stops at once, ready to be forked.
+    """
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that may be open at once if they are to be forked."""
+        ...
+
+    def fork(self, key: int, request: Request) -> None:
+        """Open `request.key` as a second row with the past of `key`, which has stopped and stays as it is."""
         ...

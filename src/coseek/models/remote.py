@@ -122,7 +122,7 @@ class RemoteModel:
 
     def _send(self, request: Request) -> None:
         row = self._rows[request.key]
-        row.parts.append(Part(False, request.ids, self.tokenizer.decode(request.ids)))
+        row.parts += [Part(ours, ids, self.tokenizer.decode(ids)) for ours, ids in _stretches(request)]
         row.max_tokens = request.max_tokens
         ask = Ask(
             model=self.served.model,
@@ -186,6 +186,16 @@ class RemoteModel:
     @staticmethod
     def _fault(key: int, fault: str) -> Turn:
         return Turn(key, (), (), TurnEnd.FAULT, fault)
+
+
+def _stretches(request: Request) -> list[tuple[bool, tuple[int, ...]]]:
+    """What a request brings, by author: the model's own earlier turns are told from what it was shown."""
+    stretches: list[tuple[bool, tuple[int, ...]]] = []
+    done = 0
+    for start, end in request.written:
+        stretches += [(False, request.ids[done:start]), (True, request.ids[start:end])]
+        done = end
+    return [*stretches, (False, request.ids[done:])]
 
 
 def _alike(decoded: str, text: str) -> bool:

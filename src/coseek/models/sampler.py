@@ -131,6 +131,10 @@ class Sampler:
         board.pending[slot] = board.pending[source]
         self.extend(request)
 
+    @property
+    def max_rows(self) -> int:
+        return self.settings.max_rows
+
     def close(self, key: int) -> None:
         self._waiting.pop(key, None)
         self._unread.pop(key, None)
@@ -210,6 +214,15 @@ class Sampler:
         self._engine.reserve(board.used, int((board.length + board.budget)[: board.live].max()))
         self._engine.clear(_indices([slot for slot, _ in pieces if board.length[slot] == 0], self._engine.device))
         self._read_pieces(self._read_shared(pieces) if self.settings.share else pieces)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Take the rows that are to write nothing from among the live ones: they were only to be read."""
+        board = self._board
+        front = board.budget[: board.live] > 0
+        self._stopped += [Turn(int(key), (), (), TurnEnd.LENGTH) for key in board.key[: board.live][~front]]
+        self._exchange(*board.partition(front))
+        board.live = int(front.sum())
 
     def _read_shared(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Read once what new rows have in common; returns what is left of all pieces."""

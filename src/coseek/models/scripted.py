@@ -25,7 +25,7 @@ class ScriptedModel:
     def start(self, request: Request) -> None:
         if request.key in self._turn:
             raise ValueError(f"a row with the key {request.key} is open already; close it first")
-        self._turn[request.key] = 0
+        self._turn[request.key] = len(request.written)
         self._waiting.append(request)
 
     def extend(self, request: Request) -> None:

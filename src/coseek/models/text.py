@@ -71,6 +71,11 @@ class TextWriter:
                     self.model.close(key)
         return [texts[key] for key in keys]
 
+    def holds(self, prompt: str, max_tokens: int) -> bool:
+        """Whether the prompt is read whole when so many tokens are to be written."""
+        before, after = self.around
+        return len(before) + len(self.model.tokenizer.encode_data(prompt)) + len(after) + max_tokens <= self.max_context
+
     def _collect(self, texts: dict[int, str]) -> None:
         """Take the texts that are done."""
         for turn in self.model.step():

@@ -22,7 +22,6 @@ from typing import Protocol as TypingProtocol
 from typing import runtime_checkable
 
 import torch
-import yaml
 from transformers import PreTrainedModel
 
 from coseek.agents.answering import answer_all
@@ -31,16 +30,17 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.data.dataset import Dataset
 from coseek.data.errors import DataError, SettingError, UnknownName
-from coseek.data.files import JsonObject, atomic_write
+from coseek.data.files import JsonObject
 from coseek.data.imports import import_data
 from coseek.data.question import Question
-from coseek.data.run import Run, provenance
+from coseek.data.run import Run
 from coseek.data.settings import save_settings
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match
 from coseek.measure.retrieval import run_recall
 from coseek.models.laptop import make_policy
 from coseek.models.loading import load_model
+from coseek.models.marks import add_marks
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.text import open_writer
 from coseek.models.tokenizer import HfTokenizer
@@ -48,6 +48,7 @@ from coseek.retrieval.index import build_index, open_index, retriever_names
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Reward, make_reward
+from coseek.training.beginning import begin
 from coseek.training.frozen import Frozen, check_frozen, open_frozen
 from coseek.training.learning.checkpoint import load_healthy
 from coseek.training.learning.policy import Policy
@@ -78,12 +79,18 @@ class QuestionSet:
     retriever: Retriever
 
 
-def _bound(recipe: JsonObject) -> JsonObject:
-    """A recipe without what may change when its run goes on: what counts as healthy moves no weight."""
-    rl = recipe.get("rl")
-    if not isinstance(rl, dict):
-        return recipe
-    return recipe | {"rl": {name: value for name, value in rl.items() if name != "health"}}
+FREE = {"rl": "health", "table": "wide_rag"}
+"""What may change when a run goes on: what counts as healthy, and what else is measured, moves no weight."""
+
+
+def _bound(recipe: AgentRecipe) -> JsonObject:
+    """A recipe without what may change."""
+    tree = save_settings(recipe)
+    for group, name in FREE.items():
+        settings = tree[group]
+        assert isinstance(settings, dict)
+        del settings[name]
+    return tree
 
 
 @runtime_checkable
@@ -111,23 +118,9 @@ class AgentTraining:
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with."""
-        if not self.workers.first:
-            return
-        self.check()
-        path = self.folder / "recipe.yaml"
-        if path.exists() and not resume:
-            raise DataError(f"{self.folder} holds a training run already; go on with --resume, or choose another --out")
-        wanted = save_settings(self.recipe)
-        if path.exists():
-            began = yaml.safe_load(path.read_text(encoding="utf-8"))["recipe"]
-            changed = sorted(name for name in wanted if _bound(began).get(name) != _bound(wanted)[name])
-            if changed:
-                raise SettingError(
-                    f"{self.folder} was begun with another {', '.join(changed)}; take the same recipe, or another --out"
-                )
-            return
-        with atomic_write(path) as file:
-            yaml.safe_dump({"recipe": wanted, **provenance()}, file, sort_keys=False, allow_unicode=True)
+        if self.workers.first:
+            self.check()
+            begin(self.folder, self.recipe, resume, _bound)
 
     def check(self) -> None:
         """Find what is wrong with the recipe before anything is written."""
@@ -254,7 +247,7 @@ class AgentTraining:
 
     def policy_folder(self, name: str) -> Path:
         """`start`, `warm`, a stage's name or `trained`; without a warm start `warm` is `start`."""
-        if name == "start" and self.recipe.policy.folder is not None:
+        if name == "start" and self.recipe.policy.folder is not None and not self.recipe.policy.marks:
             return Path(self.recipe.policy.folder)
         if name == "warm" and self.recipe.warm_start is None:
             return self.policy_folder("start")
@@ -262,11 +255,14 @@ class AgentTraining:
 
     def make_policy(self) -> None:
         """An untrained laptop policy with a tokenizer learnt from texts, unless the recipe starts from a folder."""
-        folder = self.policy_folder("start")
-        if folder.exists() or self.recipe.policy.folder is not None:
+        folder, policy = self.policy_folder("start"), self.recipe.policy
+        if folder.exists():
             return
-        texts = texts_of(self.recipe, Dataset(self.data_folder))
-        make_policy(self.recipe.policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)
+        if policy.folder is not None:
+            add_marks(Path(policy.folder), self.special_tokens, folder, self.recipe.seed)
+        else:
+            texts = texts_of(self.recipe, Dataset(self.data_folder))
+            make_policy(policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)
         AgentCard(protocol=self.recipe.protocol, wording=self.recipe.wording).write(folder)
 
     @property

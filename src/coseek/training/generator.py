@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-import yaml
 from transformers import PreTrainedModel
 
 from coseek.agents.generator import (
@@ -30,12 +29,9 @@ from coseek.agents.generator import (
     Written,
     load_generator_prompt,
 )
-from coseek.data.errors import DataError, SettingError
 from coseek.data.files import atomic_write, write_json
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
-from coseek.data.run import provenance
-from coseek.data.settings import save_settings
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
@@ -45,6 +41,7 @@ from coseek.models.loading import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.text import TextWriter
 from coseek.models.tokenizer import HfTokenizer
+from coseek.training.beginning import begin
 from coseek.training.generator_recipe import GeneratorRecipe
 from coseek.training.learning.policy import Policy
 from coseek.training.order import derive_seed
@@ -70,18 +67,7 @@ class GeneratorTraining:
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with."""
-        path, wanted = self.folder / "recipe.yaml", save_settings(self.recipe)
-        if not path.exists():
-            with atomic_write(path) as file:
-                yaml.safe_dump({"recipe": wanted, **provenance()}, file, sort_keys=False, allow_unicode=True)
-            return
-        if not resume:
-            raise DataError(f"{self.folder} holds a training run already; go on with --resume, or choose another --out")
-        began = yaml.safe_load(path.read_text(encoding="utf-8"))["recipe"]
-        if changed := sorted(name for name in wanted if began.get(name) != wanted[name]):
-            raise SettingError(
-                f"{self.folder} was begun with another {', '.join(changed)}; take the same recipe, or another --out"
-            )
+        begin(self.folder, self.recipe, resume)
 
     def train(self) -> None:
         """Everything up to the trained generator."""

@@ -79,6 +79,9 @@ class PolicySettings(Settings):
 
     folder: str | None = None
     """A Hugging Face folder to start from; without one a laptop policy is made."""
+    marks: bool = False
+    """Give the folder's tokenizer one token for each tag of the protocol, with a vector of its own to be learnt. A
+    small model spends half of its turn on tags that it has to spell."""
     laptop: LaptopSettings = LaptopSettings()
     """The laptop policy's shape."""
 
@@ -142,6 +145,9 @@ class TableSettings(Settings):
     """Questions of the dev split that the gate and the learning curve look at."""
     rag_passages: int = Field(default=4, ge=1)
     """Passages that naive RAG is given."""
+    wide_rag: int | None = Field(default=None, ge=1)
+    """Passages of a second naive RAG beside an agent for which the generator answers: as many as the agent's searches
+    find together (s3: 9). None: only the baseline's."""
     seed: int = 0
     """Seed of the sampled rows at temperature 1, and of the bootstrap."""
 
@@ -268,6 +274,15 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     return make_settings(AgentRecipe, assign(_read(recipe_path(name), ()), overrides))
 
 
+def recipe_tree(given: Json, file: Path) -> JsonObject:
+    """A recipe that another file names: one of ours, a path seen from `file`, or lines in it, which may extend one."""
+    if isinstance(given, str):
+        return _read(_base_path(given, file), ())
+    if not isinstance(given, dict):
+        raise SettingError(f"{file}: an agent's recipe is a name, a YAML file, or such lines, not {given!r}")
+    return _laid_over_base(given, file, ())
+
+
 def _read(path: Path, above: Sequence[Path]) -> JsonObject:
     """A recipe file as a tree, laid over the recipe that it extends: a name of ours, or a path seen from the file."""
     if path.resolve() in above:
@@ -276,16 +291,25 @@ def _read(path: Path, above: Sequence[Path]) -> JsonObject:
     tree = read_yaml(path, "recipe")
     if isinstance(inside := tree.get("recipe"), dict):  # what a run wrote down, with versions and commit beside it
         tree = inside
-    base = tree.pop("extends", None)
+    return _laid_over_base(tree, path, (*above, path.resolve()))
+
+
+def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
+    """The lines of a recipe in the file `path`, laid over what they extend."""
+    base = tree.get("extends")
+    tree = {name: value for name, value in tree.items() if name != "extends"}
     if base is None:
         return tree
     if not isinstance(base, str):
         raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
-    is_file = base.endswith((".yaml", ".yml"))
-    below = _read(recipe_path(str(path.parent / base) if is_file else base), (*above, path.resolve()))
+    below = _read(_base_path(base, path), above)
     merged = overlay(AgentRecipe, below, tree)
     merged["stages"] = _stages(below.get("stages"), tree.get("stages"))
     return merged
+
+
+def _base_path(base: str, path: Path) -> Path:
+    return recipe_path(str(path.parent / base) if base.endswith((".yaml", ".yml")) else base)
 
 
 def _stages(below: Json, above: Json) -> Json:

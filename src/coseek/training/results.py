@@ -1,12 +1,14 @@
 """Results: the table at the end of a run, {direct, naive RAG, before, after} × {dev, test, unseen}, and its page.
 
-Every cell is a run folder with all its trajectories, so any number of the table can be looked into, audited and scored
-again with the ordinary commands.
+Where the agent gives no answer and the recipe has a frozen generator, every row is what that generator answers from the
+row's passages, and naive RAG is the generator's own (`served.py`). Every cell is a run folder with all trajectories, so
+any number of the table can be looked into, audited and scored again with the ordinary commands.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from coseek.agents.answering import answer_all
 from coseek.agents.protocol import load_protocol
@@ -29,11 +31,13 @@ from coseek.measure.report import (
     TrajectorySection,
     write_report,
 )
-from coseek.measure.score import Scores, answers_itself, score_runs
-from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json, show
+from coseek.measure.score import METRICS, ScoredRun, Scores, answers_itself, compare, groups_of, score_run, summarise
+from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, group_table, main_table, scores_json, show
 from coseek.models.loading import load_model
 from coseek.rewards.reward import make_reward
+from coseek.training import served
 from coseek.training.agent import AgentTraining, QuestionSet
+from coseek.training.rl.health import alarm_steps
 from coseek.training.stages import Stage
 
 PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
@@ -51,6 +55,8 @@ class Row:
     """Which policy folder writes; empty for the rule-based agent, which needs none."""
     protocol: str
     temperature: float
+    passages: int = 0
+    """Where it is naive RAG for a generator: how many passages its one search serves. No policy writes."""
 
     @property
     def label(self) -> str:
@@ -64,11 +70,19 @@ def rows_of(training: AgentTraining) -> list[Row]:
     agents = [Row(name, policy, own, t) for t in (0.0, 1.0) for name, policy in pair]
     agents += [Row(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
     warm = training.recipe.warm_start
+    rules = [Row("rules", "", own, 0.0)] if warm is not None and warm.writer == "rules" else []
+    if by_generator(training):
+        shown = dict.fromkeys((training.recipe.frozen.baseline.passages, training.recipe.table.wide_rag))
+        return [*agents, *(Row(f"RAG k={k}", "", "rag", 0.0, k) for k in shown if k is not None), *rules]
     if warm is None or warm.writer == "gold":  # nobody taught the baselines' protocols
         return agents
     once = [Row("direct", "warm", "direct", 0.0), Row("naive RAG", "warm", "rag", 0.0)]
-    rules = [Row("rules", "", own, 0.0)] if warm.writer == "rules" else []
     return [*agents, *once, *rules]
+
+
+def by_generator(training: AgentTraining) -> bool:
+    """Whether the frozen generator answers for the agent."""
+    return training.recipe.frozen.generator is not None and not answers_itself(training.recipe.protocol)
 
 
 def measure(training: AgentTraining) -> dict[str, Scores]:
@@ -87,6 +101,11 @@ def measure(training: AgentTraining) -> dict[str, Scores]:
 def answer_cell(training: AgentTraining, row: Row, column: QuestionSet, done: int) -> None:
     """One agent on one set, in a run folder of its own."""
     folder = cell_folder(training, row, column)
+    if row.passages:
+        plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
+        run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, plain)
+        served.naive_rag(run, column.retriever, column.questions, row.passages, training.recipe.table.seed)
+        return
     limits = limits_of(training, row)
     name = str(training.policy_folder(row.policy)) if row.policy else row.name
     tokenizer = None if row.policy else str(training.policy_folder("start"))
@@ -141,22 +160,83 @@ def _trajectories(training: AgentTraining, row: Row, column: QuestionSet) -> lis
 
 
 def _scores(training: AgentTraining, rows: Sequence[Row], column: QuestionSet) -> Scores:
-    """Means of every agent; differences of `after` from `before` at the same temperature alone."""
+    """Means of every agent, and the differences that are asked about (`pairs_of`)."""
     seed = training.recipe.table.seed
-    runs = {row.label: _trajectories(training, row, column) for row in rows}
-    scores = score_runs(runs, questions=column.questions, seed=seed)
-    sampled = {name: runs[name] for name in ("before, T=1", "after, T=1")}
-    pairs = (scores, score_runs(sampled, questions=column.questions, seed=seed))
-    wanted = tuple(one for found in pairs for one in found.comparisons if one.run.startswith("after"))
-    return replace(scores, comparisons=tuple(one for one in wanted if (one.run, one.against) in PAIRS))
+    if by_generator(training):
+        training.progress.stage(f"answers on {column.name}", len(rows))
+    runs: dict[str, ScoredRun] = {}
+    for number, row in enumerate(rows, start=1):
+        runs[row.label] = _scored(training, row, column)
+        if by_generator(training):
+            training.progress.advance(number, row.label)
+    by = served.GROUPS if by_generator(training) else ("hops",)
+    groups = groups_of(column.questions, by)
+    metrics = tuple(METRICS)
+    return Scores(
+        tuple(
+            summarise(run, group, idents, metrics, seed) for run in runs.values() for group, idents in groups.items()
+        ),
+        tuple(
+            compare(runs[against], runs[name], group, idents, metrics, seed)
+            for name, against in pairs_of(rows)
+            for group, idents in groups.items()
+        ),
+        {run.name: run.stops for run in runs.values()},
+    )
+
+
+def pairs_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What is compared question by question: the trained agent with itself before, and with the generator's RAG."""
+    return [*PAIRS, *(("after", row.label) for row in rows if row.passages)]
+
+
+def _scored(training: AgentTraining, row: Row, column: QuestionSet) -> ScoredRun:
+    """A cell by its own answers, or by those of the generator for which it searches."""
+    runs = _trajectories(training, row, column)
+    if by_generator(training):
+        return served.scored_by_generator(training.frozen, row.label, cell_folder(training, row, column), runs)
+    return score_run(row.label, runs)
 
 
 def metric_of(training: AgentTraining) -> str:
-    """The metric in the headline: what the agent was paid for, as far as the agent's own runs show it."""
+    """The metric in the headline: what the agent was paid for, as far as the runs show it."""
     recipe = training.stages[-1].recipe if training.stages else training.recipe
+    if by_generator(training):
+        return "gen_acc" if recipe.frozen.judge is not None else "cover_em"
     paid = {part.name for part in make_reward(recipe.reward).parts}
     silent = not answers_itself(recipe.protocol)
     return "recall" if "gold_recall" in paid or silent else "em"
+
+
+def columns_of(training: AgentTraining) -> tuple[Sequence[str], Sequence[str]]:
+    """Metrics of the tables of means, and of differences."""
+    return (served.MAIN, served.PAIRED) if by_generator(training) else (MAIN, PAIRED)
+
+
+def notes_of(training: AgentTraining) -> list[str]:
+    """What stands below the headline: whose answers they are, and what health said."""
+    notes = ["Means with 95 % bootstrap intervals over questions."]
+    frozen = training.recipe.frozen
+    if by_generator(training) and frozen.generator is not None:
+        judged = f", judged by {frozen.judge.model}" if frozen.judge is not None else ""
+        notes.append(f"The answers are those of {frozen.generator.model} from the passages of each row{judged}.")
+    return notes + [line for stage in training.stages for line in alarms_of(stage)]
+
+
+def alarms_of(stage: Stage) -> list[str]:
+    """A sentence for every alarm that a stage of reinforcement learning raised, or one that there was none."""
+    path = stage.folder / "metrics.jsonl"
+    if stage.recipe.learn != "rl" or not path.exists():
+        return []
+    rows = [cast(dict[str, float], row) for _, row in read_jsonl(path)]
+    raised = alarm_steps(rows)
+    if not raised:
+        return [f"No alarm in {len(rows)} steps of reinforcement learning{_of(stage)}."]
+    return [
+        f"Alarm {name} in {len(steps)} of {len(rows)} steps of reinforcement learning{_of(stage)}, "
+        f"first in step {steps[0]}, last in step {steps[-1]}."
+        for name, steps in raised.items()
+    ]
 
 
 def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
@@ -164,44 +244,68 @@ def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     metric = metric_of(training)
     rows = rows_of(training)
     cells = [(row.label, *(show(found.of(row.label).metrics.get(metric)) for found in scores.values())) for row in rows]
-    return Table((metric, *scores), tuple(cells), ("Means with 95 % bootstrap intervals over questions.",))
+    return Table((metric, *scores), tuple(cells), tuple(notes_of(training)))
+
+
+def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> dict[str, Table]:
+    """Heading → table, of one set."""
+    means, paired = columns_of(training)
+    tables = {"Means": main_table(found, means), "Differences": comparison_table(found, paired)}
+    if any(one.group == served.CHAIN for one in found.comparisons):
+        tables[f"Differences, {served.CHAIN}"] = comparison_table(found, paired, served.CHAIN)
+    tables["By hops"] = group_table(found, metric_of(training))
+    if by_generator(training) and training.frozen.generator is not None:
+        runs = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
+        tables["What the generator is given"] = served.selection_table(training.frozen.generator, runs, found)
+    return tables
 
 
 def write_results(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     """`table.md`, `table.json` and `report.html`; returns the headline."""
     table = headline(training, scores)
+    tables = {column.name: tables_of(training, column, scores[column.name]) for column in training.sets}
     parts = [f"# {training.recipe.about or training.folder.name}\n", table.markdown()]
-    for name, found in scores.items():
-        parts += [f"\n## {name}\n", main_table(found).markdown(), "\n", comparison_table(found).markdown()]
-        parts += ["\n", group_table(found, metric_of(training)).markdown()]
+    for name, found in tables.items():
+        parts += [f"\n## {name}\n", "\n\n".join(one.markdown() for one in found.values())]
     with atomic_write(training.folder / "table.md") as file:
         file.write("\n".join(parts))
     write_json(training.folder / "table.json", {name: scores_json(found) for name, found in scores.items()})
     title = training.recipe.about or "A search agent, trained"
-    write_report(training.folder / "report.html", title, sections_of(training, scores, table))
+    sections = sections_of(training, scores, tables, table)
+    write_report(training.folder / "report.html", title, sections)
     return table
 
 
-def sections_of(training: AgentTraining, scores: dict[str, Scores], table: Table) -> list[Section]:
+def sections_of(
+    training: AgentTraining, scores: dict[str, Scores], tables: dict[str, dict[str, Table]], table: Table
+) -> list[Section]:
     """The report: what was learnt, how, and what the runs look like."""
     metric = metric_of(training)
     sections: list[Section] = [TableSection("What was learnt", table), *_curves(training)]
     for name, found in scores.items():
-        sections.append(PlotSection(f"Before and after, by hops: {name}", _bars(found, metric), f"{metric}, greedy"))
-        sections.append(TableSection(f"Differences: {name}", comparison_table(found)))
-        sections.append(TableSection(f"By hops: {name}", group_table(found, metric)))
-    after = next(row for row in rows_of(training) if row.name == "after")
-    runs = _trajectories(training, after, training.sets[-1])[: 5 * EXAMPLES]
-    shown = sorted(runs, key=lambda run: -len(run.searches))
-    text = "Blue is what the agent wrote and is trained on; the rest was written by the environment."
-    examples = (*_first(shown, EXAMPLES // 2, right=True), *_first(shown, EXAMPLES // 2, right=False))
+        bars = _bars(training, found, metric)
+        sections.append(PlotSection(f"Before and after, by hops: {name}", bars, f"{metric}, greedy"))
+        shown = {heading: one for heading, one in tables[name].items() if heading != "Means"}
+        sections += [TableSection(f"{heading}: {name}", one) for heading, one in shown.items()]
     return [
         *sections,
-        TrajectorySection("Runs of the trained agent, right and wrong", examples, text),
+        _examples(training),
         SettingsSection("Settings", save_settings(training.recipe)),
         FilesSection("Files", files_of(training)),
         TextSection("Again", f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"),
     ]
+
+
+def _examples(training: AgentTraining) -> TrajectorySection:
+    after, column = next(row for row in rows_of(training) if row.name == "after"), training.sets[-1]
+    runs = _trajectories(training, after, column)
+    text = "Blue is what the agent wrote and is trained on; the rest was written by the environment."
+    if by_generator(training):
+        runs = served.with_answers(training.frozen, cell_folder(training, after, column), runs)
+        text += " The answer is the generator's."
+    shown = sorted(runs[: 5 * EXAMPLES], key=lambda run: -len(run.searches))
+    examples = (*_first(shown, EXAMPLES // 2, right=True), *_first(shown, EXAMPLES // 2, right=False))
+    return TrajectorySection("Runs of the trained agent, right and wrong", examples, text)
 
 
 def _first(runs: Sequence[Trajectory], count: int, right: bool) -> tuple[Trajectory, ...]:
@@ -234,11 +338,12 @@ def _curve(stage: Stage) -> list[Section]:
     return [PlotSection(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
 
 
-def _bars(found: Scores, metric: str) -> Svg:
+def _bars(training: AgentTraining, found: Scores, metric: str) -> Svg:
+    plain = [row.label for row in rows_of(training) if row.passages] or ["naive RAG"]
     groups = list(dict.fromkeys(summary.group for summary in found.summaries))
     bars = [
         Bars(name, tuple(found.of(name, group).metrics.get(metric) for group in groups))
-        for name in ("before", "after", "naive RAG")
+        for name in ("before", "after", *plain)
         if any(summary.run == name for summary in found.summaries)
     ]
     return bar_plot(groups, bars, metric)

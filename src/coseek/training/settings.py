@@ -55,7 +55,7 @@ class LearnerSettings(Settings):
     """AdamW and its schedule."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward pass; weights and optimiser are float32 either way."""
-    micro_batch_tokens: int = 3072
+    micro_batch_tokens: int = 1024
     """Tokens (padding included) that go through the module at once: a matter of memory and speed, not of the result."""
     checkpointing: bool = False
     """Keep one activation a layer and compute the others again on the way back: about a third slower, the same

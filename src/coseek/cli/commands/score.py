@@ -136,18 +136,18 @@ class Board:
         main = main_table(self.own, self.metrics)
         found = {"Runs": replace(main, notes=main.notes + notes)}
         if self.component is not None:
-            shown = [name for name in self.metrics if name in ANSWERED] or ["em"]
-            table = component_table(self.own, self.component, shown)
+            table = component_table(self.own, self.component, shown_of(self.metrics))
             found["As a component"] = replace(table, notes=table.notes + notes)
         if self.agreements:
             found["Judges"] = agreement_table(self.agreements)
         if len({summary.group for summary in self.own.summaries}) > 1:
             found["By group"] = group_table(self.own, self.metrics[0])
+            if self.component is not None:
+                found["By group, as a component"] = group_table(self.component, shown_of(self.metrics)[0])
         if self.own.comparisons:
             found["Run against run"] = comparison_table(self.own, self.metrics)
         if self.component is not None and self.component.comparisons:
-            paired = [name for name in self.metrics if name in ANSWERED] or ["em"]
-            found["Run against run, as a component"] = comparison_table(self.component, paired)
+            found["Run against run, as a component"] = comparison_table(self.component, shown_of(self.metrics))
         return found
 
     def to_json(self) -> JsonObject:
@@ -164,6 +164,11 @@ class Board:
 
 ANSWERED = ("em", "cover_em", "f1", *JUDGED)
 """The metrics of an answer: those in which an agent and a component differ."""
+
+
+def shown_of(metrics: list[str]) -> list[str]:
+    """Those of what is asked for that tables of components show."""
+    return [name for name in metrics if name in ANSWERED] or ["em"]
 
 
 def metrics_of(metrics: list[str]) -> list[str]:

@@ -1,5 +1,7 @@
-"""Train agents from recipes, and a laptop generator that answers from passages."""
+"""Train agents and retrievers, alone or together, and a laptop generator that answers from passages."""
 
+import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -7,16 +9,20 @@ import typer
 
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resumable, stdout_console
 from coseek.cli.training_bar import training_bar
+from coseek.data.errors import MissingExtra
+from coseek.data.files import read_json
 from coseek.data.settings import make_settings, save_settings
 from coseek.training.generator_recipe import GeneratorRecipe
 from coseek.training.recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
+from coseek.training.retriever.recipe import load_retriever_recipe, retriever_recipe_names
+from coseek.training.together.recipe import load_together_recipe, together_recipe_names, together_recipe_path
 
 app = new_app()
 
 
 @app.callback()
 def train() -> None:
-    """Train agents from recipes, and a laptop generator that answers from passages."""
+    """Train agents and retrievers, alone or together, and a laptop generator that answers from passages."""
 
 
 @app.command("agent")
@@ -78,6 +84,105 @@ def train_generator(
     )
 
 
+@app.command("retriever")
+def train_retriever(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(retriever_recipe_names())}."),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as view=query.")
+    ] = None,
+    labels: Annotated[
+        list[Path] | None, typer.Option(help="A folder of `coseek label`, in place of the recipe's; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/retriever-RECIPE if not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the encoder of a retriever on labels, and measure what it finds for held-out turns.
+
+    OUT/encoder is a sentence-transformers folder for `coseek index DATA --retriever dense --encoder OUT/encoder`. A run
+    can be stopped at any moment and goes on with --resume, to the same weights as if it had not been stopped.
+    """
+    read = load_retriever_recipe(recipe, settings or [], [str(folder) for folder in labels or []])
+    folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
+    check_libraries()
+    from coseek.training.learning.workers import workers_here
+    from coseek.training.retriever.training import RetrieverTraining  # torch
+
+    with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
+        training = RetrieverTraining(read, folder, bar, workers_here())
+        training.begin(resume)
+        training.train()
+        if not training.workers.first:
+            return
+        table = training.results()
+    if as_json:
+        print_json(read_json(folder / "table.json") if table is not None else {})
+        return
+    if table is not None:
+        stdout_console().print(table.rich())
+    encoder = training.encoder_folder
+    print(f"{encoder}: the encoder. Try: coseek index DATA --retriever dense --encoder {encoder}")
+
+
+@app.command("together")
+def train_together(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help=f"A YAML file, or one of ours: {', '.join(together_recipe_names())}."),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rounds=3 or agent.rl.steps=30."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE if not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train an agent and a retriever in rounds, each on what the other has become, and measure every pair of them.
+
+    In a round the agent learns over the last retriever, its runs are labelled, a retriever learns from the labels, and
+    the corpus is indexed anew. A round that does not help on the dev split is the last. A run can be stopped at any
+    moment and goes on with --resume, to the same result as if it had not been stopped.
+    """
+    read = load_together_recipe(recipe, settings or [])
+    folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
+    check_libraries()
+    from coseek.training.together.course import Course  # torch
+    from coseek.training.together.results import Results
+    from coseek.training.together.rounds import Together
+
+    with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
+        training = Together(Course(read, folder, bar))
+        training.begin(resume)
+        rounds = training.train()
+        if not training.course.workers.first:
+            return
+        results = Results.of(training.course, training.pairs, rounds)
+        table = results.write()
+    if as_json:
+        print((folder / "table.json").read_text(encoding="utf-8"), end="")
+        return
+    stdout_console().print(table.rich())
+    print_files(results.files())
+
+
+def check_libraries() -> None:
+    """Refuse with the line that installs what is missing, before anything is trained."""
+    for library, needed in (("sentence_transformers", "dense"), ("datasets", "encoder"), ("accelerate", "encoder")):
+        if importlib.util.find_spec(library) is None:
+            raise MissingExtra(library.replace("_", "-"), "training a retriever", needed)
+
+
+def print_files(files: Mapping[str, str]) -> None:
+    """Path and what it is, one a line."""
+    width = max(len(name) for name in files)
+    for name, what in files.items():
+        print(f"{name:<{width}}  {what}")
+
+
 def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
     """The dry run: a table, and one sentence about what is missing."""
     from coseek.training.dry_run import dry_run  # torch
@@ -108,6 +213,4 @@ def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
         print((folder / "table.json").read_text(encoding="utf-8"), end="")
         return
     stdout_console().print(table.rich())
-    width = max(len(name) for name in files_of(training))
-    for name, what in files_of(training).items():
-        print(f"{name:<{width}}  {what}")
+    print_files(files_of(training))

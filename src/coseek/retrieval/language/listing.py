@@ -79,8 +79,9 @@ def _longest_chain(answer: str) -> list[int]:
     return best
 
 
-def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_words: int) -> str:
-    """The whole prompt. Passages are cut to `max_words` words, and numbers in brackets are disarmed inside them."""
+def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_words: int, **more: str) -> str:
+    """The whole prompt. Passages are cut to `max_words` words, and numbers in brackets are disarmed inside them; `more`
+    fills what else the prompt names."""
     shown = (
         fill(
             prompt.passage,
@@ -95,6 +96,7 @@ def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_wo
         passages=_joined(shown),
         query=disarmed(one_line(query)),
         count=str(len(passages)),
+        **{name: disarmed(one_line(text)) for name, text in more.items()},
     )
 
 

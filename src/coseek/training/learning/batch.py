@@ -90,6 +90,13 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     return Batch(ids_BT, agent_BT, logprobs_BT, lengths_B)
 
 
+def before(wanted_BT: Tensor) -> Tensor:
+    """True at the positions that say something of a wanted token: one to the left of it."""
+    before_BT = torch.zeros_like(wanted_BT)
+    before_BT[:, :-1] = wanted_BT[:, 1:]
+    return before_BT
+
+
 def micro_batches(lengths_B: Tensor, max_tokens: int) -> list[Tensor]:
     """Cut rows into groups of like length holding at most `max_tokens` with their padding.
 

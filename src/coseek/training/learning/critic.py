@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.models.lora import take_in
-from coseek.training.learning.batch import Batch
+from coseek.training.learning.batch import Batch, before
 from coseek.training.learning.learner import Learner
 from coseek.training.learning.lora import attach
+from coseek.training.learning.trimming import trimmable, trimmed
 from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.settings import LearnerSettings
 
@@ -17,17 +18,20 @@ from coseek.training.settings import LearnerSettings
 class ValueModule(nn.Module):
     """A trunk of its own with one linear output that begins at zero, so the first values are 0 for every state."""
 
-    def __init__(self, policy: PreTrainedModel) -> None:
+    def __init__(self, policy: PreTrainedModel, trims: bool) -> None:
         super().__init__()
         self.trunk = copy.deepcopy(policy.base_model)
         take_in(self.trunk)
+        self.trim = trimmable(self.trunk.eval()) if trims else ()
         self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
         self.trunk.requires_grad_(True)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        hidden_BTD: Tensor = self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
+    def forward(self, ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
+        """A value at each position; without meaning where no wanted token follows."""
+        with trimmed(self.trunk, self.trim, before(wanted_BT)):
+            hidden_BTD: Tensor = self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
         values_BT: Tensor = self.head(hidden_BTD)[..., 0]
         return values_BT
 
@@ -42,7 +46,7 @@ class Critic(Learner):
     def __init__(
         self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
     ) -> None:
-        module = ValueModule(policy)
+        module = ValueModule(policy, trims=not settings.checkpointing)
         if settings.lora is not None:
             attach(module.trunk, settings.lora)
         super().__init__(module, settings, updates, workers)
@@ -50,6 +54,6 @@ class Critic(Learner):
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
         """Value of the state *before* each wanted token, hence read one position to its left."""
         with self._arithmetic():
-            values_BT = entry(part.ids_BT).float()
+            values_BT = entry(part.ids_BT, wanted_BT).float()
         before_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
         return torch.where(wanted_BT, before_BT, 0.0)

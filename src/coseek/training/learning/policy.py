@@ -15,9 +15,10 @@ from coseek.models.loading import quiet
 from coseek.models.lora import adapters_off, plain_weights
 from coseek.models.model import Tokenizer
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.training.learning.batch import Batch
+from coseek.training.learning.batch import Batch, before
 from coseek.training.learning.learner import Learner
 from coseek.training.learning.lora import ADAPTER, attach, has_learnt, save_adapter
+from coseek.training.learning.trimming import trimmable, trimmed
 from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.rl.losses import Head, logprobs_and_entropy, target_logprobs
 from coseek.training.settings import LearnerSettings
@@ -44,10 +45,11 @@ class Policy(Learner):
         self.model = module
         self.temperature = temperature
         self._is_plain = _has_plain_head(module)
+        self._trim = trimmable(module.base_model) if self._is_plain and not settings.checkpointing else ()
 
     def entry(self, module: nn.Module) -> nn.Module:
         assert isinstance(module, PreTrainedModel)
-        return Scorer(module, self.temperature, self._is_plain)
+        return Scorer(module, self.temperature, self._is_plain, self._trim)
 
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
         with self._arithmetic():
@@ -114,15 +116,18 @@ class AdapterOff(Policy):
 class Scorer(nn.Module):
     """A model and what is read off it, in one call: a wrapper that fetches weights sees where it begins and ends."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float, is_plain: bool) -> None:
+    def __init__(self, model: PreTrainedModel, temperature: float, is_plain: bool, trim: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.is_plain = is_plain
+        self.trim = trim
 
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Literal["no", "seen", "trained"] = "no") -> Tensor:
         if self.is_plain:
-            hidden = _tensor(self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)
+            trunk = self.model.base_model
+            with trimmed(trunk, self.trim, before(wanted_BT)):
+                hidden = _tensor(trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
             head: Head = self.model.get_output_embeddings()
         else:
             hidden, head = _tensor(self.model(input_ids=ids_BT, use_cache=False).logits), _same

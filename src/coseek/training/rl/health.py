@@ -32,6 +32,8 @@ OUTCOME = "outcome"
 """Stands for the metric that `health.outcome` names."""
 ERRORS = 5.0
 """Standard errors that a share must change by: the extremes of 200 steps of noise lie within that."""
+ALARM = "alarm/"
+"""In front of an alarm's name in a row in which it is on."""
 SOLVED = 0.9
 """An outcome from which on groups may well be paid all alike."""
 STEADY = 0.8
@@ -101,6 +103,16 @@ def find_alarms(rows: Sequence[Row], settings: RlSettings) -> dict[AlarmName, st
             if advice is not None:
                 found.setdefault(check.alarm, advice)
     return found
+
+
+def alarm_steps(rows: Iterable[Row]) -> dict[str, list[int]]:
+    """Alarm → the steps in which it was on, as the rows say: the first ones to be raised come first."""
+    steps: dict[str, list[int]] = {}
+    for row in rows:
+        for name in sorted(row):
+            if name.startswith(ALARM):
+                steps.setdefault(name.removeprefix(ALARM), []).append(int(row["step"]))
+    return steps
 
 
 def checks_of(settings: RlSettings) -> list[Check]:
@@ -247,9 +259,9 @@ class Health:
         self.alarms = find_alarms([*self._rows, row], self._settings)
         recent = self._rows[-self._window :]
         for name, advice in self.alarms.items():
-            if not any(f"alarm/{name}" in earlier for earlier in recent):
+            if not any(f"{ALARM}{name}" in earlier for earlier in recent):
                 self._progress.say(f"alarm {name} in step {row['step']:.0f}: {advice}")
-        told = {"alarms": float(len(self.alarms)), **{f"alarm/{name}": 1.0 for name in self.alarms}}
+        told = {"alarms": float(len(self.alarms)), **{f"{ALARM}{name}": 1.0 for name in self.alarms}}
         self._rows.append({**row, **told})
         self._say_what_is_missing()
         return told

@@ -1,15 +1,17 @@
-"""The quickstart under several seeds: does reinforcement learning help every time, and how long does it take?
+"""A laptop recipe under several seeds: does reinforcement learning help every time, and how long does it take?
 
-    python bench/quickstart_seeds.py [--seeds 0 1 2] [--out runs/seeds]
+    python bench/seeds.py [--recipe quickstart] [--seeds 0 1 2] [--out runs/seeds]
 
-Runs `coseek quickstart seed=N` for each seed, one after the other, in processes of their own; what is there already is
-kept. The seed moves everything but the two worlds: throw-away worlds, demonstrations, weights, order, sampling. Prints
-strict EM (greedy) before and after on the test split and on the unseen world, the paired difference with its 95 %
-interval, the two-hop questions, and the minutes to the first reward and to the end.
+Runs `coseek train agent RECIPE seed=N` for each seed, one after the other, in processes of their own; what is there
+already is kept, and a run that was stopped is gone on with. The seed moves everything but the two worlds: throw-away
+worlds, demonstrations, weights, order, sampling. Prints strict EM (greedy) before and after on the test split and on
+the unseen world, the paired difference with its 95 % interval, the two-hop questions, and the minutes to the first
+reward and to the end.
 """
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Seed:
-    """What one quickstart came to."""
+    """What one run came to."""
 
     seed: int
     folder: Path
@@ -30,22 +32,26 @@ class Seed:
     whole_s: float | None
 
 
-def run_seed(seed: int, out: Path, settings: Sequence[str]) -> Seed:
-    """Run one quickstart to its end, noting when the first line of reinforcement learning was printed."""
+FIRST = re.compile(r"(GRPO|PPO|RLOO|REINFORCE\+\+) 1/")
+"""The first line of reinforcement learning."""
+
+
+def run_seed(recipe: str, seed: int, out: Path, settings: Sequence[str]) -> Seed:
+    """Run a recipe to its end, noting when the first line of reinforcement learning was printed."""
     folder = out / f"seed-{seed}"
     if (folder / "report.html").exists():
         return Seed(seed, folder, None, None)
-    words = [sys.executable, "-m", "coseek.cli.main", "quickstart", "--resume", "--out", str(folder), f"seed={seed}"]
+    words = [sys.executable, "-m", "coseek", "train", "agent", recipe, "--resume", "--out", str(folder), f"seed={seed}"]
     began = time.monotonic()
     first = None
     with subprocess.Popen([*words, *settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(f"seed {seed}: {line}", end="", flush=True)
-            if first is None and "GRPO 1/" in line:
+            if first is None and FIRST.search(line):
                 first = time.monotonic() - began
     if process.returncode:
-        sys.exit(f"the quickstart of seed {seed} ended with {process.returncode}")
+        sys.exit(f"{recipe} of seed {seed} ended with {process.returncode}")
     return Seed(seed, folder, first, time.monotonic() - began)
 
 
@@ -68,11 +74,12 @@ def gain_of(scores: dict[str, list[dict[str, object]]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over the recipe's")
     arguments = parser.parse_args()
-    runs = [run_seed(seed, arguments.out, arguments.settings) for seed in arguments.seeds]
+    runs = [run_seed(arguments.recipe, seed, arguments.out, arguments.settings) for seed in arguments.seeds]
     print("\n| seed | set | before | after | gain [95 %] | p | 2 hops: naive RAG | before | after |")
     print("|---|---|---|---|---|---|---|---|---|")
     gains: dict[str, list[float]] = {"test": [], "unseen": []}

@@ -1,0 +1,209 @@
+"""Kill test of co-training: a whole recipe in small, killed anywhere, ends with the same weights and the same table.
+
+    OMP_NUM_THREADS=1 python bench/kill_together.py --runs 10
+
+A tiny policy is taught on the questions of a tiny world. Then two rounds of `coseek train together` are run once,
+undisturbed (warm start, an encoder from nothing, reinforcement learning, runs, labels with branches, the retriever's
+training, indexes, all pairs), and again and again, killed with SIGKILL at a random moment of their time, and resumed.
+Compared are the weights of all agents and encoders, the vectors of all indexes, the labels, all metrics without their
+times, and the table. Every run is a process of its own. Exits 1 when any of them differs.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from bench.kill_s3 import Child, Mark, digest, timeless
+
+from coseek.data.files import read_jsonl
+from coseek.labels.makers import agentic_r as agentic_r  # loaded once, so that all runs have the same
+from coseek.training.progress import Progress
+from coseek.training.together.course import Course
+from coseek.training.together.pairs import Pairs
+from coseek.training.together.recipe import TogetherRecipe, load_together_recipe
+from coseek.training.together.results import Results
+from coseek.training.together.rounds import Together
+
+SMALL = """
+agent:
+  extends: quickstart
+  data:
+    world: {seed: 3, size: tiny, train: 60, dev: 8, test: 8, hop_mix: [1.0], comparison: 0.0, constraint: 0.0}
+  limits: {max_turns: 2, passages_per_search: 2, max_turn_tokens: 40, max_observation_tokens: 120, max_tokens: 384}
+  policy: {laptop: {hidden: 64, layers: [conv, full_attention], feed_forward: 128, vocabulary: 1200}}
+  warm_start:
+    worlds: 0
+    one_shot: 0.0
+    sft:
+      steps: 4
+      repeat_steps: 0
+      rounds: 1
+      gate: null
+      curriculum: []
+      tokens_per_step: 1500
+      checkpoint_every: 2
+      log_every: 1
+      learner: {optimiser: {lr: 1.0e-4}}
+  rl:
+    steps: 3
+    questions_per_step: 4
+    group_size: 3
+    checkpoint_every: 1
+    evaluate_every: 0
+    policy: {optimiser: {lr: 1.0e-3}}
+  reward: {exact_match: 1.0, gold_recall: 0.5, valid: 0.3}
+  table: {dev_questions: 6}
+start:
+  recipe:
+    encoder: null
+    laptop: {hidden: 32, heads: 2, feed_forward: 32, vocabulary: 600}
+    lessons:
+      worlds: 2
+      world: {size: tiny, train: 60, dev: 0, test: 0}
+      held_out: {seed: 8, size: tiny, train: 0, dev: 20, test: 0}
+    training: &few {steps: 6, batch_size: 16, checkpoint_every: 2, log_every: 1, optimiser: {lr: 3.0e-3}}
+    held_out: {turns: 20, passages: 100}
+labels: {method: agentic-r, scorer: oracle, questions: 30}
+retriever:
+  view: question+query
+  loss: {temperature: 0.05}
+  training: *few
+  held_out: {turns: 20, passages: 100, share: 0.3}
+stop: {questions: 6, least: -1.0}
+pairs: {questions: 6}
+threads: 1
+"""
+"""The rewards have parts that even a barely trained policy gets, so that groups differ and weights move."""
+
+
+def small(folder: Path, *overrides: str) -> TogetherRecipe:
+    """The recipe of every run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "small.yaml"
+    path.write_text(SMALL, encoding="utf-8")
+    return load_together_recipe(str(path), overrides)
+
+
+def taught(folder: Path, steps: int) -> Path:
+    """A tiny policy that has seen demonstrations of the training questions for so many steps."""
+    sft = {"steps": steps, "repeat_steps": 40, "tokens_per_step": 2000, "learner": {"optimiser": {"lr": 3e-3}}}
+    first = small(folder, f"agent.warm_start.sft={json.dumps({**sft, 'rounds': 1, 'gate': None, 'curriculum': []})}")
+    training = Course(first, folder).first
+    training.begin(resume=True)
+    training.train()
+    return training.policy_folder("warm")
+
+
+def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress) -> None:
+    """What `coseek train together` does, without a terminal."""
+    course = Course(recipe, folder, progress)
+    training = Together(course)
+    training.begin(resume)
+    Results.of(course, Pairs(course), training.train()).write()
+
+
+def outcome(folder: Path) -> dict[str, str]:
+    """What a run left behind → a digest of it, times left out."""
+    found: dict[str, str] = {"table": digest((folder / "table.md").read_bytes())}
+    found["table for programs"] = digest((folder / "table.json").read_bytes())
+    for pattern in ("policy/*/model.safetensors", "encoder/model.safetensors", "vectors*/*", "labels/labels.jsonl"):
+        for path in sorted(folder.glob(f"round-*/**/{pattern}")):
+            if path.is_file():
+                found[str(path.relative_to(folder))] = digest(path.read_bytes())
+    for path in sorted(folder.glob("round-*/**/metrics.jsonl")):
+        rows = [timeless(row) for _, row in read_jsonl(path)]
+        found[str(path.relative_to(folder))] = digest(json.dumps(rows).encode())
+    return found
+
+
+def check_moved(folder: Path, expected: dict[str, str]) -> None:
+    """Comparing weights that never moved would say nothing."""
+    kinds = {
+        "agents": [one for name, one in expected.items() if name.endswith("model.safetensors") and "/policy/" in name],
+        "encoders": [one for name, one in expected.items() if "/retriever/encoder/model.safetensors" in name],
+    }
+    for name, digests in kinds.items():
+        if len(digests) != 3 or len(set(digests)) != 3:
+            raise RuntimeError(f"the {name} of the rounds are not three different ones: {digests}")
+    sets = [len((folder / f"round-{n}" / "labels" / "labels.jsonl").read_text().splitlines()) for n in (1, 2)]
+    print(f"label sets of the two rounds: {sets[0]}, {sets[1]}", flush=True)
+
+
+def whole_run(recipe: TogetherRecipe, folder: Path) -> list[Mark]:
+    """A run that nobody disturbs; returns what it did when, its end included."""
+    child = Child.start(lambda told: train(recipe, folder, False, told))
+    marks = [(time.perf_counter() - child.began, line.strip()) for line in child.marks]
+    if child.end():
+        raise RuntimeError("the undisturbed run failed")
+    return [*marks, (time.perf_counter() - child.began, "the end")]
+
+
+def killed_run(recipe: TogetherRecipe, folder: Path, marks: list[Mark], at: float) -> str | None:
+    """A run that is killed where the undisturbed one was after `at` seconds, and resumed; returns what it had done by
+    then, `None` if it was over."""
+    before = [mark for mark in marks if mark[0] <= at]
+    child = Child.start(lambda told: train(recipe, folder, False, told))
+    for _ in before:
+        next(child.marks, None)
+    time.sleep(at - (before[-1][0] if before else 0.0))
+    os.kill(child.pid, signal.SIGKILL)
+    if child.end() != -signal.SIGKILL:
+        shutil.rmtree(folder)
+        return None
+    if Child.start(lambda told: train(recipe, folder, True, told)).end():
+        raise RuntimeError(f"the run in {folder} did not go on")
+    return before[-1][1] if before else "nothing"
+
+
+def compare(recipe: TogetherRecipe, base: Path, runs: int, rng: random.Random) -> int:
+    """Print one line a kill; returns how many runs ended as the undisturbed one."""
+    marks = whole_run(recipe, base / "whole")
+    expected = outcome(base / "whole")
+    print(f"torch {torch.__version__}, undisturbed {marks[-1][0]:.1f} s, {len(expected)} files compared", flush=True)
+    check_moved(base / "whole", expected)
+    killed = same = 0
+    while killed < runs:
+        folder = base / f"killed-{killed}"
+        reached = killed_run(recipe, folder, marks, rng.uniform(0.0, marks[-1][0]))
+        if reached is None:  # it was over before the kill
+            continue
+        found = outcome(folder)
+        other = sorted(name for name in expected.keys() | found.keys() if found.get(name) != expected.get(name))
+        same += not other
+        killed += 1
+        print(
+            f"{killed:>3}  killed after {reached:<28} {'DIFFERENT: ' + ', '.join(other) if other else 'same'}",
+            flush=True,
+        )
+        if not other:
+            shutil.rmtree(folder)
+    return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10, help="kills")
+    parser.add_argument("--steps", type=int, default=300, help="steps of demonstrations before every run")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the moments")
+    parser.add_argument("--keep", type=Path, help="a folder for the runs, of which those that differ are kept")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        base = (given.keep or Path(scratch)).absolute()
+        policy = taught(base / "first", given.steps)
+        recipe = small(base, f"agent.policy.folder={policy}")
+        same = compare(recipe, base, given.runs, random.Random(given.seed))
+    print(f"{same} of {given.runs} identical")
+    return 0 if same == given.runs else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""MiniLM learns from an agent's searches on real questions: does the agent find more, also on questions unlike these?
+
+    python -m bench.real_retriever                     the default view: labels, training, measurement
+    python -m bench.real_retriever --views all         one encoder for every view; the table of docs/real-data.md
+
+The agent is the one without a model (`rules`); its searches over frozen MiniLM on the 200 questions of hipporag and on
+350 of the 2Wiki questions are labelled by gold evidence (`coseek label --method gold`), and MiniLM is trained on them.
+Measured inside the agent, five passages a search: the other 150 2Wiki questions over their own passages and the
+distractors, and hotpotqa-pool500, of which nothing was trained on. Everything stays under `--work`; a second start
+makes only what is missing.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.real import COLUMNS, MEASURING, PAIR_COLUMNS, Line, rules_over
+from bench.real_sets import RAW, ROOT, SETS, boundless, questions_of, rules_agent, write_table
+
+from coseek.agents.answering import answer_all
+from coseek.data.dataset import Dataset
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.labels.folder import Labels
+from coseek.labels.makers import gold
+from coseek.labels.making import make_labels
+from coseek.labels.parts import Parts
+from coseek.labels.tally import Tally
+from coseek.labels.turn import turns_of
+from coseek.measure.table import Table, comparison_table
+from coseek.retrieval.index import IndexCard, build_index, open_index
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers import dense
+from coseek.retrieval.views import VIEWS
+from coseek.training.retriever.recipe import load_retriever_recipe
+from coseek.training.retriever.training import RetrieverTraining
+
+DOCS = ROOT / "docs" / "real-data.md"
+LEARNT = ("hipporag hotpotqa", "hipporag musique", "2wiki + distractors")
+OWN, OTHER = "2wiki + distractors", "hotpotqa-pool500"
+HELD_OUT = 150
+"""2Wiki questions that nothing is trained on."""
+ALL_VIEWS = (*VIEWS, "last-2-turns")
+K = 5
+"""Passages a search."""
+FROZEN = "frozen"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where everything is, and what the two measured sets are."""
+
+    work: Path
+    data: Path
+
+    def dataset(self, name: str) -> Dataset:
+        return SETS[name].imported(self.data, self.work / SETS[name].slug / "data")
+
+    def asked(self, name: str, train: bool) -> list[Question]:
+        """The questions of a set: those of 2Wiki are dealt out by a seeded draw."""
+        questions = questions_of(self.dataset(name))
+        if name != OWN:
+            return questions
+        held_out = {question.id for question in random.Random(0).sample(questions, HELD_OUT)}
+        return [question for question in questions if (question.id not in held_out) == train]
+
+    def frozen(self, name: str, view: str = "query") -> Retriever:
+        """MiniLM as it is. A view changes what is asked, not what was indexed: one index serves all."""
+        folder, dataset = self.work / SETS[name].slug / FROZEN, self.dataset(name)
+        if not folder.exists():
+            build_index(dataset.folder, "dense", folder, {"queries_together": 64})
+        settings = dense.SETTINGS.model_validate({**IndexCard.read(folder).settings, "view": view})
+        return dense.load(folder, dataset.corpus, settings)
+
+    def trained(self, name: str, view: str, encoder: Path) -> Retriever:
+        """The trained encoder over a set; it brings its view along."""
+        folder, dataset = self.work / SETS[name].slug / f"trained.{view}", self.dataset(name)
+        if not folder.exists():
+            build_index(dataset.folder, "dense", folder, {"encoder": str(encoder), "queries_together": 64})
+        return open_index(folder, dataset.corpus)
+
+    def labels(self, name: str) -> Path:
+        """Runs of the agent over frozen MiniLM, labelled by gold evidence."""
+        out, run_folder = self.work / SETS[name].slug / "labels", self.work / SETS[name].slug / "run"
+        if not (out / "labels.yaml").exists():
+            retriever, agent = self.frozen(name), rules_agent()
+            run = Run(run_folder) if run_folder.exists() else Run.create(run_folder, {"set": name})
+            answer_all(run, agent, retriever, self.asked(name, train=True), boundless(K))
+            tally = Tally()
+            maker = gold.open(gold.SETTINGS(every=True), Parts(out, found_by=retriever, tally=tally))
+            turns = [turn for run_of in run.trajectories() for turn in turns_of(run_of, agent.protocol)]
+            said = make_labels(Labels.create(out, {"method": "gold"}, maker.identity), maker, turns, tally)
+            print(f"{name}: {said.turns} turns, {said.sets} label sets, dropped {dict(said.dropped)}", file=sys.stderr)
+        return out
+
+
+def train(place: Place, view: str, settings: Sequence[str], out: Path) -> Path:
+    """The encoder of one view."""
+    folders = [str(place.labels(name)) for name in LEARNT]
+    recipe = load_retriever_recipe("two-cores", [f"view={view}", *settings], folders)
+    training = RetrieverTraining(recipe, out / view)
+    training.begin(resume=True)
+    training.train()
+    return training.encoder_folder
+
+
+def measure(place: Place, name: str, views: Sequence[str], settings: Sequence[str], out: Path) -> Iterator[Line]:
+    """Every encoder inside the agent on one set: frozen MiniLM with the query alone, other views, then the trained."""
+    real, questions = SETS[name], place.asked(name, train=False)
+    for view in ("query", *(view for view in views if view != "query")):
+        yield rules_over(real, place.frozen(name, view), questions, K, f"frozen, {view}")
+    for view in views:
+        retriever = place.trained(name, view, train(place, view, settings, out))
+        yield rules_over(real, retriever, questions, K, f"trained, {view}")
+
+
+def differences(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
+    """Every line of one set against frozen MiniLM with the query alone, question by question."""
+    scores = MEASURING.compare([line.run for line in lines], lines[0].questions)
+    for methods, *cells in comparison_table(scores, ("recall@5", "all_gold@5")).rows:
+        yield (lines[0].real.name, methods, *cells)
+
+
+def main() -> int:
+    args = _arguments()
+    views = list(ALL_VIEWS) if "all" in args.views else list(args.views)
+    place, out = Place(args.work, args.data), args.out or args.work / "encoders"
+    began = time.perf_counter()
+    rows: list[tuple[str, ...]] = []
+    pairs: list[tuple[str, ...]] = []
+    for name in (OWN, OTHER):
+        lines = []
+        for line in measure(place, name, views, args.settings, out):
+            print(*line.cells(), sep=" | ", flush=True)
+            lines.append(line)
+        rows += [line.cells() for line in lines]
+        pairs += differences(lines)
+    tables = (Table(COLUMNS, tuple(rows)).markdown(), Table(PAIR_COLUMNS, tuple(pairs)).markdown())
+    print(*tables, sep="\n")
+    print(f"{(time.perf_counter() - began) / 60:.1f} min")
+    write_table(DOCS, "python -m bench.real_retriever", tables)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over the recipe `two-cores`")
+    parser.add_argument("--views", nargs="+", default=["reasoning+query"], choices=["all", *ALL_VIEWS])
+    parser.add_argument("--data", type=Path, default=RAW, help="folder of the raw files")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "real-retriever", help="everything stays here")
+    parser.add_argument("--out", type=Path, help="encoders stay here [WORK/encoders]")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""One seed of the comparison of retrievers: an agent in its world, encoders, labels, and what the agent makes of each.
+
+Everything is kept in a folder and passed over when it is there, so a stopped comparison goes on where it was.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+
+from bench.real_sets import boundless
+
+from coseek.agents.answering import answer_all
+from coseek.agents.card import CARD
+from coseek.agents.rollout import Agent
+from coseek.agents.writers.expert import Expert, progress
+from coseek.agents.writing import WriterModel
+from coseek.data.dataset import Dataset
+from coseek.data.files import JsonObject, write_json
+from coseek.data.fingerprint import fingerprint
+from coseek.data.passage import Corpus
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.settings import make_settings, save_settings
+from coseek.data.trajectory import Trajectory
+from coseek.labels.correctness import Correctness
+from coseek.labels.folder import Labels
+from coseek.labels.local_relevance import LocalRelevance
+from coseek.labels.maker import PACKAGE, LabelMaker, RollsOut
+from coseek.labels.makers.agentic_r import AgenticR, AgenticRSettings
+from coseek.labels.makers.dr_synth import DrSynth
+from coseek.labels.making import Summary, make_labels
+from coseek.labels.oracle_ranked import OracleRanked
+from coseek.labels.parts import ORACLE, Parts, Speaker
+from coseek.labels.tally import Tally
+from coseek.labels.turn import SearchTurn, turns_of
+from coseek.measure.score import ScoredRun, score_run
+from coseek.models.loading import load_model
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.training.agent import AgentTraining
+from coseek.training.recipe import load_recipe
+from coseek.training.retriever.recipe import RetrieverRecipe, load_retriever_recipe
+from coseek.training.retriever.training import RetrieverTraining
+from coseek.world.questions import plan_of
+
+BM25, ZERO_SHOT = "BM25", "zero-shot"
+"""Retrievers that learn from no label."""
+HYBRID = "gac+oracle-rank"
+SETS = {"test": "data", "unseen": "unseen"}
+"""Set of questions → the world that is searched. Labels come from the train split of `data`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How labels are made, and what learns from them."""
+
+    maker: str
+    settings: JsonObject
+    loss: str = "contrastive"
+
+
+METHODS = {
+    "agentic-r": Method("agentic_r", {}),
+    "agentic-r without GAC": Method("agentic_r", {"gac": False}),
+    "agentic-r without LR": Method("agentic_r", {"lr": False}),
+    # As many passages as the agent was taught to read in a turn, in the place of the paper's five.
+    "dr-synth": Method("dr_synth", {"shown": 3}),
+    "gold": Method("gold", {}),
+    "replug": Method("replug", {}, loss="kl"),
+    # Agentic-R's rule over DR-Synth's runs and lists. The oracle's order is by LR, so (GAC, LR) is (GAC, rank).
+    HYBRID: Method("agentic_r", {}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One retriever: what it learns from, and what it sees of a turn."""
+
+    source: str
+    """`BM25`, `zero-shot`, or one of `METHODS`."""
+    view: str
+
+    @property
+    def slug(self) -> str:
+        """The name of its folders."""
+        return f"{self.source}.{self.view}".replace(" ", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of everything."""
+
+    questions: int = 300
+    """Of each set."""
+    labelled: int = 600
+    """Questions of the train split whose trajectories become labels."""
+    agent: tuple[str, ...] = ()
+    """Overrides of the agent's recipe."""
+    encoder: tuple[str, ...] = ()
+    """Overrides of the recipe of the encoder that everything begins with."""
+    steps: int = 250
+    """Updates of an encoder that learns from labels."""
+    expert: bool = False
+    """The scripted expert asks, in the place of the policy that learnt from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What labels are, seen by one who knows the plan of every question."""
+
+    turns: int
+    sets: int
+    right: int
+    """Sets whose positive tells the next step of the plan: the first that no earlier search has brought."""
+
+
+SMALL = Scale(
+    questions=20,
+    labelled=30,
+    agent=("data.world.size=tiny", "data.unseen.size=tiny", "data.unseen.test=20"),
+    encoder=(
+        "lessons.worlds=1",
+        "lessons.world={size: tiny, train: 100, dev: 0, test: 0}",
+        "lessons.held_out={size: tiny, train: 0, dev: 20, test: 0}",
+        "training.steps=20",
+        "training.batch_size=32",
+    ),
+    steps=10,
+    expert=True,
+)
+"""Everything once, in about a minute: says nothing about retrievers."""
+
+
+@dataclass
+class Place:
+    """One seed."""
+
+    seed: int
+    folder: Path
+    agents: Path
+    """Where `terse-laptop` was trained, or will be, in `seed-N`."""
+    generator: Path
+    """The folder of the model that says how likely answers are (REPLUG)."""
+    scale: Scale
+    say: Callable[[str], None] = print
+
+    # --- the agent and its worlds
+
+    @cached_property
+    def training(self) -> AgentTraining:
+        """The agent's, with worlds and policy made when they are missing."""
+        worlds = [f"data.world.seed={7 + 10 * self.seed}", f"data.unseen.seed={8 + 10 * self.seed}"]
+        recipe = load_recipe("terse-laptop", [f"seed={self.seed}", *worlds, *self.scale.agent])
+        training = AgentTraining(recipe, self.agents / f"seed-{self.seed}")
+        if not (self.scale.expert or (training.policy_folder("warm") / CARD).exists()):
+            self._train(training)
+        training.prepare_data()
+        return training
+
+    def _train(self, training: AgentTraining) -> None:
+        """Refuses a folder where a training was begun: it may be under way, and two would spoil it."""
+        if (training.folder / "recipe.yaml").exists():
+            again = f"coseek train agent {training.folder}/recipe.yaml --resume --out {training.folder}"
+            raise SystemExit(f"{training.folder} holds no trained agent yet; wait for it, or go on with it: {again}")
+        training.begin(resume=False)
+        training.train()
+
+    def speaker(self, temperature: float) -> Speaker:
+        training = self.training
+        protocol, limits = training.protocol, training.recipe.limits
+        if self.scale.expert:
+            assert training.recipe.warm_start is not None
+            # A policy says too little again when it searches anew; the expert would say all at its second try.
+            expert = Expert(training.recipe.warm_start.expert.model_copy(update={"bad_query": 1.0}))
+            agent = Agent(protocol, WriterModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens)))
+            wide = boundless(limits.passages_per_search).model_copy(update={"max_turns": limits.max_turns})
+            return Speaker(agent, wide, digest_of("expert", expert.settings.model_dump_json()))
+        folder = training.policy_folder("warm")
+        agent = Agent(protocol, training.sampler(load_model(folder), protocol, temperature))
+        return Speaker(agent, limits, digest_of(fingerprint(folder), protocol.name, str(temperature)))
+
+    @cached_property
+    def corpora(self) -> dict[str, Corpus]:
+        return {world: Dataset(folder).corpus for world, folder in self.training.set_folders.items()}
+
+    def questions(self, name: str) -> list[Question]:
+        folder = self.training.set_folders[SETS[name]]
+        return Dataset(folder).questions("test")[: self.scale.questions]
+
+    # --- retrievers
+
+    @cached_property
+    def start(self) -> Path:
+        """The encoder that has seen no label: from nothing, in throw-away worlds."""
+        recipe = load_retriever_recipe("laptop", [f"seed={self.seed}", *self.scale.encoder])
+        return self._trained(recipe, self.folder / "encoders" / ZERO_SHOT)
+
+    def encoder(self, arm: Arm) -> Path:
+        """The encoder that learns from an arm's labels, with the arm's view."""
+        recipe = make_settings(
+            RetrieverRecipe,
+            {
+                "seed": self.seed,
+                "labels": [str(self.labels(arm.source))],
+                "encoder": str(self.start),
+                "view": arm.view,
+                "loss": {"kind": METHODS[arm.source].loss, "temperature": 0.05, "negatives": 7},
+                "training": {
+                    "steps": self.scale.steps,
+                    "batch_size": 64,
+                    "micro_batch_tokens": 32768,
+                    "optimiser": {"lr": 1e-3, "warmup_updates": 10, "decay": "linear", "decay_from": 0.3},
+                },
+                "held_out": {"corpus": str(self.training.data_folder)},
+            },
+        )
+        return self._trained(recipe, self.folder / "encoders" / arm.slug)
+
+    def _trained(self, recipe: RetrieverRecipe, folder: Path) -> Path:
+        training = RetrieverTraining(recipe, folder)
+        if not (folder / "table.md").exists():
+            self.say(f"seed {self.seed}: training {folder.name}")
+            training.begin(resume=True)
+            training.train()
+            training.results()
+        return training.encoder_folder
+
+    def retriever(self, arm: Arm, world: str) -> Retriever:
+        out = self.folder / "indexes" / f"{arm.slug}.{world}"
+        if not out.exists():
+            source = self.training.set_folders[world]
+            if arm.source == BM25:
+                build_index(source, "bm25", out, {"view": arm.view})
+            else:
+                encoder = self.start if arm.source == ZERO_SHOT else self.encoder(arm)
+                build_index(source, "dense", out, {"encoder": str(encoder), "view": arm.view})
+        return open_index(out, self.corpora[world])
+
+    # --- labels
+
+    @cached_property
+    def asked(self) -> Retriever:
+        """Whose candidates are labelled: the encoder that has seen no label, asked with the query alone."""
+        return self.retriever(Arm(ZERO_SHOT, "query"), "data")
+
+    @cached_property
+    def labelled(self) -> list[Question]:
+        return self.training.questions("train")[: self.scale.labelled]
+
+    @cached_property
+    def trajectories(self) -> list[SearchTurn]:
+        """What the agent searches on questions of the train split, at temperature 1."""
+        runs = self._runs(self.folder / "trajectories", self.speaker(1.0), self.asked, self.labelled)
+        return [turn for run in runs for turn in turns_of(run, self.training.protocol)]
+
+    def labels(self, name: str) -> Path:
+        """The label folder of a method. All methods keep their scores together, and ask for none twice."""
+        folder = self.folder / "labels" / name.replace(" ", "-")
+        if not (folder / "summary.json").exists():
+            summary = self._label(name, folder)
+            write_json(folder / "summary.json", summary.to_json())
+            self.say(f"seed {self.seed}: labels {name}: {summary.to_json()}")
+        return folder
+
+    def _label(self, name: str, folder: Path) -> Summary:
+        method, tally = METHODS[name], Tally()
+        if name == HYBRID:
+            turns, over = self._oracle_ranked()
+            maker = self._combined(over, tally)
+        else:
+            turns = self.trajectories
+            # Runs are drawn, so that an agent asks in all the ways it has. What it makes of a passage is its best.
+            maker = self._maker(method, self._parts(self.asked, 1.0 if method.maker == "dr_synth" else 0.0, tally))
+        labels = Labels.begin(folder, {"method": name, **method.settings}, maker.identity, resume=True)
+        if isinstance(maker, RollsOut):
+            turns = maker.roll_out(self.labelled, _unheard)
+        return make_labels(labels, maker, turns, tally)
+
+    def _parts(self, retriever: Retriever, temperature: float, tally: Tally) -> Parts:
+        return Parts(
+            folder=self.folder / "labels",
+            found_by=retriever,
+            open_agent=lambda: self.speaker(temperature),
+            scorer_name=ORACLE,
+            world=self.training.data_folder,
+            likelihood_name=str(self.generator),
+            tally=tally,
+        )
+
+    def _maker(self, method: Method, parts: Parts) -> LabelMaker:
+        module = import_module(f"{PACKAGE}.{method.maker}")
+        maker: LabelMaker = module.open(make_settings(module.SETTINGS, method.settings), parts)
+        return maker
+
+    def _combined(self, over: Retriever, tally: Tally) -> LabelMaker:
+        """Candidates in the oracle's order; branches search with the encoder: an oracle would mend any of them."""
+        settings = AgenticRSettings()
+        lists, served = self._parts(over, 0.0, tally), self._parts(self.asked, 0.0, tally)
+        return AgenticR(settings, lists, LocalRelevance(lists, settings.scoring), Correctness.of(served))
+
+    def _oracle_ranked(self) -> tuple[list[SearchTurn], Retriever]:
+        """DR-Synth's turns, and its retriever."""
+        self.labels("dr-synth")
+        parts = self._parts(self.asked, 1.0, Tally())
+        maker = self._maker(METHODS["dr-synth"], parts)
+        assert isinstance(maker, DrSynth)
+        return maker.roll_out(self.labelled, _unheard), OracleRanked(maker.rankings, self.labelled)
+
+    def worth(self, name: str) -> "Worth":
+        """What a method's labels are."""
+        folder = self.labels(name)
+        run = self.folder / ("labels/run" if name in (HYBRID, "dr-synth") else "trajectories")
+        runs = {(one.question.id, one.seed): one for one in Run(run).trajectories()}
+        sets = list(Labels(folder).sets())
+        right = 0
+        for one in sets:
+            plan = plan_of(one.question)
+            earlier = runs[one.turn.question_id, one.turn.seed].searches[: one.turn.search]
+            done, _ = progress(plan, earlier)
+            right += done < len(plan) and one.positive == plan[done].gold_id
+        turns = len({one.turn for one in sets}) + sum(1 for _ in Labels(folder).dropped())
+        return Worth(turns, len(sets), right)
+
+    # --- what the agent makes of a retriever
+
+    def scored(self, arm: Arm, name: str) -> ScoredRun:
+        """The agent over a retriever, always its likeliest words, on a set of questions."""
+        folder, retriever = self.folder / "runs" / f"{arm.slug}.{name}", self.retriever(arm, SETS[name])
+        return score_run(arm.slug, self._runs(folder, self._greedy, retriever, self.questions(name)))
+
+    @cached_property
+    def _greedy(self) -> Speaker:
+        return self.speaker(0.0)
+
+    def _runs(
+        self, folder: Path, speaker: Speaker, retriever: Retriever, questions: Sequence[Question]
+    ) -> list[Trajectory]:
+        """In the order of the questions, whatever the order in which they ended."""
+        settings: JsonObject = {
+            "agent": speaker.identity,
+            "retriever": retriever.identity,
+            "limits": save_settings(speaker.limits),
+        }
+        run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, settings)
+        if run.settings != settings:
+            raise SystemExit(f"{folder} is of another agent or retriever; remove it, or choose another --work")
+        if len(run.done()) < len(questions):
+            self.say(f"seed {self.seed}: asking {folder.name}")
+            answer_all(run, speaker.agent, retriever, questions, speaker.limits, seed=self.seed)
+        ended = {one.question.id: one for one in run.trajectories()}
+        return [ended[question.id] for question in questions]
+
+
+def _unheard(ended: int, total: int) -> None:
+    """Progress of a run that nobody waits for."""

@@ -1,0 +1,273 @@
+"""Branching: the agent goes on from a search of a finished run, as if that had found other passages.
+
+Agentic-R's global answer correctness (eq. 2 and 3) asks this for every candidate passage of every search turn. The run
+up to the search is read once, in a row of its own (a trunk), which moves on from search to search; each branch is
+forked from it. Models that cannot fork read the past anew in every branch; what they write is the same.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from coseek.agents.episode import Episode
+from coseek.agents.limits import Limits
+from coseek.agents.past import Past, as_found_by
+from coseek.agents.rollout import Agent, Driver
+from coseek.data.passage import Passage
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.models.model import Forking, Model, Request, SoFar, Turn, TurnEnd
+from coseek.retrieval.retriever import Retriever
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Another end of a run."""
+
+    trajectory: Trajectory
+    search: int
+    """Place in `trajectory.searches`, from 0."""
+    passages: tuple[Passage, ...]
+    """What this search finds now, in place of what it found then. Other queries of the same turn keep their results."""
+    seed: int
+    """Of what is written from here on. With the run's own seed and passages the branch is the run."""
+
+
+def branch(
+    agent: Agent,
+    retriever: Retriever,
+    branches: Sequence[Branch],
+    limits: Limits,
+    *,
+    concurrency: int = 256,
+    on_done: Callable[[Branch, Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Let the agent go on from each branch to its end; whole trajectories come back, in the order of `branches`.
+
+    What stands before the search is the run's own, ids and log-probabilities; then come the new observation and what
+    the agent makes of it, token for token what a run with that past would write. Stop reasons and faults are those of
+    `rollout`. `on_done` hears of every branch as it ends.
+
+    The budgets are those of a whole run: turns and tokens before the branch count. A branch from the agent's turn t
+    makes at most `max_turns` - t searches more; where the budget would not have answered the search at all, the branch
+    ends there with `turn_limit` or `token_limit`. Later searches find `passages_per_search` passages, however few were
+    put into this one.
+
+    Branches of one search whose passages have the same contents are one branch: it is written once. `timings` and
+    `cost_usd` tell of the branch alone.
+    """
+    agent.protocol.check_retriever(retriever.name)
+    return _Branching(agent, retriever, limits, on_done, branches, concurrency).results()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A branch that is written, and the places of all branches that it stands for."""
+
+    past: Past
+    branches: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Trunk:
+    """A row that holds the past of branches, and what is still to be opened from it."""
+
+    key: int
+    stages: "_Stages"
+    """Jobs to come; it stands at the last stage, which may be used up."""
+    past: Past
+    """What the row holds."""
+    ready: bool = False
+    """It has read that and can be forked."""
+    broken: bool = False
+    """The model could not hold it: its branches are opened without it, and meet the fault themselves."""
+    held: set[int] = field(default_factory=set)
+    """Branches that are under way and not forked yet."""
+
+
+_Stages: TypeAlias = list[list[int]]
+"""Jobs of one run, joined where they have the same past; the shortest past stands last."""
+
+
+class _Branching(Driver):
+    """The driver of rollouts, with rows that begin with a past."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        retriever: Retriever,
+        limits: Limits,
+        on_branch: Callable[[Branch, Trajectory], None] | None,
+        branches: Sequence[Branch],
+        concurrency: int,
+    ) -> None:
+        super().__init__(agent, retriever, limits, None, None)
+        self.branches, self.on_branch = branches, on_branch
+        self.contexts = 2 if agent.protocol.notes else 1
+        """How many each branch may need."""
+        if isinstance(agent.model, Forking):
+            concurrency = min(concurrency, agent.model.max_rows)
+        self.concurrency = max(concurrency, self.contexts)
+        self.forking = _able(agent.model, self.concurrency > self.contexts)
+        self.jobs = self._jobs()
+        self.trunks: dict[int, _Trunk] = {}
+        self.trunk_of: dict[int, _Trunk] = {}
+        """By job, until it is forked or over."""
+        self.waiting = self._waiting()[::-1]
+        self.ended: dict[int, Trajectory] = {}
+
+    def results(self) -> list[Trajectory]:
+        try:
+            self._drive(self._fill)
+        finally:
+            for trunk in self.trunks.values():
+                self.model.close(trunk.key)
+        return [self.ended[place] for place in range(len(self.branches))]
+
+    # --- what is to be done
+
+    def _jobs(self) -> list[_Job]:
+        """The branches, those that would be written alike joined."""
+        pasts: dict[tuple[int, int], Past] = {}
+        alike: dict[Hashable, list[int]] = {}
+        for place, one in enumerate(self.branches):
+            which = (id(one.trajectory), one.search)
+            if which not in pasts:
+                pasts[which] = Past.of(one.trajectory, one.search, self.protocol)
+            alike.setdefault((which, one.seed, self._seen(pasts[which], one.passages)), []).append(place)
+        first = [self.branches[places[0]] for places in alike.values()]
+        return [
+            _Job(pasts[(id(one.trajectory), one.search)], tuple(places))
+            for one, places in zip(first, alike.values(), strict=True)
+        ]
+
+    def _seen(self, past: Past, passages: Sequence[Passage]) -> Hashable:
+        """What tells passages apart for the agent. Ids do where it sees them, and where what is found twice is shown
+        once."""
+        by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.wording.file.document
+        return tuple((passage.id if by_id else "", passage.title, passage.text) for passage in passages)
+
+    def _waiting(self) -> list[_Stages]:
+        """Jobs that share a trunk; without forks, one by one."""
+        if self.forking is None:
+            return [[[key]] for key in range(len(self.jobs))]
+        runs: dict[int, dict[int, list[int]]] = {}
+        for key, job in enumerate(self.jobs):
+            runs.setdefault(id(job.past.trajectory), {}).setdefault(len(job.past.ids), []).append(key)
+        return [[stages[size] for size in sorted(stages, reverse=True)] for stages in runs.values()]
+
+    # --- rows
+
+    def _under_way(self) -> bool:
+        return bool(self.rows or self.trunks)
+
+    def _room(self, trunks: int) -> int:
+        """Branches that could be opened beside those that are open, with so many trunks."""
+        return (self.concurrency - trunks) // self.contexts - len(self.rows)
+
+    def _fill(self) -> bool:
+        """Open what there is room for: branches of the trunks that are ready, then new trunks for the room that these
+        will leave."""
+        for trunk in list(self.trunks.values()):
+            self._serve(trunk)
+        promised = sum(len(trunk.stages[-1]) for trunk in self.trunks.values())
+        while self.waiting:
+            alone = sum(map(len, self.waiting[-1])) == 1  # what is read for one branch may as well be read in it
+            if self._room(len(self.trunks) + (not alone)) - promised < 1:
+                break
+            stages = self.waiting.pop()
+            if alone:
+                self._resume(stages[0][0])
+            else:
+                self._plant(stages)
+                promised += len(stages[-1])
+        return bool(self.waiting)
+
+    def _plant(self, stages: _Stages) -> None:
+        """Open a trunk."""
+        past = self.jobs[stages[-1][0]].past
+        trunk = _Trunk(len(self.jobs) + stages[-1][0], stages, past)
+        self.trunks[trunk.key] = trunk
+        self._forking().start(Request(trunk.key, past.ids, 0, 0, SoFar(past.trajectory.question)))
+
+    def _read_on(self, trunk: _Trunk) -> None:
+        """Let a trunk read up to its next search."""
+        before, trunk.past = trunk.past, self.jobs[trunk.stages[-1][0]].past
+        trunk.ready = trunk.broken
+        if not trunk.broken:
+            more = trunk.past.ids[len(before.ids) :]
+            self._forking().extend(Request(trunk.key, more, 0, 0, SoFar(before.trajectory.question)))
+
+    def _serve(self, trunk: _Trunk) -> None:
+        """Open the branches of a trunk that is ready; let it read on, or go, when it has none left here."""
+        while trunk.ready:
+            if trunk.stages[-1]:
+                if self._room(len(self.trunks)) < 1:
+                    return
+                key = trunk.stages[-1].pop(0)
+                self.trunk_of[key] = trunk
+                trunk.held.add(key)
+                self._resume(key)
+            elif trunk.held:
+                return
+            elif len(trunk.stages) > 1:
+                trunk.stages.pop()
+                self._read_on(trunk)
+            else:
+                self.model.close(trunk.key)
+                del self.trunks[trunk.key]
+                return
+
+    def _resume(self, key: int) -> None:
+        """Bring a run back as it stood, and show it what its search finds now."""
+        one, past = self.branches[self.jobs[key].branches[0]], self.jobs[key].past
+        row = self.rows[key] = past.episode(key, one.seed)
+        if row.turns > self.limits.max_turns:
+            self._finish(row, StopReason.TURN_LIMIT)
+        else:
+            self._answer(row, past.found(one.passages))
+
+    def _hand(self, row: Episode, request: Request) -> None:
+        past, trunk = self.jobs[row.key].past, self.trunk_of.get(row.key)
+        if row.started:
+            self.model.extend(request)
+        elif trunk is None or trunk.broken:
+            self.model.start(replace(request, ids=past.ids + request.ids, written=past.written))
+        else:
+            self._forking().fork(trunk.key, request)
+        self._let_go(row)
+
+    def _let_go(self, row: Episode) -> None:
+        """A row that needs its trunk no more."""
+        trunk = self.trunk_of.pop(row.key, None)
+        if trunk is not None:
+            trunk.held.discard(row.key)
+
+    def _advance(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if turn.key in self.trunks:
+                self.trunks[turn.key].ready = True
+                self.trunks[turn.key].broken = turn.end is TurnEnd.FAULT
+        super()._advance([turn for turn in turns if turn.key not in self.trunks])
+
+    def _close(self, row: Episode) -> None:
+        self._let_go(row)
+        super()._close(row)
+
+    def _finish(self, row: Episode, stop: StopReason, answer: str | None = None, detail: str = "") -> None:
+        super()._finish(row, stop, answer, detail)
+        run, job = self.done.pop(row.key), self.jobs[row.key]
+        for place in job.branches:
+            one = self.branches[place]
+            shown = one.search < len(run.searches)
+            self.ended[place] = as_found_by(run, one.search, job.past.hits(one.passages)) if shown else run
+            if self.on_branch:
+                self.on_branch(one, self.ended[place])
+
+    def _forking(self) -> Forking:
+        assert self.forking is not None
+        return self.forking
+
+
+def _able(model: Model, room: bool) -> Forking | None:
+    """The model, if it can fork and there is room for a trunk beside a branch."""
+    return model if room and isinstance(model, Forking) else None

@@ -1,0 +1,1 @@
+"""Labels: what finished trajectories teach a retriever."""

@@ -1,0 +1,82 @@
+"""Asking: a scorer whose answer cannot be read is asked once more; then its turn has no scores. Nothing is guessed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from coseek.agents.asking import Remembered, write_each
+from coseek.agents.generator import fault_of
+from coseek.labels.listed_answer import Unreadable
+from coseek.labels.tally import FAULT, Tally
+from coseek.models.text import TextWriter
+from coseek.retrieval.opening import Writes
+
+T = TypeVar("T")
+
+CALLS, RETRIES = "scorer_calls", "scorer_retries"
+"""Names in the tally; every retry is a call, too."""
+SCORER = FAULT + "scorer"
+TOO_LONG = "the prompt is too long for the model"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[T]):
+    """A prompt, and how its answer is read."""
+
+    prompt: str
+    again: str
+    """Put behind the prompt when the answer could not be read: a greedy model would write the same again."""
+    read: Callable[[str], T | Unreadable]
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Generic[T]):
+    """What came of it."""
+
+    found: T | None
+    texts: tuple[str, ...]
+    """All that the model wrote."""
+    unreadable: str = ""
+    """Why nothing was found, where the model did answer, or could not be shown all of the prompt."""
+    fault: str | None = None
+    """Why there is no answer; then it is asked again at the next start."""
+
+
+def ask_twice(model: Writes, asked: Sequence[Ask[T]], max_tokens: int, tally: Tally) -> list[Said[T]]:
+    """What is read of each answer, in order; those that cannot be read are asked once more, together.
+
+    A prompt that the model cannot hold is not asked: it would lose its middle, and what is not seen is not scored.
+    """
+    said = _asked(model, asked, [one.prompt for one in asked], max_tokens, tally)
+    twice = [place for place, one in enumerate(said) if one.unreadable and one.texts]
+    tally.add(RETRIES, len(twice))
+    prompts = [asked[place].prompt + asked[place].again for place in twice]
+    second = _asked(model, [asked[place] for place in twice], prompts, max_tokens, tally)
+    for place, one in zip(twice, second, strict=True):
+        said[place] = Said(one.found, (*said[place].texts, *one.texts), one.unreadable, one.fault)
+    return said
+
+
+def _asked(
+    model: Writes, asked: Sequence[Ask[T]], prompts: Sequence[str], max_tokens: int, tally: Tally
+) -> list[Said[T]]:
+    held = [place for place, prompt in enumerate(prompts) if _holds(model, prompt, max_tokens)]
+    texts = write_each(model, [prompts[place] for place in held], max_tokens)
+    tally.add(CALLS, len(held))
+    said: list[Said[T]] = [Said(None, (), TOO_LONG) for _ in asked]
+    for place, text in zip(held, texts, strict=True):
+        if not isinstance(text, str):
+            tally.add(SCORER)
+            said[place] = Said(None, (), fault=fault_of(text))
+            continue
+        found = asked[place].read(text)
+        wrong = found.why if isinstance(found, Unreadable) else ""
+        said[place] = Said(None if isinstance(found, Unreadable) else found, (text,), wrong)
+    return said
+
+
+def _holds(model: Writes, prompt: str, max_tokens: int) -> bool:
+    """Whether a local model can read the prompt whole. A server refuses what is too long for it, which is a fault."""
+    if isinstance(model, Remembered):
+        return _holds(model.model, prompt, max_tokens)
+    return not isinstance(model, TextWriter) or model.holds(prompt, max_tokens)

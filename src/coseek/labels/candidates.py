@@ -1,0 +1,42 @@
+"""Candidates: what the current retriever finds for a search turn, through its own view."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from coseek.data.errors import RetrieverError
+from coseek.data.passage import Hit
+from coseek.labels.label import Candidate
+from coseek.labels.tally import FAULT, Tally
+from coseek.labels.turn import SearchTurn
+from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import Retriever
+
+RETRIEVER = "retriever"
+"""The name of the retriever's own score."""
+
+Candidates: TypeAlias = tuple[Candidate, ...]
+
+
+def find_candidates(retriever: Retriever, turns: Sequence[SearchTurn], k: int, tally: Tally) -> list[Candidates | None]:
+    """The `k` best passages of every turn, best first; `None` where the search failed, which costs no other turn its
+    own. Turns that ask the same are searched once."""
+    unique = list(dict.fromkeys(turn.query for turn in turns))
+    found = dict(zip(unique, _search(retriever, unique, k), strict=True))
+    tally.add(FAULT + RETRIEVER, sum(found[turn.query] is None for turn in turns))
+    return [found[turn.query] for turn in turns]
+
+
+def _search(retriever: Retriever, queries: list[Query], k: int) -> list[Candidates | None]:
+    if not queries:
+        return []
+    try:
+        return [_candidates(hits) for hits in retriever.search(queries, k)]
+    except RetrieverError:
+        if len(queries) == 1:
+            return [None]
+    middle = len(queries) // 2
+    return _search(retriever, queries[:middle], k) + _search(retriever, queries[middle:], k)
+
+
+def _candidates(hits: Sequence[Hit]) -> Candidates:
+    return tuple(Candidate(hit.passage, rank, {RETRIEVER: hit.score}) for rank, hit in enumerate(hits, start=1))

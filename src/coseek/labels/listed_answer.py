@@ -1,0 +1,86 @@
+"""Listed answer: one entry for each of n numbered things, read out of what a model wrote.
+
+Reading is strict: whatever is not exactly one entry for each number, in the form that was asked for, is unreadable. It
+is counted and never mended or guessed.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Form: TypeAlias = Literal["numbered", "bare"]
+"""`[2] 71 [1] 5 …`, or the scores alone in the order of the passages."""
+
+# Only ASCII digits: int() would also read those of other scripts.
+_NUMBERED = re.compile(r"\[\s*([0-9]{1,4})\s*\]\s*[:=]?\s*([0-9]{1,3})(?![0-9.])")
+_BARE = re.compile(r"([0-9]{1,3})(?![0-9.])")
+_BETWEEN = re.compile(r"(?:\s|[,;])+|\Z")
+_LINE = re.compile(r"\[\s*([0-9]{1,4})\s*\]\s*(?:[:=]\s*)?(\S.*)")
+HIGHEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What is wrong with an answer."""
+
+    why: str
+
+
+def after_mark(text: str, mark: str) -> str | Unreadable:
+    """What stands behind the last `mark`, for models that think first; all of it where no mark is asked for."""
+    _, found, behind = text.rpartition(mark) if mark else ("", "", text)
+    return behind if found or not mark else Unreadable(f"no {mark!r}")
+
+
+def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ...] | Unreadable:
+    """Whole scores from 0 to 100 in the order of the passages 1 … count.
+
+    Between two entries stand white space, commas or semicolons; nothing else stands anywhere.
+    """
+    entries = _entries(text.strip(), _NUMBERED if form == "numbered" else _BARE)
+    if isinstance(entries, Unreadable):
+        return entries
+    pairs = [
+        (int(found[1]), int(found[2])) if form == "numbered" else (place, int(found[1]))
+        for place, found in enumerate(entries, start=1)
+    ]
+    wrong = _miscounted([number for number, _ in pairs], count)
+    if wrong is None and any(score > HIGHEST for _, score in pairs):
+        wrong = Unreadable(f"a score above {HIGHEST}")
+    return wrong or tuple(score for _, score in sorted(pairs))
+
+
+def read_lines(text: str, count: int) -> tuple[str, ...] | Unreadable:
+    """One text for each number 1 … count, each on a line of its own behind its number; empty lines are passed over."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = [_LINE.fullmatch(line) for line in lines]
+    pairs = [(int(line[1]), line[2].strip()) for line in found if line is not None]
+    if len(pairs) < len(lines):
+        return Unreadable("a line without its number")
+    wrong = _miscounted([number for number, _ in pairs], count)
+    return wrong or tuple(said for _, said in sorted(pairs))
+
+
+def _entries(text: str, entry: re.Pattern[str]) -> list[re.Match[str]] | Unreadable:
+    """All of the text as entries with separators between them."""
+    found: list[re.Match[str]] = []
+    at = 0
+    while at < len(text):
+        one = entry.match(text, at)
+        gap = None if one is None else _BETWEEN.match(text, one.end())
+        if one is None or gap is None:
+            return Unreadable(f"words that are no score: {text[at : at + 40]!r}")
+        found.append(one)
+        at = gap.end()
+    return found
+
+
+def _miscounted(numbers: list[int], count: int) -> Unreadable | None:
+    """What is wrong with numbers that should be 1 … count, each once."""
+    if len(numbers) != count:
+        return Unreadable(f"{len(numbers)} entries for {count}")
+    if len(set(numbers)) < count:
+        return Unreadable("a number twice")
+    if set(numbers) != set(range(1, count + 1)):
+        return Unreadable("a number that was not asked for")
+    return None

@@ -1,0 +1,157 @@
+"""Local relevance: the scores of a turn's candidates, window by window, each window asked for once and kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coseek.agents.component import BATCH
+from coseek.data.passage import Passage
+from coseek.data.trajectory import Trajectory
+from coseek.labels.parts import GOLD, ORACLE, Parts
+from coseek.labels.relevance import (
+    GoldRelevance,
+    Listed,
+    ModelRelevance,
+    OracleRelevance,
+    Rating,
+    Relevance,
+    load_relevance_prompt,
+)
+from coseek.labels.scores import Kept
+from coseek.labels.sub_answer import SubAnswerer, SubAnswers, load_sub_answer_prompt
+from coseek.labels.turn import SearchTurn
+from coseek.retrieval.retriever import digest_of
+
+LR = "lr"
+UNREADABLE, UNSURE = "sub_answers_unreadable", "sub_answers_unsure"
+"""Names in the tally: runs whose sub-answers could not be read, and turns whose sub-answer is not sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How passages are scored."""
+
+    window: int
+    prompt: str
+    sub_answer_prompt: str | None
+    """`None` asks for no sub-answers."""
+    max_tokens: int
+    max_words: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoScores:
+    """A turn whose passages have no scores: the scorer was at fault, or its answer could not be read."""
+
+    fault: bool
+    why: str
+
+
+class LocalRelevance:
+    """A scorer with its sheets."""
+
+    def __init__(self, parts: Parts, scoring: Scoring) -> None:
+        self.scoring, self.tally = scoring, parts.tally
+        self.relevance = open_relevance(parts, scoring)
+        self.kept: Kept[Rating] = parts.sheet(LR, Rating, self.relevance.identity, self.relevance.card)
+        self.answerer = _open_answerer(parts, scoring)
+        self.answers: Kept[SubAnswers] | None = None
+        if self.answerer is not None:
+            self.answers = parts.sheet("sub-answers", SubAnswers, self.answerer.identity, self.answerer.card)
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that the scores depend on besides turns and passages."""
+        answerer = self.answerer.identity if self.answerer is not None else ""
+        return digest_of(LR, self.relevance.identity, answerer, str(self.scoring.window))
+
+    def score(
+        self, turns: Sequence[SearchTurn], shown: Sequence[Sequence[Passage]]
+    ) -> list[dict[str, float] | NoScores]:
+        """By passage id, for each turn. One window without scores leaves its whole turn without."""
+        sub_answers = self._sub_answers(turns)
+        size = self.scoring.window
+        windows: list[tuple[int, Listed]] = []
+        found: list[dict[str, float] | NoScores] = [{} for _ in turns]
+        for place, (turn, passages) in enumerate(zip(turns, shown, strict=True)):
+            sub_answer = sub_answers[place]
+            if isinstance(sub_answer, NoScores):
+                found[place] = sub_answer
+                continue
+            starts = range(0, len(passages), size)
+            windows += [(place, Listed(turn, tuple(passages[at : at + size]), sub_answer)) for at in starts]
+        for (place, _), rating in zip(windows, self._ratings([listed for _, listed in windows]), strict=True):
+            found[place] = _joined(found[place], rating)
+        return found
+
+    def _ratings(self, asked: Sequence[Listed]) -> list[Rating]:
+        known: dict[int, Rating] = {}
+        for place, one in enumerate(asked):
+            rating = self.kept.get((*one.turn.id.key, one.digest))
+            if rating is not None:
+                known[place] = rating
+        left = [place for place in range(len(asked)) if place not in known]
+        for start in range(0, len(left), BATCH):
+            some = left[start : start + BATCH]
+            fresh = self.relevance.rate([asked[place] for place in some])
+            self.kept.keep(fresh)
+            known.update(zip(some, fresh, strict=True))
+        return [known[place] for place in range(len(asked))]
+
+    def _sub_answers(self, turns: Sequence[SearchTurn]) -> list[str | None | NoScores]:
+        """What each turn was to find; the model is asked once a run."""
+        if self.answerer is None:
+            return [None] * len(turns)
+        runs = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
+        inferred = dict(zip(runs, self._inferred(self.answerer, list(runs.values())), strict=True))
+        return [self._sub_answer(turn, inferred[turn.question.id, turn.trajectory.seed]) for turn in turns]
+
+    def _sub_answer(self, turn: SearchTurn, inferred: SubAnswers) -> str | None | NoScores:
+        if inferred.fault is not None:
+            return NoScores(True, inferred.fault)
+        found = inferred.answers[turn.search] if inferred.answers is not None else None
+        self.tally.add(UNSURE, found is None)
+        return found
+
+    def _inferred(self, answerer: SubAnswerer, runs: Sequence[Trajectory]) -> list[SubAnswers]:
+        assert self.answers is not None
+        known: dict[int, SubAnswers] = {}
+        for place, run in enumerate(runs):
+            entry = self.answers.get((run.question.id, str(run.seed), answerer.digest(run)))
+            if entry is not None:
+                known[place] = entry
+        left = [place for place in range(len(runs)) if place not in known]
+        for start in range(0, len(left), BATCH):
+            some = left[start : start + BATCH]
+            fresh = answerer.infer([runs[place] for place in some])
+            self.answers.keep(fresh)
+            self.tally.add(UNREADABLE, sum(bool(one.unreadable) for one in fresh))
+            known.update(zip(some, fresh, strict=True))
+        return [known[place] for place in range(len(runs))]
+
+
+def open_relevance(parts: Parts, scoring: Scoring) -> Relevance:
+    """The scorer that was named."""
+    if parts.scorer == ORACLE:
+        return OracleRelevance(parts.oracle, str(parts.world))
+    if parts.scorer == GOLD:
+        return GoldRelevance()
+    prompt = load_relevance_prompt(scoring.prompt)
+    return ModelRelevance(parts.writer, prompt, scoring.max_tokens, scoring.max_words, parts.tally)
+
+
+def _open_answerer(parts: Parts, scoring: Scoring) -> SubAnswerer | None:
+    """The oracle and the gold passages know without sub-answers."""
+    if parts.scorer in (ORACLE, GOLD) or scoring.sub_answer_prompt is None:
+        return None
+    prompt = load_sub_answer_prompt(scoring.sub_answer_prompt)
+    return SubAnswerer(parts.writer, prompt, scoring.max_tokens, scoring.max_words, parts.tally)
+
+
+def _joined(found: Mapping[str, float] | NoScores, rating: Rating) -> dict[str, float] | NoScores:
+    """The scores of a turn with those of one more window. A fault outweighs what could not be read: it may mend."""
+    if isinstance(found, NoScores) and (found.fault or rating.fault is None):
+        return found
+    if rating.scores is None:
+        return NoScores(rating.fault is not None, rating.fault or rating.unreadable)
+    assert not isinstance(found, NoScores)
+    return {**found, **rating.scores}

@@ -1,0 +1,55 @@
+"""Label maker: the border behind which every way of making labels stands.
+
+A module of `coseek.labels.makers` offers two names:
+
+    SETTINGS                          its settings class
+    open(settings, parts)             a `LabelMaker`; `parts` hands it what it stands on, and refuses with a sentence
+                                      what the user did not name
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from coseek.data.question import Question
+from coseek.data.settings import Settings
+from coseek.labels.label import Dropped, LabelSet
+from coseek.labels.turn import SearchTurn
+
+if TYPE_CHECKING:  # parts open what stands on this border
+    from coseek.labels.parts import Parts
+
+PACKAGE = "coseek.labels.makers"
+
+Labelled: TypeAlias = LabelSet | Dropped
+
+
+class LabelMaker(Protocol):
+    """Turns search turns into label sets."""
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that the labels depend on besides the trajectories: settings, retriever, scorers, weights."""
+        ...
+
+    def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+        """One label set or one reason a turn, in any order, as soon as it is known. A turn for which a part failed
+        yields nothing: the fault is counted, and the next start tries it again."""
+        ...
+
+
+@runtime_checkable
+class RollsOut(Protocol):
+    """A maker that changes what the agent reads, so that its labels come from a run of its own."""
+
+    def roll_out(self, questions: Sequence[Question], tell: Callable[[int, int], None]) -> list[SearchTurn]:
+        """The search turns that are labelled in the place of the given run's: of these questions, answered again into
+        the label folder's `run`. A killed start is gone on with. `tell` hears (ended, in all)."""
+        ...
+
+
+class MakerModule(Protocol):
+    """What a module of `coseek.labels.makers` offers."""
+
+    SETTINGS: type[Settings]
+
+    def open(self, settings: Settings, parts: "Parts") -> LabelMaker: ...

@@ -1,0 +1,1 @@
+"""Label makers, one file each; its name is what `--method` takes."""

@@ -1,0 +1,203 @@
+"""DR-Synth: the agent searches again, and at every search someone who knows the answer puts the passages in order.
+
+AgentIR (paper 003), §3.3 and appendix B. At each search turn of a new run:
+
+1. the retriever's best 50, through its own view (the paper's sees the query alone);
+2. the question's gold passages in front of them;
+3. an order of all of them by a ranker that is told the query, the question and its answers;
+4. positive: the first; hard negatives: the last seven. The agent goes on with the first five.
+
+Only runs that end with a right answer (strict EM) are kept. What the paper leaves open: a gold passage that was found
+is moved to the front and keeps its rank; a copy of the positive under another id is no negative; where the ranker gives
+no order, the agent goes on with the retriever's, and the turn is dropped.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field
+
+from coseek.agents.answering import answer_all
+from coseek.agents.limits import Limits
+from coseek.data.errors import DataError, RetrieverError, SettingError
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.settings import Settings, save_settings
+from coseek.data.trajectory import Trajectory
+from coseek.labels.label import Candidate, Dropped, LabelSet
+from coseek.labels.maker import Labelled
+from coseek.labels.oracle_ranked import OracleRanked, Ranking, Rankings
+from coseek.labels.parts import GOLD, ORACLE, Parts
+from coseek.labels.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
+from coseek.labels.selection import not_equal_to
+from coseek.labels.tally import FAULT
+from coseek.labels.turn import SearchTurn, turns_of
+from coseek.measure.answers import exact_match
+from coseek.retrieval.retriever import digest_of
+
+METHOD = "dr-synth"
+
+
+class DrSynthSettings(Settings):
+    """How the agent's searches are ranked, and what becomes of the order."""
+
+    depth: int = Field(default=50, ge=2)
+    """Passages of the retriever that are ranked at every search."""
+    gold: bool = True
+    """Put the question's gold passages in front of them."""
+    shown: int = Field(default=5, ge=1)
+    """Passages of the order that the agent goes on with."""
+    negatives: int = Field(default=7, ge=1)
+    """The last so many are hard negatives."""
+    reject: bool = True
+    """Drop the turns of runs whose answer is wrong. Agents that write no answer have only wrong ones."""
+    samples: int = Field(default=1, ge=1)
+    """Runs a question."""
+    seed: int = 0
+    """Seed of the runs."""
+    prompt: str = "oracle-rank"
+    """What a model that ranks is asked: one of our prompts, or a YAML file."""
+    window: int | None = Field(default=None, ge=2)
+    """Passages that a model sees at once, in windows from the back to the front (RankGPT); all when not set."""
+    step: int = Field(default=10, ge=1)
+    """How far the window moves; less than `window`."""
+    passage_words: int = Field(default=150, ge=1)
+    """Words of a passage that a model is shown."""
+    answer_tokens: int = Field(default=512, ge=1)
+    """Tokens that a model may write: about six a passage, and more for one that thinks first."""
+
+
+@dataclass(frozen=True)
+class DrSynth:
+    """Implements `LabelMaker` and `RollsOut`."""
+
+    settings: DrSynthSettings
+    parts: Parts
+
+    @cached_property
+    def ranker(self) -> Ranker:
+        parts, settings = self.parts, self.settings
+        if parts.scorer == ORACLE:
+            return OracleRanker(parts.oracle)
+        if parts.scorer == GOLD:
+            return GoldRanker()
+        return ModelRanker(
+            parts.writer,
+            load_rank_prompt(settings.prompt),
+            settings.answer_tokens,
+            settings.passage_words,
+            settings.window,
+            settings.step,
+            parts.tally,
+        )
+
+    @cached_property
+    def rankings(self) -> Rankings:
+        settings, over = self.settings, self.parts.retriever
+        identity = digest_of(self.ranker.identity, over.identity, str(settings.depth), str(settings.gold))
+        card = {**self.ranker.card, "retriever": over.name, "depth": settings.depth, "gold": settings.gold}
+        kept = self.parts.sheet("rankings", Ranking, identity, card)
+        return Rankings(over, self.ranker, kept, settings.depth, settings.gold)
+
+    @cached_property
+    def identity(self) -> str:
+        settings = self.settings.model_dump_json(exclude={"prompt"})  # the ranker's identity holds its words
+        return digest_of(METHOD, settings, self.rankings.kept.sheet.identity, self.parts.agent_identity)
+
+    @property
+    def limits(self) -> Limits:
+        return self.parts.limits.model_copy(update={"passages_per_search": self.settings.shown})
+
+    def roll_out(self, questions: Sequence[Question], tell: Callable[[int, int], None]) -> list[SearchTurn]:
+        """Turns by question in the given order, then by seed, however the run came about."""
+        self._check(questions)
+        settings, agent = self.settings, self.parts.agent
+        retriever = OracleRanked(self.rankings, questions)
+        run = self._run(self.parts.folder / "run")
+        answer_all(
+            run, agent, retriever, questions, self.limits, seed=settings.seed, samples=settings.samples, tell=tell
+        )
+        place_of = {question.id: place for place, question in enumerate(questions)}
+        ended = [one for one in run.trajectories() if one.question.id in place_of]
+        ended.sort(key=lambda one: (place_of[one.question.id], one.seed))
+        return [turn for trajectory in ended for turn in turns_of(trajectory, agent.protocol)]
+
+    def _check(self, questions: Sequence[Question]) -> None:
+        bare = next((question for question in questions if not question.gold_ids), None)
+        if self.parts.scorer == GOLD and bare is not None:
+            raise DataError(
+                f"question {bare.id!r} names no gold passages, by which --scorer gold ranks; take questions with "
+                "gold_ids, or another scorer"
+            )
+        if self.settings.gold and any(question.gold_ids for question in questions):
+            _ = self.parts.corpus  # refuses a corpus that is not at hand, before anything is searched
+
+    def _run(self, folder: Path) -> Run:
+        """The run folder; one that another maker began is refused."""
+        if not (folder / "run.yaml").exists():
+            made_by = {"method": METHOD, "identity": self.identity, **save_settings(self.settings)}
+            return Run.create(folder, {"labels": made_by, "limits": save_settings(self.limits)})
+        run = Run(folder)
+        began = run.settings.get("labels")
+        if not isinstance(began, dict) or began.get("identity") != self.identity:
+            raise SettingError(f"{folder} was begun with other settings or parts; use the same ones, or another --out")
+        return run
+
+    def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+        for turn in turns:
+            reason = self._rejected(turn.trajectory)
+            if reason:
+                yield Dropped(turn.id, reason, turn.trajectory.detail or turn.trajectory.answer or "")
+                continue
+            ranking = self._ranking(turn)
+            if ranking is None:
+                continue
+            if ranking.unreadable:
+                yield Dropped(turn.id, "unreadable", ranking.unreadable)
+            else:
+                yield label_of(turn, ranking.candidates, self.settings.negatives)
+
+    def _rejected(self, trajectory: Trajectory) -> str:
+        """Why the turns of a run give no labels; empty when they do."""
+        if trajectory.stop.is_fault:
+            return "fault"
+        right = exact_match(trajectory.answer, trajectory.question.answers)
+        return "" if right or not self.settings.reject else "wrong-answer"
+
+    def _ranking(self, turn: SearchTurn) -> Ranking | None:
+        """The order of a turn; nothing when its ranker or, asked again, its retriever failed."""
+        try:
+            ranking = self.rankings.of([(turn.question, turn.query)])[0]
+        except RetrieverError:
+            self.parts.tally.add(f"{FAULT}retriever")
+            return None
+        return ranking if ranking.fault is None else None
+
+
+def label_of(turn: SearchTurn, ordered: Sequence[Candidate], negatives: int) -> Labelled:
+    """First and last of an order."""
+    others = not_equal_to(ordered, [ordered[0].passage]) if ordered else []
+    if not others:
+        return Dropped(turn.id, "too-few", f"{len(ordered)} passages were found")
+    return LabelSet(
+        turn=turn.id,
+        question=turn.question,
+        query=turn.query,
+        candidates=tuple(ordered),
+        positive=ordered[0].passage.id,
+        negatives=tuple(candidate.passage.id for candidate in others[-negatives:]),
+    )
+
+
+SETTINGS = DrSynthSettings
+
+
+def open(settings: DrSynthSettings, parts: Parts) -> DrSynth:
+    """Everything is opened when it is first needed."""
+    if settings.shown > settings.depth:
+        raise SettingError(f"shown={settings.shown} passages are more than the depth={settings.depth} that are ranked")
+    if settings.window is not None and settings.step >= settings.window:
+        raise SettingError(f"a step of {settings.step} skips passages; it must be less than window={settings.window}")
+    return DrSynth(settings, parts)

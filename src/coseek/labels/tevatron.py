@@ -1,0 +1,36 @@
+"""Tevatron: label sets as the training rows of other people's trainers.
+
+One JSON object a line: `{query_id, query, positive_passages: [{docid, title, text}], negative_passages: […]}`. The
+query is what a retriever with the chosen view would look up.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from coseek.data.files import Json, JsonObject, write_jsonl
+from coseek.data.passage import Passage
+from coseek.labels.label import LabelSet
+from coseek.retrieval.views import find_view, render
+
+
+def write_tevatron(path: Path, sets: Iterable[LabelSet], view: str, separator: str = "[SEP]") -> int:
+    """Write the rows; returns how many."""
+    find_view(view)  # a misspelt one is said before the file is made
+    return write_jsonl(path, (tevatron_row(one, view, separator) for one in sets))
+
+
+def tevatron_row(labels: LabelSet, view: str, separator: str = "[SEP]") -> JsonObject:
+    """One label set."""
+    turn = labels.turn
+    copy = f"/{labels.copy}" if labels.copy else ""
+    negatives: list[Json] = [_passage(labels.passage(ident)) for ident in labels.negatives]
+    return {
+        "query_id": f"{turn.question_id}/{turn.seed}/{turn.search}{copy}",
+        "query": render(view, labels.query, separator=separator),
+        "positive_passages": [_passage(labels.passage(labels.positive))],
+        "negative_passages": negatives,
+    }
+
+
+def _passage(passage: Passage) -> JsonObject:
+    return {"docid": passage.id, "title": passage.title, "text": passage.text}

@@ -1,0 +1,36 @@
+"""Beginning: a training folder remembers the recipe that it was begun with, and goes on with no other."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from coseek.data.errors import DataError, SettingError
+from coseek.data.files import JsonObject, atomic_write
+from coseek.data.run import provenance
+from coseek.data.settings import Settings, first_difference, make_settings, save_settings
+
+FILE = "recipe.yaml"
+"""The whole recipe, versions and commit."""
+
+R = TypeVar("R", bound=Settings)
+
+
+def begin(folder: Path, recipe: R, resume: bool, bound: Callable[[R], JsonObject] = save_settings) -> None:
+    """Write the recipe into a new folder, or check that it is the one that the folder was begun with.
+
+    `bound` leaves out what may change when a run goes on. Settings that are younger than the folder count as their
+    defaults.
+    """
+    path = folder / FILE
+    if not path.exists():
+        with atomic_write(path) as file:
+            tree = {"recipe": save_settings(recipe), **provenance()}
+            yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
+        return
+    if not resume:
+        raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
+    began = make_settings(type(recipe), yaml.safe_load(path.read_text(encoding="utf-8"))["recipe"])
+    if different := first_difference(bound(began), bound(recipe)):
+        raise SettingError(f"{folder} was begun with {different} is asked for; take the same recipe, or another --out")

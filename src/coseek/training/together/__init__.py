@@ -1,0 +1,1 @@
+"""Co-training: an agent and a retriever that make each other better, round by round."""

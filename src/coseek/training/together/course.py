@@ -1,0 +1,187 @@
+"""Course: where everything of a co-training lies, what each round's agent and retriever are told, and how they are
+opened again. Trains nothing."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from coseek.agents.rollout import Agent
+from coseek.data.files import JsonObject
+from coseek.data.run import Run
+from coseek.data.settings import make_settings, overlay, save_settings
+from coseek.models.loading import load_model
+from coseek.retrieval.index import open_index
+from coseek.retrieval.retriever import Retriever
+from coseek.training.agent import AgentTraining
+from coseek.training.frozen import ORACLE
+from coseek.training.learning.workers import Workers, workers_here
+from coseek.training.order import derive_seed
+from coseek.training.progress import Progress, Silent
+from coseek.training.recipe import AgentRecipe
+from coseek.training.retriever.recipe import RetrieverRecipe
+from coseek.training.together.recipe import TogetherRecipe
+
+SHORT = 2**31
+"""Seeds of retrievers stay below: the library that trains them hands its seed to numpy."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """The folders of one round; round 0 is what there is before the first."""
+
+    folder: Path
+
+    @property
+    def agent(self) -> Path:
+        return self.folder / "agent"
+
+    @property
+    def questions(self) -> Path:
+        return self.folder / "questions.jsonl"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def labels(self) -> Path:
+        return self.folder / "labels"
+
+    @property
+    def labelled(self) -> Path:
+        """What the labels came to; is there when they are done."""
+        return self.folder / "labels.json"
+
+    @property
+    def retriever(self) -> Path:
+        return self.folder / "retriever"
+
+    @property
+    def index(self) -> Path:
+        return self.folder / "index"
+
+
+@dataclass
+class Course:
+    """One run of a recipe in a folder, as a tree of results."""
+
+    recipe: TogetherRecipe
+    folder: Path
+    progress: Progress = field(default_factory=Silent)
+    workers: Workers = field(default_factory=workers_here)
+
+    def __post_init__(self) -> None:
+        if not self.workers.first:
+            self.progress = Silent()
+
+    def round(self, number: int) -> Round:
+        return Round(self.folder / f"round-{number}")
+
+    # --- agents
+
+    def agent(self, number: int) -> AgentTraining:
+        """The training that makes, or has made, agent `number`."""
+        if not number:
+            return self.first
+        return AgentTraining(self.agent_recipe(number), self.round(number).agent, self.progress, self.workers)
+
+    @cached_property
+    def first(self) -> AgentTraining:
+        """Data and warm start, with the retriever that the agent's recipe names itself."""
+        recipe = self._agent_recipe({"learn": "demonstrations", "stages": {}, "data": {"unseen": None}})
+        return AgentTraining(recipe, self.round(0).agent, self.progress, self.workers)
+
+    def policy(self, number: int) -> Path:
+        """The model folder of an agent."""
+        return self.agent(number).policy_folder("trained" if number else "warm")
+
+    @property
+    def data_folder(self) -> Path:
+        return self.first.data_folder
+
+    def speaker(self, number: int, temperature: float) -> Agent:
+        """Agent `number`, opened."""
+        training = self.agent(number)
+        model = load_model(self.policy(number))
+        return Agent(training.protocol, training.sampler(model, training.protocol, temperature))
+
+    @cached_property
+    def first_agent_recipe(self) -> AgentRecipe:
+        """Data and warm start, with the retriever that the agent's recipe itself names."""
+        return self._agent_recipe({"learn": "demonstrations", "stages": {}, "data": {"unseen": None}})
+
+    def agent_recipe(self, number: int) -> AgentRecipe:
+        """What follows the warm start, over the retriever of the round before."""
+        begins = number - 1 if self.recipe.agent_begins == "previous" else 0
+        folder = str(self.data_folder)
+        above: JsonObject = {
+            "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
+            "data": {
+                "world": None,
+                "imported": None,
+                "unseen": None,
+                "folder": folder,
+                "index": str(self.round(number - 1).index),
+            },
+            "policy": {"folder": str(self.policy(begins))},
+            "warm_start": None,
+        }
+        judge = self.recipe.agent.frozen.judge
+        if judge is not None and judge.model == ORACLE:  # the world is a data folder like any other now
+            above["frozen"] = {"judge": {"model": folder}}
+        return self._agent_recipe(above)
+
+    def _agent_recipe(self, above: JsonObject) -> AgentRecipe:
+        tree = overlay(AgentRecipe, save_settings(self.recipe.agent), above)
+        if self.recipe.threads is not None:
+            tree["threads"] = self.recipe.threads
+        return make_settings(AgentRecipe, tree)
+
+    # --- retrievers
+
+    def encoder(self, number: int) -> str:
+        """The encoder of a retriever, as settings name it."""
+        if not number and self.recipe.start.encoder is not None:
+            return self.recipe.start.encoder
+        return str(self.round(number).retriever / "encoder")
+
+    def search(self, number: int | None) -> Retriever:
+        """Retriever `number`, opened; `None` for the one that the agent's recipe names itself."""
+        return self.first.retrievers["data"] if number is None else open_index(self.round(number).index)
+
+    def retriever_recipe(self, number: int) -> RetrieverRecipe | None:
+        """`None` for a retriever 0 that is not made here."""
+        if not number:
+            return self._with_threads(self.recipe.start.recipe) if self.recipe.start.recipe is not None else None
+        own, begins = self.recipe.retriever, number - 1 if self.recipe.retriever_begins == "previous" else 0
+        given = {
+            "seed": derive_seed(self.recipe.seed, "retriever", number, own.seed) % SHORT,
+            "labels": (str(self.round(number).labels),),
+            "encoder": self.encoder(begins),
+        }
+        return self._with_threads(own.model_copy(update=given))
+
+    def _with_threads(self, recipe: RetrieverRecipe) -> RetrieverRecipe:
+        return recipe if self.recipe.threads is None else recipe.model_copy(update={"threads": self.recipe.threads})
+
+    def index_settings(self, number: int) -> JsonObject:
+        own: JsonObject = {} if number else {**self.recipe.start.index}
+        return {**self.recipe.index.settings, **own, "encoder": self.encoder(number)}
+
+    # --- runs
+
+    def open_run(self, folder: Path, agent: int, retriever: int | None, asked: JsonObject, temperature: float) -> Run:
+        """A run folder that the other commands can read, or the one to go on with. `asked` says which questions."""
+        if (folder / "run.yaml").exists():
+            return Run(folder)
+        recipe = self.recipe.agent
+        who: JsonObject = {
+            "name": str(self.policy(agent)),
+            "protocol": recipe.protocol,
+            "wording": recipe.wording,
+            "temperature": temperature,
+        }
+        own = recipe.data.index or str(self.round(0).agent / "data.index")
+        searched = own if retriever is None else str(self.round(retriever).index)
+        settings = {**asked, "retriever": searched, "agent": who, "limits": save_settings(recipe.limits)}
+        return Run.create(folder, settings)

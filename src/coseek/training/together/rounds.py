@@ -1,0 +1,160 @@
+"""Co-training, from a recipe to a table: round by round an agent, its runs, labels, a retriever, an index, every pair.
+
+    OUT/recipe.yaml                      the whole recipe, versions and commit
+    OUT/round-0/agent                    the data, and the agent after its warm start (a folder of `coseek train agent`)
+    OUT/round-0/retriever                the first encoder, where it is made from nothing
+    OUT/round-N/agent                    agent N, trained over the index of the round before
+    OUT/round-N/questions.jsonl, run     its runs over that index
+    OUT/round-N/labels, labels.json      what they teach, and what that came to
+    OUT/round-N/retriever                retriever N (a folder of `coseek train retriever`)
+    OUT/round-N/index                    the corpus in its vectors
+    OUT/pairs/agent-N.retriever-M        a run folder for every pair; those of the dev split decide whether to go on
+    OUT/table.md, table.json, report.html
+
+Every part leaves its result and is passed over when that is there, and the long ones have checkpoints of their own, so
+a run that is killed anywhere goes on where it was.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from coseek.agents.judge import is_world
+from coseek.data.errors import SettingError
+from coseek.data.files import JsonObject
+from coseek.data.settings import make_settings, save_settings
+from coseek.labels.parts import ORACLE
+from coseek.retrieval.building import INDEX_CARD
+from coseek.retrieval.index import build_index
+from coseek.retrieval.vectors.encoder import encoder_folder
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.training.agent import FREE, AgentTraining
+from coseek.training.beginning import begin
+from coseek.training.retriever.training import RetrieverTraining
+from coseek.training.together.course import Course
+from coseek.training.together.labelling import label_round, maker_module
+from coseek.training.together.pairs import Pairs
+from coseek.training.together.recipe import TogetherRecipe
+
+
+@dataclass
+class Together:
+    """Drives a course."""
+
+    course: Course
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        return Pairs(self.course)
+
+    def begin(self, resume: bool) -> None:
+        """Write the recipe down, or check that it is the one that the folder was begun with."""
+        course = self.course
+        if course.workers.first:
+            check(course)
+            begin(course.folder, course.recipe, resume, bound)
+
+    def train(self) -> int:
+        """All rounds; returns how many there were: fewer than the recipe allows when one did not help."""
+        recipe = self.course.recipe
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        self._start()
+        for number in range(1, recipe.rounds + 1):
+            self._round(number)
+            if number < recipe.rounds and not self._helped(number):
+                self.course.progress.say(f"round {number} did not help; there is no other")
+                return number
+        return recipe.rounds
+
+    def _helped(self, number: int) -> bool:
+        return self.course.workers.agree(lambda: self.pairs.helped(number))
+
+    def _start(self) -> None:
+        """The data, agent 0 and retriever 0."""
+        training = self.course.agent(0)
+        if training.recipe.warm_start is not None:
+            train_agent(training)
+        elif self.course.workers.first:
+            training.prepare_data()
+            training.make_policy()
+        self._retriever(0)
+
+    def _round(self, number: int) -> None:
+        """An agent, its labels, a retriever."""
+        course = self.course
+        course.progress.say(f"round {number}: agent {number} learns over retriever {number - 1}")
+        train_agent(course.agent(number))
+        if course.workers.first:
+            label_round(course, number)
+        course.workers.wait()
+        course.progress.say(f"round {number}: retriever {number} learns from the labels")
+        self._retriever(number)
+
+    def _retriever(self, number: int) -> None:
+        """Train retriever `number`, index the corpus with it, and measure the pairs that there are now."""
+        course = self.course
+        recipe, place = course.retriever_recipe(number), course.round(number)
+        if recipe is not None:
+            training = RetrieverTraining(recipe, place.retriever, course.progress, course.workers)
+            if course.workers.first:
+                training.begin(resume=True)
+            course.workers.wait()
+            training.train()
+            if course.workers.first and not (place.retriever / "table.json").exists():
+                training.results()
+        if course.workers.first:
+            self._index(number)
+            self.pairs.measure(number)
+        course.workers.wait()
+
+    def _index(self, number: int) -> None:
+        """The corpus in the vectors of encoder `number`."""
+        course, out = self.course, self.course.round(number).index
+        if (out / INDEX_CARD).exists():
+            return
+        said = False
+
+        def tell(_: str, done: int, total: int) -> None:
+            nonlocal said
+            if not said:
+                course.progress.stage(f"index {number}", total)
+            said = True
+            course.progress.advance(done)
+
+        build_index(course.data_folder, course.recipe.index.retriever, out, course.index_settings(number), tell)
+
+
+def train_agent(training: AgentTraining) -> None:
+    """One agent, or what is left of its training."""
+    training.begin(resume=True)
+    training.train()
+
+
+def check(course: Course) -> None:
+    """Find what is wrong with the recipe before anything is written."""
+    recipe = course.recipe
+    AgentTraining(recipe.agent, course.folder, workers=course.workers).check()
+    make_settings(maker_module(recipe.labels.method).SETTINGS, recipe.labels.settings)
+    data = recipe.agent.data
+    if recipe.labels.scorer == ORACLE and data.world is None and not is_world(data.folder or ""):
+        raise SettingError(
+            "labels.scorer: the oracle knows laptop worlds only; name a model (a folder, a URL, a YAML file), or gold "
+            "for questions with gold passages"
+        )
+    if recipe.start.encoder is not None:
+        EncoderCard.of(encoder_folder(recipe.start.encoder))
+
+
+def bound(recipe: TogetherRecipe) -> JsonObject:
+    """A recipe without what may change when a run goes on: how many rounds, and what moves no weight."""
+    tree = save_settings(recipe)
+    del tree["about"], tree["rounds"]
+    agent = tree["agent"]
+    assert isinstance(agent, dict)
+    for group, name in FREE.items():
+        settings = agent[group]
+        assert isinstance(settings, dict)
+        del settings[name]
+    return tree

@@ -1,0 +1,438 @@
+"""Branches: another end of a run must be the run that would have happened, however little of it is read again."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from tests.agents.playing import CORPUS, OURS, QUESTION, WIDE, Shelf, play, script, typist
+from tests.training.tiny import VOCABULARY, tiny_model
+
+from coseek.agents.branching import Branch, branch
+from coseek.agents.limits import Limits
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.rollout import Agent, rollout
+from coseek.agents.writers.expert import Expert
+from coseek.agents.writing import WriterModel
+from coseek.data.errors import DataError, RetrieverError
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.scripted import ScriptedModel
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.retriever import FixedRetriever
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+CALLS = {
+    "search-r1": ("<search>a</search>", "<search>bc</search>", "<search>d", "e</search>", "<answer>a</answer>"),
+    "qagent": (
+        "<search><query>a</query><query>bc</query></search>",
+        "<search><query>de</query></search>",
+        "<search><query>a</query><query>b</query><query>a</query></search>",
+        "<answer>a</answer>",
+    ),
+    "s3": (
+        "<important_info>[1]</important_info>",
+        '<search_complete>False</search_complete><query>{"query": "a"}</query>',
+        '<search_complete>False</search_complete><query>{"query": "bc"}</query>',
+        "<search_complete>True</search_complete>",
+    ),
+    "search-o1": (
+        "<|begin_search_query|>a<|end_search_query|>",
+        "<|begin_search_query|>bc<|end_search_query|>",
+        "<|begin_search_query|>d",
+        "e<|end_search_query|>",
+        "\\boxed{a}$",
+    ),
+}
+"""Protocol → what a single token may say in it."""
+
+
+class Pieces:
+    """A tokenizer whose tokens are whole calls, so that a network of random weights searches. Letters share ids."""
+
+    eos_id = 1
+
+    def __init__(self, calls: Sequence[str]) -> None:
+        self.pieces = ["_", "$", *calls[:-1], *calls]
+        self.letters = len(self.pieces)
+        self.pieces += "abcdefghijklmnopqrstuvw"[: VOCABULARY - self.letters]
+
+    def encode(self, text: str) -> list[int]:
+        return [self.letters + ord(letter) % (VOCABULARY - self.letters) for letter in text]
+
+    encode_data = encode
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.pieces[ident] for ident in ids)
+
+
+@dataclass
+class Anything(FixedRetriever):
+    """Finds some passages for every query but those with an f or a b alone: these fail."""
+
+    name: str = "fixed"
+    corpus: Corpus = field(
+        default_factory=lambda: Corpus([Passage(f"p{n}", f"T{n}", f"some text {n * n}") for n in range(40)])
+    )
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        if any("f" in self.seen(query) or self.seen(query) == "b" for query in queries):
+            raise RetrieverError("the disk is gone")
+        numbers = [zlib.crc32(self.seen(query).encode()) for query in queries]
+        return [[Hit(self.corpus[(number + rank) % 40], -float(rank)) for rank in range(k)] for number in numbers]
+
+
+def talker(name: str) -> tuple[Protocol, Tokenizer]:
+    """A protocol in which a network of random weights comes far: what it writes amiss is answered."""
+    protocol = load_protocol(name)
+    tokenizer: Tokenizer = Pieces(CALLS[name])
+    words = {"prompt": "{question} ", "retry": "{problem}", "document": "{title}{text}", "notes": "{documents}"}
+    wording = replace(protocol.wording, file=protocol.wording.file.model_copy(update=words))
+    return replace(protocol, wording=wording, retries=True), tokenizer
+
+
+def sampler(name: str, temperature: float = 1.0, **settings: object) -> tuple[Agent, Sampler]:
+    protocol, tokenizer = talker(name)
+    chosen = SamplerSettings.model_validate({"temperature": temperature, **settings})
+    model = Sampler(tiny_model(seed=3), tokenizer, protocol.grammar.stops, chosen)
+    return Agent(protocol, model), model
+
+
+LIMITS = Limits(max_turns=5, passages_per_search=2, max_turn_tokens=12, max_observation_tokens=40, max_tokens=300)
+QUESTIONS = [Question(str(number), f"question {number}") for number in range(5)]
+
+
+def finished(agent: Agent) -> list[Trajectory]:
+    return rollout(agent, Anything(), QUESTIONS, range(len(QUESTIONS)), LIMITS)
+
+
+def branches_of(runs: Sequence[Trajectory], count: int = 2) -> list[Branch]:
+    """Some other passage for every search of every run."""
+    corpus = Anything().corpus
+    return [
+        Branch(run, place, (corpus[(7 * place + 11 * number + run.seed) % 40],), seed=100 * run.seed + number)
+        for run in runs
+        for place in range(len(run.searches))
+        for number in range(count)
+    ]
+
+
+class Unforked:
+    """A model that lets nobody see that it can fork."""
+
+    def __init__(self, model: Model) -> None:
+        self.tokenizer = model.tokenizer
+        self.start, self.extend, self.step, self.close = model.start, model.extend, model.step, model.close
+
+
+class Replaying:
+    """Repeats a run up to a search, and goes on by itself: one row, which reads everything when it first writes."""
+
+    def __init__(self, model: Model, told: Branch, protocol: Protocol) -> None:
+        self.model, self.tokenizer = model, model.tokenizer
+        own = [segment for segment in told.trajectory.segments if segment.author is Author.AGENT]
+        turn = told.trajectory.searches[told.search].turn
+        assert turn is not None
+        blocks = {search.turn for search in told.trajectory.searches if search.hits and (search.turn or 0) < turn}
+        notes = [aside[1] for aside in told.trajectory.asides][: len(blocks) if protocol.notes else 0]
+        self.left = {0: [self._turn(0, each) for each in own[:turn]], ~0: [self._turn(~0, each) for each in notes]}
+        self.read: dict[int, tuple[int, ...]] = {}
+        self.waiting: list[Turn] = []
+
+    @staticmethod
+    def _turn(key: int, segment: object) -> Turn:
+        ids, logprobs = getattr(segment, "ids"), getattr(segment, "logprobs")  # noqa: B009
+        return Turn(key, ids, logprobs, TurnEnd.STOP)
+
+    def start(self, request: Request) -> None:
+        self.read[request.key] = request.ids
+        if self.left[request.key]:
+            self.waiting.append(self.left[request.key].pop(0))
+            self.read[request.key] += self.waiting[-1].ids
+        else:
+            self.model.start(request)
+            self.read.pop(request.key)
+
+    def extend(self, request: Request) -> None:
+        if request.key in self.read:
+            self.start(replace(request, ids=self.read[request.key] + request.ids))
+        else:
+            self.model.extend(request)
+
+    def step(self) -> list[Turn]:
+        turns, self.waiting = self.waiting, []
+        return turns or self.model.step()
+
+    def close(self, key: int) -> None:
+        self.read.pop(key, None)
+        self.model.close(key)
+
+
+class Forced:
+    """Finds what a run found, then what it is to find, then what another retriever finds."""
+
+    name, corpus, identity = "fixed", None, ""
+
+    def __init__(self, told: Branch) -> None:
+        searches = told.trajectory.searches
+        self.next = [list(search.hits) for search in searches]
+        scores = {hit.passage.id: hit.score for hit in searches[told.search].hits}
+        self.next[told.search] = [Hit(passage, scores.get(passage.id, 0.0)) for passage in told.passages]
+        self.faults = [search.fault for search in searches]
+        self.faults[told.search] = None
+        last = max(place for place, search in enumerate(searches) if search.turn == searches[told.search].turn)
+        self.next, self.faults, self.at = self.next[: last + 1], self.faults[: last + 1], 0
+
+    def seen(self, query: Asked) -> str:
+        return Query.of(query).text
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        if self.at >= len(self.next):
+            return Anything().search(queries, k)
+        if any(fault is not None for fault in self.faults[self.at : self.at + len(queries)]):
+            if len(queries) > 1:
+                raise RetrieverError("one by one")
+            self.at += 1
+            raise RetrieverError("the disk is gone")
+        self.at += len(queries)
+        return self.next[self.at - len(queries) : self.at]
+
+
+def from_scratch(agent: Agent, told: Branch, limits: Limits) -> Trajectory:
+    """What the ordinary driver makes of a run whose search finds something else: no part of branching is in it."""
+    model = Replaying(agent.model, told, agent.protocol)
+    forced = Agent(agent.protocol, model)
+    return rollout(forced, Forced(told), [told.trajectory.question], [told.seed], limits)[0]
+
+
+def assert_same(one: Trajectory, other: Trajectory) -> None:
+    """All but what the clock says and the last bits of log-probabilities."""
+
+    def plain(run: Trajectory) -> Trajectory:
+        def bare(segment: object) -> object:
+            return replace(segment, logprobs=(0.0,) * len(segment.logprobs))  # type: ignore[type-var, attr-defined]
+
+        asides = tuple(tuple(map(bare, aside)) for aside in run.asides)
+        return replace(run, timings={}, segments=tuple(map(bare, run.segments)), asides=asides)  # type: ignore[arg-type]
+
+    assert plain(one) == plain(other)
+    for mine, theirs in zip(one.segments, other.segments, strict=True):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", list(CALLS))
+def test_a_branch_is_token_for_token_the_run_that_reads_everything_anew(name: str, temperature: float) -> None:
+    agent, model = sampler(name)
+    branches = branches_of(finished(agent))
+    agent, model = sampler(name, temperature, share=False)
+    forked = branch(agent, Anything(), branches, LIMITS)
+    assert not model._board.slot_of, "a row was left open in the model"
+    slow = branch(Agent(agent.protocol, Unforked(model)), Anything(), branches, LIMITS)
+    for run, reread in zip(forked, slow, strict=True):
+        assert_same(run, reread)
+    for told, run in list(zip(branches, forked, strict=True))[::5]:
+        assert_same(run, from_scratch(agent, told, LIMITS))
+    assert len(branches) > 10 and len({run.ids for run in forked}) > 5
+    assert len({told.trajectory.searches[told.search].turn for told in branches}) > 1
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name not in ("direct", "cot")])
+def test_a_branch_with_the_runs_own_passages_and_seed_is_the_run(name: str) -> None:
+    run = play(name, *script(name))
+    protocol = load_protocol(name)
+    shelf = Shelf()
+    shelf.name = (protocol.retrievers or ("fixed",))[0]
+    model = ScriptedModel({QUESTION.id: script(name)}, ByteTokenizer(protocol.grammar.special_tokens))
+    truth = rollout(Agent(protocol, model), shelf, [QUESTION], [7], WIDE)[0]
+    assert truth.searches and truth.stop == run.stop
+    for place, search in enumerate(truth.searches):
+        own = Branch(truth, place, tuple(hit.passage for hit in search.hits), seed=7)
+        (again,) = branch(Agent(protocol, model), shelf, [own], WIDE)
+        assert replace(again, timings={}) == replace(truth, timings={})
+
+
+@pytest.mark.parametrize("name", ["search-r1", "s3", "qagent", "react", "ircot"])
+def test_a_writer_goes_on_from_what_the_branch_shows_it(name: str) -> None:
+    world = make_world(WorldSettings(size="tiny", seed=2, train=12, dev=0, test=0))
+    protocol, retriever = load_protocol(name, "laptop"), Bm25.over(world.corpus)
+    agent = Agent(protocol, WriterModel(Expert(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
+    limits = protocol.limits_over(WIDE.model_copy(update={"max_turns": 8}))
+    runs = rollout(agent, retriever, world.questions["train"], range(12), limits)
+    branches = [
+        Branch(run, place, tuple(hit.passage for hit in search.hits[:1]), run.seed)
+        for run in runs
+        for place, search in enumerate(run.searches)
+    ]
+    for told, run in zip(branches, branch(agent, retriever, branches, limits), strict=True):
+        assert run.searches[told.search].hits == told.trajectory.searches[told.search].hits[:1]
+        block = told.trajectory.searches[told.search].turn or 0
+        before = [segment for segment in told.trajectory.segments if segment.author is Author.AGENT][:block]
+        assert [segment for segment in run.segments if segment.author is Author.AGENT][:block] == before
+        assert not run.stop.is_fault
+
+
+def test_turns_before_a_branch_count_in_its_budget() -> None:
+    """Trap 37: round + extra ≤ budget."""
+    agent, _ = sampler("search-r1")
+    branches = branches_of(finished(agent), count=8)
+    for most in (2, 4):
+        limits = LIMITS.model_copy(update={"max_turns": most})
+        runs = branch(agent, Anything(), branches, limits)
+        extras = set()
+        for told, run in zip(branches, runs, strict=True):
+            turn = told.trajectory.searches[told.search].turn or 0
+            answered = sum(segment.author is Author.ENVIRONMENT for segment in run.segments) - 1
+            if turn > most:
+                assert run.stop is StopReason.TURN_LIMIT and len(run.searches) == told.search
+                continue
+            assert turn <= answered <= most
+            if run.stop is StopReason.TURN_LIMIT:
+                assert answered == most
+                extras.add(most - turn)
+        assert extras == set(range(most))
+
+
+def test_tokens_before_a_branch_count_in_its_budget() -> None:
+    agent, _ = sampler("search-r1")
+    branches = branches_of(finished(agent))
+    limits = LIMITS.model_copy(update={"max_tokens": 90})
+    runs = branch(agent, Anything(), branches, limits)
+    assert {_before(told) < 90 for told in branches} == {False, True}
+    for told, run in zip(branches, runs, strict=True):
+        if _before(told) < 90:
+            assert_same(run, from_scratch(agent, told, limits))
+            assert len(run.ids) <= 90
+        else:
+            assert run.stop is StopReason.TOKEN_LIMIT and len(run.ids) == _before(told)
+
+
+def test_the_past_is_read_once_and_every_branch_reads_only_what_is_new_to_it() -> None:
+    agent, model = sampler("search-r1", share=False)
+    run = max(finished(agent), key=lambda run: len(run.searches))
+    branches = branches_of([run], count=5)
+    agent, model = sampler("search-r1", share=False)
+    ends = branch(agent, Anything(), branches, LIMITS)
+    lengths = [_before(told) for told in branches]
+    new = sum(
+        len(segment.ids)
+        for length, end in zip(lengths, ends, strict=True)
+        for segment in _after(end, length)
+        if segment.author is Author.ENVIRONMENT
+    )
+    assert len(set(lengths)) > 1
+    assert model.tokens_read == max(lengths) - 1 + new  # the newest token of a row is read when the next is written
+
+
+def _before(told: Branch) -> int:
+    """Tokens of a run up to the end of the turn that searched."""
+    turn = told.trajectory.searches[told.search].turn or 0
+    length, turns = 0, 0
+    for segment in told.trajectory.segments:
+        length, turns = length + len(segment.ids), turns + (segment.author is Author.AGENT)
+        if turns == turn and segment.author is Author.AGENT:
+            return length
+    raise AssertionError
+
+
+def _after(run: Trajectory, length: int) -> list[Segment]:
+    rest, passed = [], 0
+    for segment in run.segments:
+        if passed >= length:
+            rest.append(segment)
+        passed += len(segment.ids)
+    return rest
+
+
+def test_equal_passages_of_one_search_are_written_once_and_each_is_found_under_its_own_id() -> None:
+    agent, _ = sampler("search-r1")
+    runs = finished(agent)
+
+    def ends_of(copies: int) -> tuple[list[Trajectory], int]:
+        branches = [
+            Branch(run, place, (Passage(f"copy {copy}", "T", "same words"),), seed=run.seed)
+            for run in runs
+            for place in range(len(run.searches))
+            for copy in range(copies)
+        ]
+        agent, model = sampler("search-r1")
+        heard: list[tuple[Branch, Trajectory]] = []
+        ends = branch(agent, Anything(), branches, LIMITS, on_done=lambda told, end: heard.append((told, end)))
+        assert len(heard) == len(branches)
+        assert all(ends[branches.index(told)] is end for told, end in heard)
+        return ends, model.tokens_read
+
+    (once, read), (thrice, read_again) = ends_of(1), ends_of(3)
+    assert read == read_again
+    for number, end in enumerate(thrice):
+        assert end.ids == once[number // 3].ids
+        found = {hit.passage.id for search in end.searches for hit in search.hits}
+        assert {f"copy {copy}" for copy in range(3)} & found == {f"copy {number % 3}"}
+
+
+def test_a_selection_names_the_passage_under_the_id_that_its_branch_gave_it() -> None:
+    protocol = load_protocol("s3")
+    model = typist(protocol, *script("s3"))
+    run = play("s3", *script("s3"))
+    branches = [Branch(run, 0, (Passage(ident, "Ada", "A countess."),), 7) for ident in ("x1", "x2")]
+    scripted = ScriptedModel({QUESTION.id: script("s3")}, model.tokenizer)
+    one, other = branch(Agent(protocol, scripted), Shelf(), branches, WIDE)
+    assert one.searches[0].selected == ("x1",) and other.searches[0].selected == ("x2",)
+    assert one.selected_ids[0] == "x1" and other.selected_ids[0] == "x2"
+    assert one.ids == other.ids
+
+
+def test_one_query_of_several_in_a_turn_gets_the_passage_and_the_others_keep_what_they_found() -> None:
+    protocol = load_protocol("qagent")
+    model = ScriptedModel({QUESTION.id: script("qagent")}, ByteTokenizer(protocol.grammar.special_tokens))
+    run = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
+    (end,) = branch(Agent(protocol, model), Shelf(), [Branch(run, 1, (CORPUS[2],), 7)], WIDE)
+    assert [[hit.passage.id for hit in search.hits] for search in run.searches] == [["p1", "p2"], ["p2", "p1"]]
+    assert [[hit.passage.id for hit in search.hits] for search in end.searches] == [["p1", "p2"], ["p3"]]
+    assert "Eve knows Bob" in end.segments[2].text and "1815" in end.segments[2].text
+
+
+@pytest.mark.parametrize(
+    ("name", "concurrency", "max_rows"),
+    [("search-r1", 1, 256), ("search-r1", 256, 2), ("search-o1", 1, 256), ("search-o1", 256, 2), ("search-o1", 3, 5)],
+)
+def test_however_little_room_there_is_every_branch_comes_to_the_same_end(
+    name: str, concurrency: int, max_rows: int
+) -> None:
+    agent, _ = sampler(name)
+    branches = branches_of(finished(agent)[:3])
+    truth = branch(agent, Anything(), branches, LIMITS)
+    tight, model = sampler(name, max_rows=max_rows)
+    for run, other in zip(truth, branch(tight, Anything(), branches, LIMITS, concurrency=concurrency), strict=True):
+        assert_same(run, other)
+    assert not model._board.slot_of
+
+
+def test_a_past_that_the_model_cannot_hold_is_a_fault_of_its_branches_alone() -> None:
+    agent, _ = sampler("search-r1")
+    branches = branches_of(finished(agent))
+    small, model = sampler("search-r1", max_tokens=120, share=False)
+    ends = branch(small, Anything(), branches, LIMITS)
+    slow = branch(Agent(small.protocol, Unforked(model)), Anything(), branches, LIMITS)
+    for run, other in zip(ends, slow, strict=True):
+        assert_same(run, other)
+    faults = [run for run in ends if run.stop is StopReason.MODEL_ERROR]
+    assert 0 < len(faults) < len(ends)
+
+
+def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:
+    run = play("search-r1", *script("search-r1"))
+    for told, protocol, complaint in (
+        (Branch(run, 1, (), 0), "search-r1", "made 1 searches; there is no search 1"),
+        (Branch(run, 0, (), 0), "qagent", "name an agent of the run's own protocol"),
+        (Branch(replace(run, segments=run.segments[:1]), 0, (), 0), "search-r1", "its file is damaged"),
+    ):
+        named = load_protocol(protocol)
+        with pytest.raises(DataError, match=complaint):
+            branch(Agent(named, typist(named)), Shelf(), [told], WIDE)

@@ -1,0 +1,96 @@
+"""Labels from the command line: what a user types, the files that come of it, and the sentences for mistakes."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+from tests.cli.test_resume import stop_midway
+from tests.labels.checker import rows_of, violations
+
+from coseek.labels.folder import Labels
+
+
+@pytest.fixture(scope="module")
+def ran(world: Path, index: Path) -> Path:
+    """A run of the faulty expert; its agent and its retriever are those that labels are made with."""
+    from coseek.cli.main import main
+
+    run = world.with_name("labelled-run")
+    words = ("run", world, "--split", "train", "--agent", "faulty-expert", "--retriever", index, "--out", run)
+    assert main([str(word) for word in words]) == 0
+    return run
+
+
+def test_labels_take_the_runs_own_agent_and_retriever(ran: Path, tmp_path: Path, coseek: Type) -> None:
+    out, rows = tmp_path / "labels", tmp_path / "rows.jsonl"
+    words = ("label", ran, "--method", "agentic-r", "--scorer", "oracle", "--out", out, "--json", "--tevatron", rows)
+    outcome = coseek(*words, "negatives=7", "limits.max_turns=3")
+    assert outcome.code == 0, outcome.err
+    said = json.loads(outcome.out)
+    assert said["turns"] == said["labelled"] + sum(said["dropped"].values()) and said["left"] == 0
+    assert violations(out, ran, negatives=7) == []
+    record = Labels(out).record
+    settings = record["settings"]
+    assert isinstance(settings, dict)
+    assert settings["agentic-r"]["negatives"] == 7 and settings["limits"]["max_turns"] == 3  # type: ignore[index,call-overload]
+    assert len(str(record["identity"])) == 64 and {"versions", "commit", "created"} <= record.keys()
+    exported = rows_of(rows)
+    assert len(exported) == said["sets"]
+    assert set(exported[0]) == {"query_id", "query", "positive_passages", "negative_passages"}
+    assert " [SEP] " in str(exported[0]["query"])
+    assert set(exported[0]["positive_passages"][0]) == {"docid", "title", "text"}  # type: ignore[index,arg-type]
+
+
+def test_gold_labels_need_neither_agent_nor_scorer(ran: Path, tmp_path: Path, coseek: Type) -> None:
+    outcome = coseek("label", ran, "--method", "gold", "--out", tmp_path / "g", "--count", 5)
+    assert "label sets of" in outcome.out, outcome.err
+    assert len({one.question.id for one in Labels(tmp_path / "g").sets()}) <= 5
+
+
+def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, coseek: Type) -> None:
+    words = ("label", ran, "--method", "agentic-r", "--scorer", "gold", "--out", tmp_path / "a", "--count", 6)
+    assert coseek(*words).code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    assert coseek(*words, "--resume").code == 0
+    assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
+    assert "holds labels already" in coseek(*words).sentence
+    assert "min_lr = 60, and now 50" in coseek(*words, "min_lr=50", "--resume").sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_labels_end_as_if_they_had_not_been(
+    how: signal.Signals, ran: Path, tmp_path: Path, coseek: Type
+) -> None:
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    words = ["label", str(ran), "--method", "agentic-r", "--scorer", "oracle", "exhaustive=true"]
+    done = stop_midway([*words, "--out", str(stopped)], how, stopped, "scores/gac.*.jsonl")
+    assert done.returncode != 0, "the labels were made before they could be stopped"
+    assert coseek(*words, "--out", stopped, "--resume").code == 0
+    assert coseek(*words, "--out", whole).code == 0
+    for name in ("labels.jsonl", "dropped.jsonl"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_mistakes_are_one_sentence_with_the_way_out(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
+    out = ("--out", tmp_path / "x")
+    assert "did you mean 'agentic-r'?" in coseek("label", ran, "--method", "agentic", *out).sentence
+    agentic = ("label", ran, "--method", "agentic-r", *out)
+    assert "name with --scorer" in coseek(*agentic).sentence
+    assert "did you mean 'oracle'?" in coseek(*agentic, "--scorer", "oracel").sentence
+    assert "no setting named 'negative'" in coseek(*agentic, "--scorer", "oracle", "negative=3").sentence
+    assert "no setting named 'limits.turns'" in coseek(*agentic, "--scorer", "oracle", "limits.turns=3").sentence
+    assert "no query view named 'querry'" in coseek(*agentic, "--scorer", "oracle", "--view", "querry").sentence
+    assert (
+        "there is no retriever at nowhere" in coseek(*agentic, "--scorer", "oracle", "--retriever", "nowhere").sentence
+    )
+    assert "is not a run" in coseek("label", world, "--method", "gold", *out).sentence
+    assert "name a run folder" in coseek("label", "negatives=3", "--method", "gold", *out).sentence
+    assert "two trajectories with the seed" in coseek("label", ran, ran, "--method", "gold", *out).sentence
+
+
+def test_another_worlds_oracle_can_be_named_by_its_folder(ran: Path, world: Path, tmp_path: Path, coseek: Type) -> None:
+    words = ("label", ran, "--method", "agentic-r", "--count", 2, "--scorer", world, "--out", tmp_path / "x")
+    assert coseek(*words).code == 0

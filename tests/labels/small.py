@@ -1,0 +1,117 @@
+"""What tests of labels share: a tiny world, its BM25, runs of a faulty agent, and the parts that makers stand on."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from coseek.agents.limits import Limits
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.rollout import Agent, rollout
+from coseek.agents.writers.expert import Expert, ExpertSettings
+from coseek.agents.writing import WriterModel
+from coseek.data.errors import RetrieverError
+from coseek.data.passage import Hit
+from coseek.data.trajectory import Trajectory
+from coseek.labels.folder import Labels
+from coseek.labels.maker import LabelMaker
+from coseek.labels.makers import agentic_r
+from coseek.labels.making import Summary, make_labels
+from coseek.labels.parts import Parts, Speaker
+from coseek.labels.turn import SearchTurn, turns_of
+from coseek.models.model import Request, Turn, TurnEnd
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.query import Asked
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.world.world import World, WorldSettings, make_world
+
+LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
+
+
+@cache
+def world() -> World:
+    return make_world(WorldSettings(size="tiny", seed=5, train=30, dev=1, test=1))
+
+
+@cache
+def bm25() -> Bm25:
+    return Bm25.over(world().corpus)
+
+
+@cache
+def protocol() -> Protocol:
+    return load_protocol("search-r1", "laptop")
+
+
+def agent() -> Agent:
+    expert = Expert(ExpertSettings(stop_early=0.3, bad_query=0.2, blind_guess=0))
+    return Agent(protocol(), WriterModel(expert, protocol(), ByteTokenizer(protocol().grammar.special_tokens)))
+
+
+@cache
+def runs() -> tuple[Trajectory, ...]:
+    questions = world().questions["train"]
+    return tuple(rollout(agent(), bm25(), questions, list(range(len(questions))), LIMITS))
+
+
+def turns(count: int | None = None) -> list[SearchTurn]:
+    return [turn for run in runs() for turn in turns_of(run, protocol())][:count]
+
+
+class Faulty(WriterModel):
+    """An agent of which every turn behind a search fails, while `broken`."""
+
+    broken = True
+
+    def step(self) -> list[Turn]:
+        failed = [r for r in self._waiting if self.broken and r.so_far.searches]
+        self._waiting = [request for request in self._waiting if request not in failed]
+        return [*super().step(), *map(_fault, failed)]
+
+
+def _fault(request: Request) -> Turn:
+    return Turn(request.key, (), (), TurnEnd.FAULT, "the model is gone")
+
+
+class Away:
+    """BM25, but for queries that hold a word."""
+
+    name, corpus, identity = "bm25", None, bm25().identity
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def seen(self, query: Asked) -> str:
+        return bm25().seen(query)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        if any(self.word in self.seen(query) for query in queries):
+            raise RetrieverError("gone")
+        return bm25().search(queries, k)
+
+
+def parts(folder: Path, scorer: str = "oracle", retriever: Retriever | None = None, who: Agent | None = None) -> Parts:
+    """The world's oracle scores, and the agent of the runs goes on."""
+    if not (folder / "world").exists():
+        world().save(folder / "world")
+    speaker = Speaker(who or agent(), LIMITS, "the agent")
+    return Parts(folder, retriever or bm25(), lambda: speaker, scorer, folder / "world")
+
+
+def labelled(
+    folder: Path, made_of: Parts, some: Sequence[SearchTurn] | None = None, **settings: object
+) -> tuple[Labels, Summary]:
+    """Agentic-R's labels of these turns, begun or gone on with."""
+    own = agentic_r.AgenticRSettings.model_validate(settings)
+    return make(folder, agentic_r.open(own, made_of), made_of, some, {"agentic-r": own.model_dump(mode="json")})
+
+
+def make(
+    folder: Path,
+    maker: LabelMaker,
+    made_of: Parts,
+    some: Sequence[SearchTurn] | None = None,
+    settings: dict[str, object] | None = None,
+) -> tuple[Labels, Summary]:
+    labels = Labels.begin(folder, settings or {}, maker.identity, resume=True)  # type: ignore[arg-type]
+    return labels, make_labels(labels, maker, turns() if some is None else some, made_of.tally)

@@ -1,0 +1,103 @@
+"""The fear: a continuation that was spared would have changed a label."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coseek.labels.deciding import LEAST, MOST_TIED, Asked, Next, Ties, decide, decide_all
+
+SCORES = st.sampled_from([0.0, 40.0, 59.0, 60.0, 80.0, 100.0])  # few values, so that ties are common
+TURN = st.lists(st.tuples(SCORES, st.sampled_from([False, False, True, None])), max_size=8)
+"""Candidates of a turn: LR and GAC, `None` for a fault."""
+
+
+def by_the_book(turn: Sequence[tuple[float, bool]], ties: Ties) -> tuple[int, ...]:
+    """SPEC §6 and the table at the end of TRAPS, from all scores of a turn."""
+    order = sorted(range(len(turn)), key=lambda place: (-turn[place][1], -turn[place][0]))
+    if not order or not turn[order[0]][1] or turn[order[0]][0] < LEAST:
+        return ()
+    tied = [place for place in range(len(turn)) if turn[place] == turn[order[0]]]
+    return (order[0],) if ties == "paper" else tuple(tied[:MOST_TIED])
+
+
+class Agent:
+    """Knows every GAC; remembers what it was asked."""
+
+    def __init__(self, turns: Sequence[Sequence[tuple[float, bool | None]]]) -> None:
+        self.turns = turns
+        self.asked: list[Asked] = []
+
+    def __call__(self, wave: Sequence[Asked]) -> list[bool | None]:
+        assert wave
+        self.asked += wave
+        return [self.turns[turn][place][1] for turn, place in wave]
+
+
+def decided(
+    turns: Sequence[Sequence[tuple[float, bool | None]]], ties: Ties, exhaustive: bool = False
+) -> tuple[dict[int, tuple[int, ...] | None], list[Asked]]:
+    agent = Agent(turns)
+    relevance_TC = [[relevance for relevance, _ in turn] for turn in turns]
+    outcomes = list(decide_all(relevance_TC, agent, ties=ties, exhaustive=exhaustive))
+    assert sorted(turn for turn, _ in outcomes) == list(range(len(turns)))  # each once
+    assert len(set(agent.asked)) == len(agent.asked)
+    return dict(outcomes), agent.asked
+
+
+@given(st.lists(st.lists(st.tuples(SCORES, st.booleans()), max_size=8), max_size=5), st.sampled_from(["paper", "code"]))
+def test_labels_of_the_fewest_continuations_are_those_of_all_of_them(
+    turns: list[list[tuple[float, bool]]], ties: Ties
+) -> None:
+    truth = {number: by_the_book(turn, ties) for number, turn in enumerate(turns)}
+    lazy, asked = decided(turns, ties)
+    assert lazy == truth
+    assert all(turns[turn][place][0] >= LEAST for turn, place in asked)
+    assert decided(turns, ties, exhaustive=True)[0] == truth
+
+
+@given(st.lists(TURN, max_size=5), st.sampled_from(["paper", "code"]))
+def test_a_fault_leaves_open_the_turns_that_depend_on_it_and_only_those_however_much_is_asked(
+    turns: list[list[tuple[float, bool | None]]], ties: Ties
+) -> None:
+    lazy, _ = decided(turns, ties)
+    assert lazy == decided(turns, ties, exhaustive=True)[0]
+    for number, turn in enumerate(turns):
+        # Either way of filling in what is not known must lead to what was said.
+        filled = {
+            by_the_book([(relevance, guess if correct is None else correct) for relevance, correct in turn], ties)
+            for guess in (False, True)
+        }
+        if lazy[number] is not None:
+            assert filled == {lazy[number]}
+        if all(gac is not None for _, gac in turn):
+            assert lazy[number] is not None
+
+
+@given(st.lists(st.tuples(SCORES, st.booleans()), min_size=1, max_size=8), st.sampled_from(["paper", "code"]))
+def test_no_continuation_that_is_asked_for_could_be_spared(turn: list[tuple[float, bool]], ties: Ties) -> None:
+    relevance = [lr for lr, _ in turn]
+    known: dict[int, bool] = {}
+    while isinstance(outcome := decide(relevance, known, ties=ties), Next):
+        ends = set()
+        for guess in (False, True):
+            rest = dict.fromkeys(range(len(turn)), False) | known | {outcome.candidate: guess}
+            ends.add(by_the_book([(lr, rest[place]) for place, lr in enumerate(relevance)], ties))
+        assert len(ends) == 2
+        known[outcome.candidate] = turn[outcome.candidate][1]
+
+
+def test_equal_candidates_keep_the_retrievers_order_and_at_most_three_of_them_are_positives() -> None:
+    relevance = [60.0, 100.0, 100.0, 100.0, 100.0, 100.0]
+    correct = {0: True, 1: False, 2: True, 3: True, 4: True, 5: True}
+    assert decide(relevance, correct) == (2,)
+    assert decide(relevance, correct, ties="code") == (2, 3, 4)
+    assert decide(relevance, {1: False, 2: True}) == (2,)
+    assert decide([59.9, 100.0], {0: True, 1: False}) == ()
+    assert decide([], {}) == ()
+
+
+def test_without_relevance_every_candidate_is_asked_in_turn_and_without_the_agent_none() -> None:
+    turns = [[(LEAST, False), (LEAST, True), (LEAST, True)]]
+    assert decided(turns, "paper") == ({0: (1,)}, [(0, 0), (0, 1)])
+    assert decide([10.0, 90.0, 70.0], dict.fromkeys(range(3), True)) == (1,)

@@ -1,0 +1,291 @@
+"""Fears about DR-Synth: an agent that read another list than its labels say, labels of wrong runs, a kill that shows.
+
+The checks read the run and the world, and derive every rule anew."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from tests.scripted import Scripted
+
+from coseek.agents.limits import Limits
+from coseek.agents.protocol import load_protocol
+from coseek.agents.rollout import Agent
+from coseek.agents.writers.expert import Expert, ExpertSettings
+from coseek.agents.writing import WriterModel
+from coseek.data.errors import DataError, RetrieverError, SettingError
+from coseek.data.files import JsonObject
+from coseek.data.passage import Hit
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.settings import make_settings
+from coseek.data.trajectory import Trajectory
+from coseek.labels.label import Dropped, LabelSet
+from coseek.labels.maker import Labelled, LabelMaker, RollsOut
+from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
+from coseek.labels.oracle_ranked import OracleRanked
+from coseek.labels.parts import Parts, Speaker
+from coseek.labels.ranker import Order, ToRank
+from coseek.measure.answers import exact_match
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.world.world import World, WorldSettings, make_world
+
+LIMITS = Limits(passages_per_search=3, max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
+
+
+@cache
+def world() -> World:
+    return make_world(WorldSettings(size="tiny", seed=3, train=24, dev=1, test=1))
+
+
+@cache
+def bm25() -> Bm25:
+    return Bm25.over(world().corpus)
+
+
+def questions() -> list[Question]:
+    return world().questions["train"]
+
+
+def speaker() -> Speaker:
+    protocol = load_protocol("search-r1", "laptop")
+    # It gives up and guesses at times: some of its answers must be wrong for the rejection to be seen.
+    expert = Expert(ExpertSettings(stop_early=0.3, bad_query=0.2, blind_guess=0.1))
+    model = WriterModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    return Speaker(Agent(protocol, model), LIMITS, "expert")
+
+
+def maker(folder: Path, retriever: Retriever | None = None, scorer: str = "oracle", **given: object) -> DrSynth:
+    world().save(folder / "world")
+    parts = Parts(folder, retriever or bm25(), speaker, scorer, folder / "world")
+    return open(make_settings(DrSynthSettings, given), parts)
+
+
+def labels_of(made: DrSynth, asked: Sequence[Question] = ()) -> list[Labelled]:
+    turns = made.roll_out(asked or questions(), lambda done, total: None)
+    return list(made.label(turns))
+
+
+def runs_of(folder: Path) -> dict[tuple[str, int], Trajectory]:
+    return {(run.question.id, run.seed): run for run in Run(folder / "run").trajectories()}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Labelled]]:
+    folder = tmp_path_factory.mktemp("dr-synth")
+    return folder, labels_of(maker(folder))
+
+
+def test_it_is_a_maker_that_rolls_out(tmp_path: Path) -> None:
+    made: LabelMaker = maker(tmp_path)
+    assert isinstance(made, RollsOut)
+
+
+def test_the_positive_is_the_oracles_first_of_fifty_and_gold_and_the_negatives_are_its_last_seven(
+    made: tuple[Path, list[Labelled]],
+) -> None:
+    sets = [one for one in made[1] if isinstance(one, LabelSet)]
+    put_in = 0
+    for one in sets:
+        hop = world().oracle.hop_of(one.question, one.query.text)
+        found = [hit.passage for hit in bm25().search([one.query], 50)[0]]
+        gold = [world().corpus.by_id(ident) for ident in one.question.gold_ids]
+        pool = gold + [passage for passage in found if passage not in gold]
+        expected = world().oracle.rank(one.question, pool, hop)
+        assert [candidate.passage for candidate in one.candidates] == expected
+        assert one.positive == expected[0].id
+        assert one.negatives == tuple(passage.id for passage in expected[1:][-7:])
+        for candidate in one.candidates:
+            rank = found.index(candidate.passage) + 1 if candidate.passage in found else 0
+            assert candidate.rank == rank
+            assert rank or candidate.passage in gold
+            assert candidate.scores["relevance"] == world().oracle.relevance(one.question, candidate.passage, hop)
+            put_in += not rank
+    assert len(sets) > 20 and put_in > 0
+
+
+def test_the_agent_goes_on_with_the_first_five_of_the_order(made: tuple[Path, list[Labelled]]) -> None:
+    runs = runs_of(made[0])
+    for one in made[1]:
+        if isinstance(one, LabelSet):
+            hits = runs[one.turn.question_id, one.turn.seed].searches[one.turn.search].hits
+            assert [hit.passage for hit in hits] == [candidate.passage for candidate in one.candidates[:5]]
+
+
+def test_turns_of_runs_with_a_wrong_answer_are_dropped_and_all_others_labelled(
+    made: tuple[Path, list[Labelled]],
+) -> None:
+    runs = runs_of(made[0])
+    assert {run.question.id for run in runs.values()} == {question.id for question in questions()}
+    wanted = {(key, search): run for key, run in runs.items() for search in range(len(run.searches))}
+    said = {((one.turn.question_id, one.turn.seed), one.turn.search): one for one in made[1]}
+    assert said.keys() == wanted.keys()
+    for key, one in said.items():
+        right = exact_match(wanted[key].answer, wanted[key].question.answers)
+        assert isinstance(one, LabelSet) if right else one.reason == "wrong-answer"  # type: ignore[union-attr]
+    assert {type(one) for one in made[1]} == {LabelSet, Dropped}
+
+
+def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
+    everything = labels_of(maker(tmp_path, reject=False))
+    assert len(everything) == len(made[1])
+    assert all(isinstance(one, LabelSet) for one in everything)
+
+
+def test_a_killed_start_goes_on_to_the_same_labels(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
+    """The files are cut where a kill would have cut them: in the middle of a line."""
+    labels_of(maker(tmp_path))
+    for path in (tmp_path / "run" / "trajectories.jsonl", *(tmp_path / "scores").iterdir()):
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) * 2 // 5])
+    assert labels_of(maker(tmp_path)) == made[1]
+
+
+def test_a_finished_start_asks_nobody_again(made: tuple[Path, list[Labelled]]) -> None:
+    again = maker(made[0])
+    object.__setattr__(again.parts, "found_by", Absent())  # same identity, and no search succeeds
+    assert labels_of(again) == made[1]
+
+
+def test_labels_of_a_question_do_not_depend_on_the_others(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
+    some = questions()[5:9]
+    idents = {question.id for question in some}
+    assert labels_of(maker(tmp_path), some) == [one for one in made[1] if one.turn.question_id in idents]
+
+
+class Absent:
+    """BM25 by name, which cannot search."""
+
+    name = "bm25"
+    identity = property(lambda self: bm25().identity)
+    corpus = property(lambda self: bm25().corpus)
+
+    def seen(self, query: Asked) -> str:
+        return bm25().seen(query)
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        raise RetrieverError("the disk is gone")
+
+
+def test_a_run_that_a_fault_ended_gives_no_labels_and_is_counted_as_a_fault(tmp_path: Path) -> None:
+    class Patchy(Absent):
+        def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+            if any(len(Query.of(query).history) for query in queries):
+                raise RetrieverError("the disk is gone")
+            return bm25().search(queries, k)
+
+    found = labels_of(maker(tmp_path, Patchy(), reject=False))
+    faulty = {key for key, run in runs_of(tmp_path).items() if run.stop.is_fault}
+    assert faulty
+    for one in found:
+        key = one.turn.question_id, one.turn.seed
+        assert (isinstance(one, Dropped) and one.reason == "fault") == (key in faulty)
+
+
+def unreadable_for(word: str) -> Scripted:
+    """A model that ranks as listed, and will not rank for queries with this word."""
+
+    def says(prompt: str) -> str:
+        if word in prompt.partition("Search query: ")[2].partition("\n")[0]:
+            return "I would rather not."
+        count = prompt.partition(" passages, each")[0].rpartition(" ")[2]
+        return " > ".join(f"[{number}]" for number in range(1, int(count) + 1))
+
+    return Scripted(says)
+
+
+def test_an_unreadable_ranking_drops_the_turn_and_the_agent_goes_on_with_the_retrievers_own_list(
+    tmp_path: Path,
+) -> None:
+    made = maker(tmp_path, scorer="some model", reject=False)
+    made.parts.__dict__["writer"] = unreadable_for("birthplace")
+    found = labels_of(made)
+    runs = runs_of(tmp_path)
+    dropped = [one for one in found if isinstance(one, Dropped)]
+    assert dropped and {one.reason for one in dropped} == {"unreadable"}
+    for one in found:
+        search = runs[one.turn.question_id, one.turn.seed].searches[one.turn.search]
+        own = [hit.passage for hit in bm25().search([search.query], 5)[0]]
+        assert isinstance(one, Dropped) == ("birthplace" in search.query)
+        if isinstance(one, Dropped):
+            assert [hit.passage for hit in search.hits] == own
+        else:
+            assert one.positive == one.question.gold_ids[0]  # in front of all others, as they were put
+
+
+def test_a_ranker_that_fails_labels_nothing_and_is_asked_again_at_the_next_start(tmp_path: Path) -> None:
+    made = maker(tmp_path, scorer="some model", reject=False)
+    made.parts.__dict__["writer"] = Scripted(lambda prompt: "", fault="the server is gone")
+    assert labels_of(made) == []
+    again = maker(tmp_path, scorer="some model", reject=False)
+    again.parts.__dict__["writer"] = unreadable_for("no such word")
+    found = labels_of(again)
+    assert len(found) == sum(len(run.searches) for run in runs_of(tmp_path).values())
+    assert all(isinstance(one, LabelSet) for one in found)
+
+
+def test_gold_evidence_can_rank_and_questions_without_it_are_refused(tmp_path: Path) -> None:
+    for one in labels_of(maker(tmp_path, scorer="gold")):
+        assert isinstance(one, Dropped) or one.positive in one.question.gold_ids
+    bare = [replace(questions()[0], gold_ids=())]
+    with pytest.raises(DataError, match="names no gold passages"):
+        labels_of(maker(tmp_path / "bare", scorer="gold"), bare)
+
+
+def test_a_gold_passage_that_is_not_at_hand_is_a_sentence(tmp_path: Path) -> None:
+    strange = [replace(questions()[0], gold_ids=("elsewhere",))]
+    with pytest.raises(DataError, match="'elsewhere'"):
+        labels_of(maker(tmp_path), strange)
+
+
+def test_two_questions_of_the_same_words_and_other_gold_are_refused(tmp_path: Path) -> None:
+    first = questions()[0]
+    twin = replace(first, id="twin")
+    rankings = maker(tmp_path).rankings
+    OracleRanked(rankings, [first, twin])
+    with pytest.raises(DataError, match="'twin'"):
+        OracleRanked(rankings, [first, replace(twin, answers=("somebody else",))])
+
+
+def test_a_question_that_nobody_told_of_is_a_failed_search(tmp_path: Path) -> None:
+    ranked = OracleRanked(maker(tmp_path).rankings, questions())
+    with pytest.raises(RetrieverError, match="no question"):
+        ranked.search([Query("text", "What ?")], 3)
+
+
+def test_impossible_settings_and_a_run_of_other_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="shown=9"):
+        maker(tmp_path, shown=9, depth=5)
+    with pytest.raises(SettingError, match="window=10"):
+        maker(tmp_path, window=10, step=10)
+    labels_of(maker(tmp_path), questions()[:1])
+    with pytest.raises(SettingError, match="begun with other settings"):
+        labels_of(maker(tmp_path, depth=30), questions()[:1])
+
+
+def test_an_order_with_one_passage_teaches_nothing(tmp_path: Path) -> None:
+    made = maker(tmp_path, gold=False)
+    made.__dict__["ranker"] = FirstOnly()
+    object.__setattr__(made.parts, "found_by", OneHit())
+    turns = made.roll_out(questions()[:2], lambda done, total: None)
+    assert {one.reason for one in made.label(turns) if isinstance(one, Dropped)} <= {"too-few", "wrong-answer"}
+    assert not [one for one in made.label(turns) if isinstance(one, LabelSet)]
+
+
+class OneHit(Absent):
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        return bm25().search(queries, 1)
+
+
+class FirstOnly:
+    identity = "as listed"
+    card: ClassVar[JsonObject] = {}
+
+    def rank(self, asked: Sequence[ToRank]) -> list[Order]:
+        return [Order(tuple(range(len(one.passages)))) for one in asked]

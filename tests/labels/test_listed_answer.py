@@ -1,0 +1,78 @@
+"""Fears about reading scores: a number that was never written, a passage that gets its neighbour's score, a guess."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coseek.labels.listed_answer import Form, Unreadable, after_mark, read_lines, read_scores
+
+
+@given(st.permutations(range(1, 9)), st.lists(st.integers(0, 100), min_size=8, max_size=8), st.data())
+def test_scores_in_any_order_and_with_any_separators_are_read(
+    order: list[int], scores: list[int], data: st.DataObject
+) -> None:
+    gaps = st.sampled_from(["\n", " ", ", ", ";\n", "\t"])
+    colon = st.sampled_from([" ", ": ", "", " = "])
+    text = "".join(f"[{number}]{data.draw(colon)}{scores[number - 1]}{data.draw(gaps)}" for number in order)
+    assert read_scores(text, 8) == tuple(scores)
+
+
+@given(
+    st.text(alphabet="[]0123456789 \n,:.-+x٣", max_size=60), st.integers(1, 5), st.sampled_from(["numbered", "bare"])
+)
+def test_junk_is_unreadable_or_is_exactly_what_was_asked_for(text: str, count: int, form: Form) -> None:
+    found = read_scores(text, count, form)
+    if isinstance(found, Unreadable):
+        assert found.why
+        return
+    assert len(found) == count and all(0 <= score <= 100 for score in found)
+    numbers = [int(number) for number in re.findall("[0-9]+", text)]
+    assert not re.search("[x.+٣-]", text)
+    if form == "bare":
+        assert numbers == list(found)
+    else:
+        assert dict(zip(numbers[::2], numbers[1::2], strict=True)) == dict(enumerate(found, start=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "0 entries for 2"),
+        ("[1] 50", "1 entries for 2"),
+        ("[1] 50 [2] 60 [3] 70", "3 entries for 2"),
+        ("[1] 50 [1] 60", "a number twice"),
+        ("[1] 50 [3] 60", "a number that was not asked for"),
+        ("[0] 50 [1] 60", "a number that was not asked for"),
+        ("[1] 50 [2] 101", "a score above 100"),
+        ("[1] 50 [2] -5", "words that are no score"),
+        ("[1] 50 [2] 7.5", "words that are no score"),
+        ("[1] 50 [2] 60/100", "words that are no score"),
+        ("I will not judge this.", "words that are no score"),
+        ("Scores: [1] 50 [2] 60", "words that are no score"),
+        ("[1] 50 [2] 60 I hope this helps", "words that are no score"),
+        ("50 60", "words that are no score"),
+        ("[1] ٥٠ [2] 60", "words that are no score"),
+    ],
+)
+def test_what_is_not_exactly_one_score_a_passage_is_unreadable(text: str, why: str) -> None:
+    found = read_scores(text, 2)
+    assert isinstance(found, Unreadable) and why in found.why
+
+
+def test_bare_scores_are_in_the_order_of_the_passages() -> None:
+    assert read_scores("68 42, 97", 3, "bare") == (68, 42, 97)
+    assert isinstance(read_scores("68 42", 3, "bare"), Unreadable)
+
+
+def test_thoughts_in_front_of_the_mark_are_not_read() -> None:
+    assert after_mark("[1] 3 perhaps </think> [1] 70", "</think>") == " [1] 70"
+    assert isinstance(after_mark("[1] 70", "</think>"), Unreadable)
+    assert after_mark("[1] 70", "") == "[1] 70"
+
+
+def test_one_line_for_each_number() -> None:
+    assert read_lines("[2] not sure\n\n [1]: 12 May 1871\n", 2) == ("12 May 1871", "not sure")
+    for text in ("[1] a", "[1] a\n[1] b", "[1] a\nb", "[1] a\n[2]", "[1] a\n[2] b\n[3] c"):
+        assert isinstance(read_lines(text, 2), Unreadable), text

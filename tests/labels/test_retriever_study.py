@@ -1,0 +1,96 @@
+"""The comparison of retrievers: what its tables say, and that it goes on where it was."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench.retriever_arms import BM25, HYBRID, METHODS, SETS, SMALL, ZERO_SHOT, Arm, Place
+from bench.retrievers import BASES, CHILDREN, COMPARISON, FACTORIAL, PARENTS, Measured, of_seed, over_seeds, verdicts
+
+from coseek.data.question import Question
+from coseek.labels.folder import Labels
+from coseek.measure.score import Scored, ScoredRun
+
+
+def run(em: list[float], searches: float = 2.0, faults: int = 0) -> ScoredRun:
+    """A question a number; the last `faults` more have no number."""
+    rows = {
+        f"q{place}": Scored(
+            Question(f"q{place}", "?", ("x",)), {"em": value, "searches": searches, "recall": 0.5}, 1, 0
+        )
+        for place, value in enumerate(em)
+    }
+    broken = {f"f{place}": Scored(Question(f"f{place}", "?", ("x",)), {}, 0, 1) for place in range(faults)}
+    return ScoredRun("run", {**rows, **broken}, {})
+
+
+def measured(em: dict[Arm, list[list[float]]], faults: int = 0) -> Measured:
+    """Arm → EM of each question, seed by seed; the same on both sets."""
+    seeds = tuple(range(len(next(iter(em.values())))))
+    runs = {
+        (seed, name, arm): run(values[seed], faults=faults)
+        for arm, values in em.items()
+        for seed in seeds
+        for name in SETS
+    }
+    return Measured(seeds, runs)
+
+
+def test_every_line_of_the_tables_can_be_made_and_has_folders_of_its_own() -> None:
+    arms = {*COMPARISON, *FACTORIAL}
+    assert {arm.source for arm in arms} == {*METHODS, BM25, ZERO_SHOT}
+    assert len(COMPARISON) == len(set(COMPARISON)) and len({arm.slug for arm in arms}) == len(arms)
+    assert {*PARENTS, *CHILDREN, *BASES} <= set(FACTORIAL) and set(BASES) <= set(COMPARISON)
+
+
+def test_a_combination_that_beats_one_parent_alone_is_no_default() -> None:
+    weak, strong = [[0.0, 1.0] * 50], [[1.0] * 100]
+    lines = verdicts(measured({PARENTS[0]: weak, PARENTS[1]: strong, CHILDREN[0]: strong, CHILDREN[1]: strong}), "test")
+    assert all("does not beat both" in line for line in lines)
+    lines = verdicts(measured({PARENTS[0]: weak, PARENTS[1]: weak, CHILDREN[0]: strong, CHILDREN[1]: weak}), "test")
+    assert "beats both" in lines[0] and "does not" in lines[1]
+
+
+def test_questions_of_two_seeds_with_one_id_are_two_questions() -> None:
+    both = measured({BASES[0]: [[0.0] * 10, [0.0] * 10], BASES[1]: [[1.0] * 10, [0.0] * 10]})
+    found = both.above(BASES[1], BASES[0], "test", "em", (0, 1)).difference
+    assert (found.n, found.mean) == (20, 0.5)
+    table = over_seeds(both, BASES, "test")
+    assert "least +0.000" in table.rows[1][3] and table.rows[1][2] == "0.500 ± 0.707"
+
+
+def test_a_faulted_run_is_left_out_of_the_means_and_said_below() -> None:
+    table = of_seed(measured({arm: [[1.0, 1.0]] for arm in BASES}, faults=3), BASES, "unseen", 0)
+    assert [row[2] for row in table.rows] == ["1.000", "1.000"]
+    assert table.notes == ("6 runs ended by a fault and are left out.",)
+    assert not of_seed(measured({arm: [[1.0]] for arm in BASES}), BASES, "unseen", 0).notes
+
+
+def test_a_difference_that_is_below_zero_says_so() -> None:
+    table = of_seed(measured({BASES[0]: [[1.0] * 9], BASES[1]: [[0.0] * 9]}), BASES, "test", 0)
+    assert table.rows[1][3] == "-1.000 [-1.000, -1.000]" and table.rows[0][4] == "+1.000 [1.000, 1.000]"
+
+
+@pytest.mark.slow
+def test_a_stopped_comparison_goes_on_and_a_finished_one_makes_nothing(tmp_path: Path) -> None:
+    arms = (Arm(BM25, "query"), Arm("agentic-r", "question+query"), Arm(HYBRID, "reasoning+query"))
+    said: list[str] = []
+
+    def place() -> Place:
+        scale = replace(SMALL, questions=8, steps=2)
+        return Place(0, tmp_path / "work", tmp_path / "worlds", tmp_path / "none", scale, said.append)
+
+    first = [place().scored(arm, "test") for arm in arms]
+    assert all(len(one.questions) == 8 for one in first)
+    assert sum("labels" in line for line in said) == 3  # agentic-r, and dr-synth under the combination
+    said.clear()
+    assert [place().scored(arm, "test").questions for arm in arms] == [one.questions for one in first] and not said
+
+    worth = place().worth("agentic-r")
+    assert 0 < worth.right <= worth.sets <= worth.turns
+
+    rows = list(Labels(tmp_path / "work" / "labels" / HYBRID).sets())
+    assert rows
+    for row in rows:  # the first passage of the oracle's order from which the agent ends right
+        right = [one for one in row.candidates if one.scores.get("gac") == 1 and one.scores["lr"] >= 60]
+        assert row.positive == min(right, key=lambda one: one.rank).passage.id

@@ -1,0 +1,338 @@
+"""Fears about labels by likelihood: numbers for other prompts, targets that do not add up, a fault that passes as 0."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coseek.agents.budget import Budget
+from coseek.agents.generator import GeneratorSettings, OpenBook, context_of, load_generator_prompt
+from coseek.data.errors import RetrieverError, SettingError
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.question import Question
+from coseek.data.settings import make_settings
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.labels.label import Candidate, Dropped, LabelSet, TurnId
+from coseek.labels.maker import Labelled
+from coseek.labels.makers import llm_embedder, replug, scarlet
+from coseek.labels.makers.scarlet import upper_group
+from coseek.labels.parts import Parts
+from coseek.labels.turn import SearchTurn
+from coseek.labels.weighing import ByLikelihood, WeighingSettings, distinct, softmax
+from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.likelihood import Continued, Weighed, open_likelihood
+from coseek.models.tokenizer import PAD
+from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.retriever import FixedRetriever
+
+PASSAGES = [
+    Passage("p1", "Ada", "Ada was born in 1815 ."),
+    Passage("p2", "Bob", "Bob is a cat ."),
+    Passage("p3", "Eve", "Eve knows Bob ."),
+    Passage("p4", "Kim", "Kim was born in 1900 ."),
+]
+QUESTION = Question("q1", "When was Ada born ?", ("1815", "the year 1815"))
+CLOSED = -5.0
+WORTH = {"Ada": -0.5, "Bob": -6.0, "Eve": -4.0, "Kim": -9.0}
+"""What a made-up model finds the answer to be worth with one passage."""
+
+
+class Table:
+    """Weighs by a function of the titles in the prompt; remembers what it was asked."""
+
+    talks = False
+
+    def __init__(self, nats: Callable[[list[str]], float | None], identity: str = "table") -> None:
+        self.nats, self.identity = nats, identity
+        self.asked: list[list[Continued]] = []
+
+    def weigh(self, rows: Sequence[Continued]) -> list[Weighed]:
+        self.asked.append(list(rows))
+        return [self._weighed(row) for row in rows]
+
+    def _weighed(self, row: Continued) -> Weighed:
+        nats = self.nats([title for title in WORTH if f"{title} |" in row.prompt])
+        if nats is None:
+            return Weighed(None, 1, "out of memory")
+        return Weighed(nats - (0.1 if "year" in row.text else 0.0), 1)
+
+
+def single(titles: list[str]) -> float:
+    return WORTH[titles[0]] if titles else CLOSED
+
+
+class Shelf(FixedRetriever):
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        if any("bad" in self.seen(query) for query in queries):
+            raise RetrieverError("the disk is gone")
+        return super().search(queries, k)
+
+
+ALL = [passage.id for passage in PASSAGES]
+SHELF = Shelf(Corpus(PASSAGES), {"Ada": ALL, "one": ["p2"], "none": [], QUESTION.question: ["p2", "p1"]})
+
+
+def turn(query: str = "Ada", search: int = 0, question: Question = QUESTION, seed: int = 7) -> SearchTurn:
+    run = Trajectory(question, "search-r1", (), (Search(query),) * (search + 1), StopReason.ANSWERED, seed=seed)
+    return SearchTurn(run, search, Query(query, question.question, "I need it ."))
+
+
+METHODS = ("replug", "llm-embedder", "scarlet")
+
+
+def opened(method: str, parts: Parts, given: dict[str, object]) -> ByLikelihood:
+    if method == "replug":
+        return replug.open(make_settings(replug.SETTINGS, given), parts)
+    if method == "llm-embedder":
+        return llm_embedder.open(make_settings(llm_embedder.SETTINGS, given), parts)
+    return scarlet.open(make_settings(scarlet.SETTINGS, given), parts)
+
+
+def maker(method: str, folder: Path, table: Table, **given: object) -> ByLikelihood:
+    parts = Parts(folder, SHELF, likelihood_name="a folder")
+    parts.__dict__["likelihood"] = table
+    return opened(method, parts, given)
+
+
+def one(labels: Sequence[Labelled]) -> LabelSet:
+    assert len(labels) == 1 and isinstance(labels[0], LabelSet)
+    return labels[0]
+
+
+def label(method: str, folder: Path, nats: Callable[[list[str]], float | None] = single, **given: object) -> LabelSet:
+    return one(list(maker(method, folder, Table(nats), **given).label([turn()])))
+
+
+def reason(method: str, folder: Path, asked: SearchTurn, nats: Callable[[list[str]], float | None] = single) -> str:
+    labels = list(maker(method, folder, Table(nats)).label([asked]))
+    assert len(labels) == 1 and isinstance(labels[0], Dropped)
+    return labels[0].reason
+
+
+@given(st.lists(st.floats(-1e4, 0), min_size=1, max_size=30), st.floats(0.01, 100))
+def test_targets_are_a_distribution_in_the_order_of_the_likelihoods(nats: list[float], temperature: float) -> None:
+    targets = softmax(nats, temperature)
+    assert math.fsum(targets) == pytest.approx(1, abs=1e-12)
+    assert all(0 <= target <= 1 for target in targets)
+    pairs = sorted(zip(nats, targets, strict=True))
+    assert [target for _, target in pairs] == sorted(targets)
+
+
+@given(st.lists(st.floats(-50, 0), min_size=2, max_size=8), st.floats(0.5, 5), st.floats(-100, 100))
+def test_targets_are_the_softmax_and_do_not_change_when_all_likelihoods_shift(
+    nats: list[float], temperature: float, shift: float
+) -> None:
+    plain = [math.exp(value / temperature) for value in nats]
+    assert softmax(nats, temperature) == pytest.approx([value / sum(plain) for value in plain])
+    assert softmax([value + shift for value in nats], temperature) == pytest.approx(softmax(nats, temperature))
+
+
+def test_a_temperature_of_nothing_is_refused() -> None:
+    with pytest.raises(SettingError):
+        softmax([0.0], 0.0)
+
+
+def test_replug_ranks_by_likelihood_and_its_targets_are_their_softmax(tmp_path: Path) -> None:
+    found = label("replug", tmp_path, temperature=2.0)
+    assert [candidate.passage.id for candidate in found.candidates] == ["p1", "p3", "p2", "p4"]
+    assert [candidate.scores["logp"] for candidate in found.candidates] == [-0.5, -4.0, -6.0, -9.0]
+    assert [candidate.rank for candidate in found.candidates] == [1, 3, 2, 4]
+    assert (found.positive, found.negatives) == ("p1", ("p3", "p2", "p4"))
+    weights = [math.exp(value / 2) for value in (-0.5, -4.0, -6.0, -9.0)]
+    assert found.targets == pytest.approx([weight / sum(weights) for weight in weights])
+    assert found.query == turn().query
+
+
+def test_replug_by_the_papers_letter_takes_the_softmax_of_probabilities(tmp_path: Path) -> None:
+    found = label("replug", tmp_path, temperature=0.1, utility="probability")
+    weights = [math.exp(math.exp(value) / 0.1) for value in (-0.5, -4.0, -6.0, -9.0)]
+    assert found.targets == pytest.approx([weight / sum(weights) for weight in weights])
+
+
+def test_llm_embedder_weighs_a_passage_against_no_passage(tmp_path: Path) -> None:
+    found = label("llm-embedder", tmp_path, negatives=2)
+    assert [candidate.scores["change"] for candidate in found.candidates] == [4.5, 1.0, -1.0, -4.0]
+    assert (found.positive, found.negatives, found.targets) == ("p1", ("p2", "p4"), None)
+
+
+def test_llm_embedder_gives_no_label_where_no_passage_helps(tmp_path: Path) -> None:
+    assert reason("llm-embedder", tmp_path, turn(), lambda titles: -1.0) == "no-positive"
+
+
+def test_scarlet_credits_what_the_answer_loses_without_a_passage(tmp_path: Path) -> None:
+    """Ada and Eve tell it only together; Bob does nothing and Kim misleads."""
+
+    def nats(titles: list[str]) -> float:
+        return -1.0 - 6.0 * (not {"Ada", "Eve"} <= set(titles)) - 2.0 * ("Kim" in titles)
+
+    found = label("scarlet", tmp_path, nats)
+    assert {candidate.passage.id: candidate.scores["utility"] for candidate in found.candidates} == {
+        "p1": 6.0,
+        "p3": 6.0,
+        "p2": 0.0,
+        "p4": -2.0,
+    }
+    assert (found.positive, found.negatives) == ("p1", ("p2", "p4"))  # p3 is as good, and so is no negative
+
+
+def test_scarlet_gives_no_label_where_nothing_is_lost_or_all_is_alike(tmp_path: Path) -> None:
+    assert reason("scarlet", tmp_path / "1", turn(), lambda titles: -3.0) == "no-positive"
+    assert reason("scarlet", tmp_path / "2", turn(), lambda titles: -3.0 - (len(titles) < 4)) == "no-negatives"
+
+
+@given(st.lists(st.integers(-20, 20), min_size=1, max_size=9))
+def test_the_two_groups_are_the_ones_with_the_least_squares(values: list[int]) -> None:
+    falling = sorted(values, reverse=True)
+    upper = upper_group(falling)
+
+    def squares(group: list[int]) -> float:
+        return sum((value - sum(group) / len(group)) ** 2 for value in group)
+
+    if len(set(falling)) == 1:
+        assert upper == len(falling)
+    else:
+        assert falling[upper - 1] > falling[upper]
+        best = min(squares(falling[:cut]) + squares(falling[cut:]) for cut in range(1, len(falling)))
+        assert squares(falling[:upper]) + squares(falling[upper:]) == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_model_reads_the_generators_prompt_with_these_passages_and_no_others(method: str, tmp_path: Path) -> None:
+    table = Table(lambda titles: -float(len(titles)))
+    made = maker(method, tmp_path, table, candidates=3)
+    list(made.label([turn()]))
+    prompt = load_generator_prompt(GeneratorSettings(model="a folder"))
+    some = PASSAGES[:3]
+    lists = {
+        "replug": [[passage] for passage in some],
+        "llm-embedder": [[], *([passage] for passage in some)],
+        "scarlet": [some, some[1:], [some[0], some[2]], some[:2]],
+    }[method]
+    contexts = [context_of(prompt, Budget(2048), OpenBook(QUESTION.question, tuple(each))) for each in lists]
+    assert table.asked == [[Continued(context.prompt, " 1815", "") for context in contexts]]
+
+
+def test_the_answer_is_the_first_one_or_the_likeliest(tmp_path: Path) -> None:
+    def longer_is_likelier(row: Continued) -> Weighed:
+        return Weighed(-1.0 if "year" in row.text else -2.0, 1)
+
+    table = Table(single)
+    table._weighed = longer_is_likelier  # type: ignore[method-assign]
+    first = one(list(maker("replug", tmp_path, table).label([turn()])))
+    best = one(list(maker("replug", tmp_path, table, answers="best").label([turn()])))
+    assert {candidate.scores["logp"] for candidate in first.candidates} == {-2.0}
+    assert {candidate.scores["logp"] for candidate in best.candidates} == {-1.0}
+
+
+def test_labels_may_be_for_the_users_question_once_a_run(tmp_path: Path) -> None:
+    made = maker("replug", tmp_path, Table(single), queries="question")
+    labels = {each.turn.search: each for each in made.label([turn("Ada"), turn("Ada", 1)])}
+    found = labels[0]
+    assert isinstance(found, LabelSet) and found.query == Query(QUESTION.question, QUESTION.question)
+    assert {candidate.passage.id for candidate in found.candidates} == {"p1", "p2"}
+    dropped = labels[1]
+    assert isinstance(dropped, Dropped) and dropped.reason == "same-question"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fault_or_a_number_that_is_none_labels_nothing_and_is_counted_and_asked_again(
+    method: str, tmp_path: Path
+) -> None:
+    made = maker(method, tmp_path, Table(lambda titles: None if "Eve" in titles else -1.0))
+    assert list(made.label([turn()])) == []
+    assert made.parts.tally.faults["likelihood"] == 1
+    table = Table(lambda titles: -float(len(titles)))
+    list(maker(method, tmp_path, table).label([turn()]))
+    assert len(table.asked) == 1
+
+
+def test_a_failed_search_labels_nothing_is_counted_and_costs_no_other_turn_its_label(tmp_path: Path) -> None:
+    made = maker("replug", tmp_path, Table(single))
+    labels = list(made.label([turn(), turn("bad one", 1)]))
+    assert one(labels).turn == TurnId("q1", 7, 0)
+    assert made.parts.tally.faults["retriever"] == 1
+
+
+def test_turns_without_an_answer_or_with_too_few_passages_are_dropped(tmp_path: Path) -> None:
+    assert reason("replug", tmp_path / "1", turn(question=replace(QUESTION, answers=()))) == "no-answer"
+    assert reason("replug", tmp_path / "2", turn("one")) == "too-few"
+    assert reason("replug", tmp_path / "3", turn("none")) == "too-few"
+
+
+def test_passages_that_do_not_fit_are_not_weighed_as_if_they_had_been_read(tmp_path: Path) -> None:
+    labels = list(maker("scarlet", tmp_path, Table(single), max_context_tokens=12).label([turn()]))
+    assert isinstance(labels[0], Dropped) and labels[0].reason == "too-long"
+
+
+def test_copies_of_a_passage_are_one_candidate() -> None:
+    copy = Passage("p9", " Ada", "Ada was  born in 1815 .")
+    found = distinct([Candidate(passage, rank) for rank, passage in enumerate([*PASSAGES[:2], copy], start=1)])
+    assert [candidate.passage.id for candidate in found] == ["p1", "p2"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_was_weighed_is_kept_and_another_model_prompt_or_setting_is_asked_anew(
+    method: str, tmp_path: Path
+) -> None:
+    def fresh(identity: str = "table", **given: object) -> Table:
+        table = Table(lambda titles: -float(len(titles)), identity)
+        list(maker(method, tmp_path, table, **given).label([turn(), turn(seed=8)]))
+        return table
+
+    assert [len(rows) > 1 for rows in fresh().asked] == [True]  # the second run asked the same
+    assert fresh().asked == []
+    assert len(fresh("other").asked) == len(fresh(prompt="generator-laptop").asked) == 1
+    assert len(fresh(max_context_tokens=100).asked) == 1
+
+
+def test_identities_follow_every_setting(tmp_path: Path) -> None:
+    kinds = [
+        maker("replug", tmp_path, Table(single)).identity,
+        maker("replug", tmp_path, Table(single, "other")).identity,
+        maker("replug", tmp_path, Table(single), temperature=0.5).identity,
+        maker("replug", tmp_path, Table(single), candidates=9).identity,
+        maker("replug", tmp_path, Table(single), prompt="generator-laptop").identity,
+        maker("llm-embedder", tmp_path, Table(single)).identity,
+        maker("scarlet", tmp_path, Table(single), candidates=20).identity,
+        maker("scarlet", tmp_path, Table(single), candidates=20, above=1.0).identity,
+    ]
+    assert len(set(kinds)) == len(kinds)
+    assert maker("replug", tmp_path, Table(single)).identity == kinds[0]
+
+
+def test_without_a_model_there_is_a_sentence(tmp_path: Path) -> None:
+    made = replug.open(replug.ReplugSettings(), Parts(tmp_path, SHELF))
+    with pytest.raises(SettingError, match="--likelihood"):
+        list(made.label([turn()]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turns(method: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    texts = [f" {passage.title} {passage.text} 1815" for passage in PASSAGES]
+    make_policy(LaptopSettings(hidden=32, feed_forward=48, vocabulary=300), texts, [PAD], folder, seed=1)
+
+    def labels(place: str, turns: Sequence[SearchTurn]) -> list[Labelled]:
+        parts = Parts(tmp_path / place, SHELF, likelihood_name=str(folder))
+        given: dict[str, object] = {} if method == "replug" else {"above": -99.0}
+        return list(opened(method, parts, given).label(turns))
+
+    other = Question("q2", "Who knows Bob ?", ("Eve",))
+    together = labels("together", [turn(question=other), turn(), turn("one")])
+    alone = one(labels("alone", [turn()]))
+    assert alone in together
+    if method == "replug":
+        prompt = load_generator_prompt(GeneratorSettings(model=str(folder)))
+        likelihood = open_likelihood(str(folder))
+        for candidate in alone.candidates:
+            context = context_of(prompt, Budget(2048), OpenBook(QUESTION.question, (candidate.passage,)))
+            nats = likelihood.weigh([Continued(context.prompt, " 1815")])[0].nats
+            assert candidate.scores["logp"] == pytest.approx(nats, abs=2e-4)
+
+
+def test_weighing_settings_are_described() -> None:
+    assert all(field.description for field in WeighingSettings.model_fields.values())

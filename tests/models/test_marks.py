@@ -1,0 +1,50 @@
+"""Marks: tags as tokens of their own, for a model that was trained without them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.loading import load_model
+from coseek.models.marks import add_marks
+from coseek.models.tokenizer import HfTokenizer
+
+TEXTS = ["the mayor of Novinna is Ada Byron .", "the label of Silver Gate is Narrow Clover ."]
+MARKS = ("<query>", "</query>", "<answer>")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    settings = LaptopSettings(hidden=16, layers=("conv", "full_attention"), heads=2, kv_heads=1, feed_forward=24)
+    make_policy(settings.model_copy(update={"vocabulary": 300}), TEXTS, ("<answer>",), tmp_path / "plain", 0)
+    return tmp_path / "plain"
+
+
+def test_a_tag_becomes_one_token_and_no_other_text_is_read_anew(plain: Path, tmp_path: Path) -> None:
+    add_marks(plain, MARKS, tmp_path / "marked", 0)
+    before, after = HfTokenizer.load(plain), HfTokenizer.load(tmp_path / "marked")
+    assert [len(after.encode(mark)) for mark in MARKS] == [1, 1, 1]
+    assert after.encode("<answer>") == before.encode("<answer>")  # known already
+    for text in TEXTS:
+        assert after.encode(text) == before.encode(text)
+    assert after.decode(after.encode(" Ada<query>")) == " Ada<query>"
+    assert len(after.encode_data("<query>")) > 1  # a passage cannot say it
+
+
+def test_the_model_says_what_it_said_of_old_tokens(plain: Path, tmp_path: Path) -> None:
+    add_marks(plain, MARKS, tmp_path / "marked", 0)
+    before, after = load_model(plain), load_model(tmp_path / "marked")
+    ids_BT = torch.tensor([HfTokenizer.load(plain).encode(TEXTS[0])])
+    with torch.no_grad():
+        old_BTV, new_BTV = before(ids_BT).logits, after(ids_BT).logits
+    assert new_BTV.shape[-1] == old_BTV.shape[-1] + 2
+    assert torch.equal(new_BTV[..., : old_BTV.shape[-1]], old_BTV)
+    assert new_BTV.isfinite().all()
+
+
+def test_a_seed_gives_the_same_vectors_again(plain: Path, tmp_path: Path) -> None:
+    for name, seed in (("one", 3), ("again", 3), ("other", 4)):
+        add_marks(plain, MARKS, tmp_path / name, seed)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "again", "other")]
+    assert files[0] == files[1] != files[2]

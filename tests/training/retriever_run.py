@@ -1,0 +1,64 @@
+"""A short training of a retriever: what `test_retriever.py` runs here, under `torchrun`, or to be killed."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from coseek.data.settings import assign, make_settings
+from coseek.training.learning.workers import ALONE, Workers, workers_here
+from coseek.training.retriever.recipe import RetrieverRecipe
+from coseek.training.retriever.training import RetrieverTraining
+
+_LIKE_ONE = ("training.steps=3", "training.optimiser={lr: 0.01, eps: 0.0001}")
+SETTINGS = {
+    "contrastive": (*_LIKE_ONE, "training.micro_batch_tokens=100000"),
+    "cached": (*_LIKE_ONE, "training.micro_batch_tokens=40"),
+}
+"""What two workers must make of it as one does. Adam divides by the gradient's size: without `eps` the rounding of a
+gradient near 0 would be a whole step."""
+
+
+def recipe_of(given: Path, *settings: str, labels: str = "labels") -> RetrieverRecipe:
+    """A recipe over the labels and the encoder in `given`."""
+    tree = assign(
+        {
+            "labels": [str(given / labels)],
+            "encoder": str(given / "encoder"),
+            "view": "question+query",
+            "query_tokens": 48,
+            "loss": {"temperature": 0.05},
+            "training": {"batch_size": 8, "dropout": 0.0},
+            "held_out": {"share": 0.3},
+            "threads": 1,
+        },
+        settings,
+    )
+    return make_settings(RetrieverRecipe, tree)
+
+
+def train(
+    given: Path, out: Path, *settings: str, labels: str = "labels", workers: Workers = ALONE, resume: bool = False
+) -> RetrieverTraining:
+    training = RetrieverTraining(recipe_of(given, *settings, labels=labels), out, workers=workers)
+    training.begin(resume)
+    training.train()
+    return training
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    given, out, *settings = sys.argv[1:]
+    here = workers_here()
+    if here.world == 1:
+        train(Path(given), Path(out), *settings, resume=True)
+    else:
+        for kind, chosen in SETTINGS.items():
+            train(Path(given), Path(out) / kind, *chosen, workers=here)
+        dist.destroy_process_group()

@@ -1,0 +1,265 @@
+"""Training a retriever from end to end: labels in, an encoder out that dense search opens."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.retrieval.tiny_encoder import make_encoder
+from tests.training.retriever_run import recipe_of, train, weights_of
+from tests.training.tiny_labels import label, write_labels
+
+from coseek.cli.main import main
+from coseek.data.errors import DataError, SettingError
+from coseek.data.passage import Corpus, Passage
+from coseek.measure.table import Table
+from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.dense import Dense, DenseSettings
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.training.retriever.evaluation import HeldOut, ranks_of
+from coseek.training.retriever.recipe import HeldOutSettings, load_retriever_recipe, retriever_recipe_names
+from coseek.training.retriever.trainer import last_checkpoint
+from coseek.training.retriever.training import RetrieverTraining
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def given_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`labels`, `targets` and `encoder`, made once."""
+    folder = tmp_path_factory.mktemp("given")
+    write_labels(folder / "labels")
+    write_labels(folder / "targets", 8, targets=True)
+    make_encoder(folder / "encoder")
+    return folder
+
+
+def test_training_finds_more_and_dense_search_opens_the_result(given_folders: Path, tmp_path: Path) -> None:
+    training = train(given_folders, tmp_path / "out", "training.steps=40", "training.optimiser.lr=0.003")
+    table = training.results()
+    assert isinstance(table, Table)
+    read = json.loads((tmp_path / "out" / "table.json").read_text())["searchers"]
+    assert set(read) == {"BM25", "before", "trained"}
+    assert read["trained"]["mrr"] > read["before"]["mrr"] + 0.1
+    card = EncoderCard.of(training.encoder_folder)
+    assert card.view == "question+query" and card.query_tokens == 48
+    corpus = Corpus({one.passage.id: one.passage for number in range(24) for one in label(number).candidates}.values())
+    dense = Dense.over(corpus, DenseSettings(encoder=str(training.encoder_folder)))
+    assert dense.settings.view == "question+query"
+    assert len(dense.search([Query("ba be", "what is ba")], 3)[0]) == 3
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 20, 30, 40, 40]
+    assert lines[-2]["loss"] < lines[0]["loss"] and "held/mrr" in lines[-1]
+
+
+def test_what_training_saw_is_what_serving_encodes(given_folders: Path, tmp_path: Path) -> None:
+    """The look at the end and an index over the same passages rank alike."""
+    training = train(given_folders, tmp_path / "out", "training.steps=2")
+    looker = training.looker
+    assert looker is not None
+    found = looker.look(training.open(training.encoder_folder))
+    corpus = Corpus(looker.held_out.pool)
+    labels = looker.held_out.labels
+    dense = Dense.over(corpus, DenseSettings(encoder=str(training.encoder_folder)))
+    hits = dense.search([one.query for one in labels], len(corpus))
+    ranks = [
+        next(rank for rank, hit in enumerate(found_here, start=1) if hit.passage.text == one.passage(one.positive).text)
+        for one, found_here in zip(labels, hits, strict=True)
+    ]
+    # Vectors of another batch differ in the seventh digit: neighbours may swap.
+    assert np.abs(found.ranks - np.array(ranks)).max() <= 1
+
+
+@pytest.mark.parametrize("more", [(), ("training.lora={rank: 2}", "training.dropout=0.1", "held_out.keep=best")])
+def test_a_run_that_goes_on_ends_with_the_same_weights(
+    given_folders: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    settings = ("training.steps=9", "training.checkpoint_every=4", "held_out.every=4", *more)
+    whole = train(given_folders, tmp_path / "whole", *settings)
+    stopped = RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "stopped")
+    stopped.begin(resume=False)
+
+    class Stop(Exception):
+        pass
+
+    class Stops:
+        """Somebody who watches, and pulls the plug after six updates."""
+
+        def stage(self, name: str, total: int) -> None:
+            pass
+
+        def advance(self, done: int, note: str = "") -> None:
+            if done == 6:
+                raise Stop
+
+        def say(self, line: str) -> None:
+            pass
+
+    stopped.progress = Stops()
+    with pytest.raises(Stop):
+        stopped.train()
+    found = last_checkpoint(tmp_path / "stopped" / "checkpoints")
+    assert found is not None and found.name == "checkpoint-4"
+    gone_on = RetrieverTraining(recipe_of(given_folders, *settings), tmp_path / "stopped")
+    gone_on.begin(resume=True)
+    gone_on.train()
+    wanted, got = weights_of(whole.encoder_folder), weights_of(gone_on.encoder_folder)
+    assert wanted.keys() == got.keys() and not any("lora" in name for name in wanted)
+    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+    logs = [
+        [
+            {name: value for name, value in json.loads(line).items() if not name.startswith("time/")}
+            for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        ]
+        for run in ("whole", "stopped")
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> None:
+    for step, state in ((4, "{}"), (8, '{"epo')):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "weights.pt").touch()
+        (folder / "trainer_state.json").write_text(state)
+    (tmp_path / "checkpoint-12").mkdir()
+    found = last_checkpoint(tmp_path)
+    assert found is not None and found.name == "checkpoint-4"
+
+
+def test_the_same_seed_gives_the_same_encoder_and_another_one_does_not(given_folders: Path, tmp_path: Path) -> None:
+    runs = [
+        weights_of(train(given_folders, tmp_path / name, "training.steps=2", f"seed={seed}").encoder_folder)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+    assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
+
+
+def test_targets_are_learnt_by_divergence(given_folders: Path, tmp_path: Path) -> None:
+    more = ("loss={kind: kl, temperature: 0.1}", "training.steps=30", "training.optimiser.lr=0.003", "held_out.share=0")
+    training = train(given_folders, tmp_path / "out", *more, labels="targets")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"] and lines[-1]["negatives"] == 3
+    assert training.results() is None
+    with pytest.raises(DataError, match="targets"):
+        train(given_folders, tmp_path / "other", *more)
+
+
+def test_frozen_layers_and_embeddings_stay_as_they_are(given_folders: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="1 layers"):
+        train(given_folders, tmp_path / "out", "training.freeze_layers=1", "training.steps=1")
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=5), st.integers(0, 3))
+def test_a_rank_is_the_place_in_the_sorted_order(scores: list[list[int]], row: int) -> None:
+    scores_QU = np.array(scores, dtype=np.float32)
+    ranks = ranks_of(scores_QU, np.full(len(scores), row))
+    for place, values in enumerate(scores):
+        order = sorted(range(4), key=lambda one: (-values[one], one))
+        assert ranks[place] == order.index(row) + 1
+
+
+def test_what_is_searched_holds_every_positive_and_no_text_twice() -> None:
+    labels = [label(number) for number in range(20)]
+    others = [Passage(f"other {number}", "", f"words {number % 7}") for number in range(50)]
+    held_out = HeldOut.of({"a": labels[:9], "b": labels[9:]}, others, HeldOutSettings(turns=10, passages=14), 0)
+    texts = [f"{one.title} {one.text}" for one in held_out.pool]
+    assert len(held_out.labels) == 10 and len(set(texts)) == len(texts) == 14
+    for one in held_out.labels:
+        good = one.passage(one.positive)
+        assert f"{good.title} {good.text}" in texts
+
+
+@pytest.mark.parametrize("name", retriever_recipe_names())
+def test_our_recipes_are_recipes(name: str) -> None:
+    labels = [] if name == "laptop" else ["labels"]
+    assert load_retriever_recipe(name, labels=labels).about
+
+
+def say(*words: str) -> int:
+    return main(["train", "retriever", *words])
+
+
+def test_mistakes_are_sentences(given_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, labels = ["--out", str(tmp_path / "out")], ["--labels", str(given_folders / "labels")]
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        (["agentic"], "agentic-r"),
+        (["agentic-r", *out], "--labels"),
+        (["agentic-r", "--labels", str(tmp_path / "empty"), *out], "coseek label"),
+        (["agentic-r", "loss.temprature=1", *labels, *out], "temperature"),
+        (["agentic-r", "encoder=nowhere", *labels, *out], "no encoder 'nowhere'"),
+        (["agentic-r", "view=querry", *labels, *out], "query"),
+        (["laptop", "loss.kind=kl", *out], "replug"),
+        (["replug", f"encoder={given_folders / 'encoder'}", *labels, *out], "targets"),
+    ):
+        assert say(*words) == 2, words
+        error = capsys.readouterr().err
+        assert said in error and "Traceback" not in error, error
+
+
+def test_the_command_trains_says_where_and_refuses_to_overwrite(
+    given_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["agentic-r", f"encoder={given_folders / 'encoder'}", "query_tokens=48", "training.steps=2"]
+    words += ["--labels", str(given_folders / "labels"), "--out", str(tmp_path / "out")]
+    assert say(*words, "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)["searchers"]) == {"BM25", "before", "trained"}
+    assert say(*words) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert say(*words, "training.epochs=9", "--resume") == 2
+    assert "training" in capsys.readouterr().err
+    assert say(*words, "--resume") == 0
+    assert "coseek index" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: Path) -> None:
+    module = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    module += ["--nproc-per-node", "2", "-m", "tests.training.retriever_run", str(given_folders), str(tmp_path / "two")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(module, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    before = weights_of(given_folders / "encoder")
+    for kind in ("contrastive", "cached"):
+        more = retriever_settings(kind)
+        alone = weights_of(train(given_folders, tmp_path / kind, *more).encoder_folder)
+        both = weights_of(tmp_path / "two" / kind / "encoder")
+        moved = max(float((alone[name] - before[name]).abs().max()) for name in alone)
+        apart = max(float((alone[name] - both[name]).abs().max()) for name in alone)
+        print(f"{kind}: weights moved by up to {moved:.1e}, two workers from one by {apart:.1e}")
+        assert apart < 1e-5 < moved / 100
+
+
+def retriever_settings(kind: str) -> tuple[str, ...]:
+    from tests.training.retriever_run import SETTINGS
+
+    return SETTINGS[kind]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_weights(given_folders: Path, tmp_path: Path) -> None:
+    settings = ("training.steps=60", "training.checkpoint_every=3")
+    whole = weights_of(train(given_folders, tmp_path / "whole", *settings).encoder_folder)
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "tests.training.retriever_run", str(given_folders), str(out), *settings]
+    kills = 0
+    for wanted in (6, 21, 42):
+        running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+        while running.poll() is None:
+            if any(int(path.name[11:]) >= wanted for path in out.glob("checkpoints/checkpoint-*")):
+                running.send_signal(signal.SIGKILL)
+                running.wait()
+                kills += 1
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    assert kills >= 2
+    got = weights_of(out / "encoder")
+    assert all(torch.equal(whole[name], got[name]) for name in whole)

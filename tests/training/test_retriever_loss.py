@@ -1,0 +1,201 @@
+"""The losses of a retriever: the formulas, who counts as a negative, and that memory is no matter of the result."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from tests.retrieval.tiny_encoder import make_encoder
+from tests.training.tiny_labels import label
+
+from coseek.data.errors import RunError
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.training.retriever.batch import Batch
+from coseek.training.retriever.feeding import Collator, Feeder
+from coseek.training.retriever.loss import Features, RetrieverObjective, Target, contrastive, divergence
+from coseek.training.retriever.recipe import RetrieverLoss
+from coseek.training.retriever.rows import Given, Row
+
+
+def row(positive: str, *negatives: str, turn: str = "", question: str = "", query: str = "q") -> Row:
+    """Passages by their texts; an id of its own is written in front: `id|text`."""
+
+    def passage(text: str) -> Given:
+        ident, bar, said = text.partition("|")
+        return Given(ident, said if bar else text)
+
+    own = question or positive
+    return Row((turn or own,), own, query, passage(positive), tuple(passage(text) for text in negatives))
+
+
+def negatives_of(batch: Batch, number: int) -> list[str]:
+    """The texts of a row's negatives, by its mask; as often as they are counted."""
+    slots = [slot for slot in batch.allowed_BS[number].nonzero().flatten().tolist() if slot != batch.positive_B[number]]
+    return sorted(batch.passages[int(batch.passage_S[slot])] for slot in slots)
+
+
+def test_other_rows_passages_are_negatives_and_no_positive_of_the_row_is() -> None:
+    batch = Batch.contrastive([row("a", "x", "y"), row("b", "x", "a")], in_batch=True)
+    assert negatives_of(batch, 0) == ["b", "x", "x", "y"]
+    assert negatives_of(batch, 1) == ["a", "a", "x", "x", "y"]
+    assert len(batch.passages) == 4  # each different text is encoded once
+
+
+def test_without_in_batch_negatives_only_the_labels_own_count() -> None:
+    batch = Batch.contrastive([row("a", "x"), row("b", "y")], in_batch=False)
+    assert [negatives_of(batch, number) for number in range(2)] == [["x"], ["y"]]
+
+
+def test_the_same_passage_under_another_id_or_text_is_no_negative() -> None:
+    batch = Batch.contrastive([row("1|a", "x"), row("2|a", "1|other a"), row("b")], in_batch=True)
+    assert negatives_of(batch, 0) == ["b", "x"]
+    # `other a` has the id of the first row's positive, not of the second's.
+    assert negatives_of(batch, 1) == ["b", "other a", "x"]
+
+
+def test_rows_of_one_question_are_no_negatives_of_each_other() -> None:
+    rows = [row("a", "x", question="Q", turn="1"), row("b", "y", "a", question="Q", turn="2"), row("c")]
+    batch = Batch.contrastive(rows, in_batch=True)
+    assert negatives_of(batch, 0) == ["c", "x"]
+    assert negatives_of(batch, 1) == ["a", "c", "y"]  # the second turn's own label says that `a` is wrong for it
+
+
+def test_ties_of_one_turn_are_not_negatives_even_where_the_labels_say_so() -> None:
+    rows = [row("a", "x", "b", question="Q", turn="1"), row("b", "x", "a", question="Q", turn="1")]
+    batch = Batch.contrastive(rows, in_batch=True)
+    assert [negatives_of(batch, number) for number in range(2)] == [["x"], ["x"]]
+
+
+TEXTS = st.sampled_from([f"{ident}|{text}" for ident in "12" for text in "abc"] + list("defgh"))
+ROWS = st.lists(
+    st.builds(
+        lambda passages, turn, question: row(
+            passages[0], *passages[1:], turn=f"{question}{turn}", question=question, query=f"{question}{turn}"
+        ),
+        st.lists(TEXTS, min_size=1, max_size=4, unique=True),
+        st.integers(0, 1),
+        st.sampled_from("QRS"),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def counts(rows: Sequence[Row], number: int) -> list[str]:
+    """The rules, said once more: texts of a row's negatives."""
+    mine = rows[number]
+    tied = [other.positive for other in rows if other.turn == mine.turn]
+
+    def is_right(given: Given) -> bool:
+        return any(given.id == good.id or given.text == good.text for good in tied)
+
+    kept = [given.text for given in mine.negatives if not is_right(given)]
+    for other in rows:
+        if other.question != mine.question:
+            kept += [given.text for given in (other.positive, *other.negatives) if not is_right(given)]
+    return sorted(kept)
+
+
+@given(ROWS, st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_the_loss_is_the_papers_sum_over_what_counts(rows: list[Row], rng: object) -> None:
+    batch = Batch.contrastive(rows, in_batch=True)
+    assert [negatives_of(batch, number) for number in range(len(rows))] == [
+        counts(rows, number) for number in range(len(rows))
+    ]
+    similar = {text: 0.3 * number for number, text in enumerate(sorted(batch.passages))}
+    scores_S = torch.tensor([similar[batch.passages[place]] for place in batch.passage_S.tolist()])
+    losses = contrastive(scores_S.expand(len(rows), -1), batch.allowed_BS, batch.positive_B)
+    for number, loss in enumerate(losses.tolist()):
+        right = math.exp(similar[rows[number].positive.text])
+        total = right + sum(math.exp(similar[text]) for text in counts(rows, number))
+        assert loss == pytest.approx(-math.log(right / total), abs=1e-5)
+
+
+def test_what_is_masked_gets_no_gradient_at_all() -> None:
+    scores_BS = torch.tensor([[1.0, 90.0, 0.5]], requires_grad=True)
+    loss_B = contrastive(scores_BS, torch.tensor([[True, False, True]]), torch.tensor([0]))
+    loss_B.sum().backward()
+    assert scores_BS.grad is not None and scores_BS.grad[0, 1] == 0
+    assert loss_B.item() == pytest.approx(math.log(1 + math.exp(-0.5)))
+
+
+def test_the_divergence_is_that_of_replug_and_is_nought_where_nothing_is_to_learn() -> None:
+    scores_BS = torch.tensor([[1.0, 2.0, 70.0]], requires_grad=True)
+    allowed_BS = torch.tensor([[True, True, False]])
+    p = [1 / (1 + math.e), math.e / (1 + math.e)]
+    loss_B = divergence(scores_BS, allowed_BS, torch.tensor([[0.5, 0.5, 0.0]]))
+    assert loss_B.item() == pytest.approx(sum(share * math.log(share / 0.5) for share in p))
+    level_B = divergence(scores_BS, allowed_BS, torch.tensor([[*p, 0.0]]))
+    level_B.sum().backward()
+    assert level_B.item() == pytest.approx(0.0, abs=1e-6)
+    assert scores_BS.grad is not None and scores_BS.grad.abs().max() < 1e-6
+
+
+def test_a_target_of_nought_costs_much_and_not_infinitely() -> None:
+    loss_B = divergence(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.tensor([[1.0, 0.0]]))
+    assert 1.0 < loss_B.item() < 20.0
+
+
+def gradients(
+    folder: Path, *, tokens: int, cached: bool, loss: RetrieverLoss, dropout: float
+) -> dict[str, torch.Tensor]:
+    """Gradients of one batch of hand-made rows."""
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = dropout
+    kl = loss.kind == "kl"
+    rows = [Row.of(label(number, targets=kl), lambda query: query.text) for number in range(10)]
+    fed = Collator(Feeder(model, EncoderCard.of(folder)), in_batch=True, kl=kl)(rows)
+    objective = RetrieverObjective(model, loss, micro_batch_tokens=tokens, cached=cached, normalise=True)
+    features: list[Features] = []
+    for side in ("query", "passage"):
+        tensors = {name.removeprefix(f"{side}_"): value for name, value in fed.items() if name.startswith(f"{side}_")}
+        features.append({name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)})
+    target = fed["label"]
+    assert isinstance(target, dict)
+    known: Target = target
+    model.train()
+    torch.manual_seed(0)
+    objective(features, known).backward()
+    assert objective.readings()["negatives"] > 3 or kl
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("loss", [RetrieverLoss(temperature=0.05), RetrieverLoss(kind="kl", temperature=0.1)])
+def test_cached_gradients_are_the_gradients(tmp_path: Path, loss: RetrieverLoss) -> None:
+    folder = make_encoder(tmp_path / "encoder")
+    whole = gradients(folder, tokens=10**6, cached=True, loss=loss, dropout=0.0)
+    apart = gradients(folder, tokens=30, cached=False, loss=loss, dropout=0.0)
+    cached = gradients(folder, tokens=30, cached=True, loss=loss, dropout=0.0)
+    assert whole.keys() == apart.keys() == cached.keys() and len(whole) > 10
+    size = max(float(gradient.abs().max()) for gradient in whole.values())
+    for name, gradient in whole.items():
+        assert float((gradient - apart[name]).abs().max()) < 1e-6 * max(1.0, size), name
+        assert float((gradient - cached[name]).abs().max()) < 1e-6 * max(1.0, size), name
+
+
+def test_cached_gradients_drop_the_same_activations_twice(tmp_path: Path) -> None:
+    """The second pass of the cache replays the first one's dropout: both ways draw in the same order."""
+    folder, loss = make_encoder(tmp_path / "encoder"), RetrieverLoss(temperature=0.05)
+    apart = gradients(folder, tokens=30, cached=False, loss=loss, dropout=0.2)
+    cached = gradients(folder, tokens=30, cached=True, loss=loss, dropout=0.2)
+    size = max(float(gradient.abs().max()) for gradient in apart.values())
+    for name, gradient in apart.items():
+        assert float((gradient - cached[name]).abs().max()) < 1e-6 * max(1.0, size), name
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "encoder")
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    objective = RetrieverObjective(model, RetrieverLoss(), micro_batch_tokens=99, cached=True, normalise=False)
+    batch = Batch.contrastive([row("a", "x", query="q")], in_batch=True)
+    target = {"query_B": batch.query_B, "passage_S": batch.passage_S, "allowed_BS": batch.allowed_BS}
+    target |= {"positive_B": batch.positive_B, "targets_BS": batch.targets_BS}
+    with pytest.raises(RunError, match="learning rate"):
+        objective.calculate_loss([[torch.full((1, 4), torch.nan)], [torch.zeros(2, 4)]], target)

@@ -1,0 +1,167 @@
+"""Fears about the table of agents that give no answer: zeros for what was never asked, runs that cannot go on."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+from tests.scripted import Scripted
+
+from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.agents.judge import JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.data.errors import RetrieverError, SettingError
+from coseek.data.passage import Corpus, Hit
+from coseek.data.run import Run
+from coseek.data.trajectory import StopReason
+from coseek.measure.score import METRICS, summaries_of
+from coseek.retrieval.query import Asked
+from coseek.retrieval.retriever import FixedRetriever
+from coseek.training import served
+from coseek.training.agent import AgentTraining
+from coseek.training.frozen import Frozen, FrozenSettings
+from coseek.training.recipe import AgentRecipe, load_recipe
+from coseek.training.results import Row, alarms_of, by_generator, metric_of, pairs_of, rows_of
+from coseek.training.rl.health import alarm_steps
+
+from .test_agent import TINY
+
+ROOT = Path(__file__).parents[2]
+SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",), hops=1)
+CORPUS = Corpus([ORBO, MIRA, OTHER])
+SILENT = ["frozen={generator: {model: gen}, judge: {model: oracle}, baseline: {passages: 2}}"]
+
+
+class Away(FixedRetriever):
+    """Cannot search for one question."""
+
+    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        if any("who founded" in self.seen(query) for query in queries):
+            raise RetrieverError("away")
+        return super().search(queries, k)
+
+
+def frozen_of(model: Scripted, folder: Path, judge: Scripted | None = None) -> Frozen:
+    asked = GeneratorSettings(model="scripted")
+    generator = Generator(model, load_generator_prompt(asked), asked)
+    judging = JudgeSettings(model="scripted")
+    says = ModelJudge(judge, load_judge_prompt(judging), judging) if judge is not None else None
+    return Frozen(FrozenSettings(), folder, generator, says)
+
+
+def silent(*more: str) -> AgentRecipe:
+    return load_recipe("quickstart", [*TINY, *SILENT, "protocol=s3", "reward={gbr: 1.0}", *more])
+
+
+# --- naive RAG for a generator
+
+
+def test_naive_rag_searches_for_the_question_itself_and_a_second_start_searches_for_nothing(tmp_path: Path) -> None:
+    retriever = FixedRetriever(CORPUS, {QUESTION.question: ["orbo", "other", "mira"]})
+    kept = Run.create(tmp_path / "cell", {})
+    for _ in range(2):
+        served.naive_rag(kept, retriever, [QUESTION], 2, seed=0)
+    (only,) = kept.trajectories()
+    assert [hit.passage.id for hit in only.searches[0].hits] == ["orbo", "other"]
+    assert only.stop is StopReason.COMPLETE and only.answer is None
+
+
+def test_a_search_of_naive_rag_that_failed_is_a_fault_and_no_wrong_answer(tmp_path: Path) -> None:
+    kept = Run.create(tmp_path / "cell", {})
+    served.naive_rag(kept, Away(CORPUS, {QUESTION.question: ["mira"]}), [QUESTION, SECOND], 3, seed=0)
+    runs = list(kept.trajectories())
+    scored = served.scored_by_generator(frozen_of(Scripted(lambda _: "Velora"), tmp_path), "RAG", kept.folder, runs)
+    assert scored.questions["q1"].metrics["em"] == 1.0
+    assert scored.questions["q2"].rows == 0 and scored.questions["q2"].faults == 1
+
+
+# --- what the generator answers
+
+
+def test_the_generator_answers_for_the_agent_and_is_asked_once_however_often_one_measures(tmp_path: Path) -> None:
+    model, judge = Scripted(lambda _: "the town of Velora"), Scripted(lambda _: "yes")
+    frozen, runs = frozen_of(model, tmp_path, judge), [run(found("orbo", ORBO, MIRA), answer=None)]
+    for _ in range(2):
+        scored = served.scored_by_generator(frozen, "after", tmp_path, runs)
+    row = scored.questions["q1"].metrics
+    assert (row["em"], row["cover_em"], row["gen_acc"], row["context_passages"]) == (0.0, 1.0, 1.0, 2.0)
+    assert len(model.calls) == 1 and len(judge.calls) <= 1
+    shown = served.with_answers(frozen, tmp_path, [*runs, fault(seed=1)])
+    assert [one.answer for one in shown] == ["the town of Velora"]
+
+
+def test_what_the_agent_left_out_is_shown_beside_what_it_selected(tmp_path: Path) -> None:
+    search = replace(found("orbo", ORBO, OTHER, MIRA), selected=("orbo",))
+    frozen, runs = frozen_of(Scripted(lambda _: "?"), tmp_path), {"after": [run(search, search, answer=None)]}
+    assert frozen.generator is not None
+    scored = served.scored_by_generator(frozen, "after", tmp_path, runs["after"])
+    scores = summaries_of([scored], [QUESTION], served.GROUPS, tuple(METRICS), seed=0)
+    table = served.selection_table(frozen.generator, runs, scores)
+    assert [cell.split()[0] for cell in table.rows[0]][1::2] == ["1.0", "3.0"]
+    assert float(table.rows[0][4]) > float(table.rows[0][2].split()[0])
+    assert {one.group for one in scores.summaries} == {"all", "2 hops", served.CHAIN}
+
+
+# --- which rows
+
+
+def test_an_agent_without_answers_stands_beside_rag_with_as_many_passages_as_it_may_serve(tmp_path: Path) -> None:
+    rows = rows_of(AgentTraining(silent("table.wide_rag=9"), tmp_path))
+    assert [row.label for row in rows if row.passages] == ["RAG k=2", "RAG k=9"]
+    assert not {"direct", "naive RAG"} & {row.name for row in rows}  # they answer themselves: another question
+    assert ("after", "RAG k=9") in pairs_of(rows)
+    assert metric_of(AgentTraining(silent(), tmp_path)) == "gen_acc"
+
+
+def test_an_agent_that_answers_keeps_its_own_answers_whatever_generator_its_reward_asks(tmp_path: Path) -> None:
+    training = AgentTraining(load_recipe("quickstart", [*TINY, *SILENT]), tmp_path)
+    assert not by_generator(training) and metric_of(training) == "em"
+    assert Row("naive RAG", "warm", "rag", 0.0) in rows_of(training)
+
+
+# --- going on with a run that was begun by an older version
+
+
+def test_a_run_that_was_begun_before_a_setting_was_there_is_measured_with_it(tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", TINY)
+    AgentTraining(recipe, tmp_path).begin(resume=False)
+    written = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    del written["recipe"]["table"]["wide_rag"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(written))
+    AgentTraining(load_recipe("quickstart", [*TINY, "table.wide_rag=9"]), tmp_path).begin(resume=True)
+    with pytest.raises(SettingError, match="another table"):
+        AgentTraining(load_recipe("quickstart", [*TINY, "table.rag_passages=5"]), tmp_path).begin(resume=True)
+
+
+# --- what health said
+
+
+def test_an_alarm_is_told_with_the_steps_in_which_it_was_on(tmp_path: Path) -> None:
+    (stage,) = AgentTraining(load_recipe("quickstart", TINY), tmp_path).stages
+    assert alarms_of(stage) == []
+    rows: list[dict[str, float]] = [{"step": step, "alarms": 0} for step in (1, 2, 3, 4)]
+    stage.folder.mkdir()
+    path = stage.folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert alarms_of(stage) == ["No alarm in 4 steps of reinforcement learning."]
+    rows[1]["alarm/no-search"] = rows[3]["alarm/no-search"] = rows[3]["alarm/exploding"] = 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert alarm_steps(rows) == {"no-search": [2, 4], "exploding": [4]}
+    assert "no-search in 2 of 4 steps" in alarms_of(stage)[0] and "first in step 2" in alarms_of(stage)[0]
+
+
+# --- the whole road of s3, killed
+
+
+@pytest.mark.slow
+def test_an_s3_recipe_that_is_killed_goes_on_to_the_same_weights_cache_and_table(tmp_path: Path) -> None:
+    command = [sys.executable, "bench/kill_s3.py", "--runs", "1", "--keep", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 of 1 identical" in done.stdout, done.stdout + done.stderr
+    table = (tmp_path / "whole" / "table.md").read_text()
+    assert "| gen_acc | dev | test |" in table and "RAG k=6" in table and "tokens, selected" in table

@@ -1,0 +1,244 @@
+"""Co-training: what a round is told, when there is no other, and that a killed run ends as one that was not."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from coseek.data.errors import CoseekError, DataError, SettingError
+from coseek.training.together.recipe import (
+    GIVEN,
+    TogetherRecipe,
+    load_together_recipe,
+    together_recipe_names,
+)
+
+
+def recipe(folder: Path, *overrides: str) -> TogetherRecipe:
+    from bench.kill_together import small
+
+    return small(folder, *overrides)
+
+
+# --- the recipe
+
+
+@pytest.mark.parametrize("name", together_recipe_names())
+def test_every_recipe_of_ours_can_be_read(name: str) -> None:
+    read = load_together_recipe(name)
+    assert read.about and read.rounds == 2
+    assert read.retriever.labels == (GIVEN,) and read.retriever.encoder == GIVEN
+
+
+def test_the_papers_recipe_has_the_papers_numbers() -> None:
+    read = load_together_recipe("agentic-r")
+    assert (read.agent.rl.algorithm, read.agent.rl.steps, read.agent.rl.minibatches) == ("ppo", 500, 2)
+    assert (read.agent.limits.max_turns, read.agent.limits.passages_per_search) == (5, 3)
+    assert read.agent.reward == {"exact_match": 1.0}
+    assert read.labels.method == "agentic-r" and read.retriever.view == "question+query"
+    assert (read.retriever.loss.temperature, read.retriever.loss.negatives) == (0.01, 15)
+    assert (read.retriever.training.epochs, read.retriever.training.optimiser.lr) == (2, 2e-5)
+
+
+def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: quickstart\nrl: {steps: 7}")
+    path = tmp_path / "both.yaml"
+    path.write_text("agent: mine.yaml\nstart: minilm\nretriever: agentic-r")
+    read = load_together_recipe(str(path), ["agent.rl.kl=0.5", "start.index.dtype=float16"])
+    assert (read.agent.rl.steps, read.agent.rl.kl) == (7, 0.5)
+    assert (read.start.encoder, read.start.index) == ("minilm", {"dtype": "float16"})
+    assert read.retriever.view == "question+query" and read.retriever.labels == (GIVEN,)
+    again = load_together_recipe(str(path), ["agent=search-r1-ppo-laptop", "start=laptop"])  # whole, then their parts
+    assert again.agent.rl.algorithm == "ppo"
+    assert again.start.recipe is not None and again.start.recipe.lessons is not None
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("retriever.labels=[x]", "leave retriever.labels out"),
+        ("retriever.encoder=minilm", "leave retriever.encoder out"),
+        ("retriever.training.step=3", "did you mean 'steps'"),
+        ("agent.rl.step=3", "did you mean 'steps'"),
+        ("agent.learn=demonstrations", "learns nothing in a round"),
+        ("agent=quickstrat", "did you mean 'quickstart'"),
+        ("start={}", "either start.encoder"),
+        ("stop.metric=emm", "did you mean 'em'"),
+        ("rounds=0", "rounds"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None:
+    with pytest.raises(CoseekError, match=said):
+        load_together_recipe("laptop", [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("labels.method=agentc", "did you mean 'agentic-r'"),
+        ("labels.settings.windw=3", "did you mean 'window'"),
+        ("start=nowhere", "no encoder 'nowhere'"),
+        ("agent.policy.folder=nowhere", "there is no nowhere"),
+        ("agent.data={folder: ., train: train}", "the oracle knows laptop worlds only"),
+    ],
+)
+def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Path, override: str, said: str) -> None:
+    from coseek.training.together.course import Course
+    from coseek.training.together.rounds import Together
+
+    more = ["agent.warm_start=null"] if "folder: ." in override else []
+    out = tmp_path / "run"
+    with pytest.raises(CoseekError, match=said):
+        Together(Course(recipe(tmp_path, override, *more), out)).begin(resume=False)
+    assert not out.exists()
+
+
+def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tmp_path: Path) -> None:
+    from coseek.training.together.course import Course
+    from coseek.training.together.rounds import Together
+
+    out = tmp_path / "run"
+    Together(Course(recipe(tmp_path), out)).begin(resume=False)
+    with pytest.raises(DataError, match="--resume"):
+        Together(Course(recipe(tmp_path), out)).begin(resume=False)
+    more = recipe(tmp_path, "rounds=5", "agent.rl.health.stop=true", "about=more of it")
+    Together(Course(more, out)).begin(resume=True)
+    with pytest.raises(SettingError, match=r"begun with retriever.view = 'question\+query', and now 'query'"):
+        Together(Course(recipe(tmp_path, "retriever.view=query"), out)).begin(resume=True)
+    written = load_together_recipe(str(out / "recipe.yaml"))
+    assert written == recipe(tmp_path)
+
+
+# --- what a round is told
+
+
+def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -> None:
+    from coseek.training.together.course import Course
+
+    course = Course(recipe(tmp_path), tmp_path / "run")
+    first, second = course.agent_recipe(1), course.agent_recipe(2)
+    assert first.data.index == str(tmp_path / "run" / "round-0" / "index")
+    assert second.data.index == str(tmp_path / "run" / "round-1" / "index")
+    assert first.policy.folder == str(course.first.policy_folder("warm"))
+    assert second.policy.folder == str(tmp_path / "run" / "round-1" / "agent" / "policy" / "trained")
+    assert first.seed != second.seed and first.warm_start is None and first.rl.steps == 3
+    tuned = course.retriever_recipe(2)
+    assert tuned is not None and tuned.labels == (str(tmp_path / "run" / "round-2" / "labels"),)
+    assert tuned.encoder == str(tmp_path / "run" / "round-1" / "retriever" / "encoder")
+    assert course.recipe.threads == 1 == tuned.threads == first.threads
+
+
+def test_a_round_may_begin_with_what_there_was_at_the_start(tmp_path: Path) -> None:
+    from coseek.training.together.course import Course
+
+    course = Course(recipe(tmp_path, "agent_begins=start", "retriever_begins=start"), tmp_path / "run")
+    assert course.agent_recipe(2).policy.folder == str(course.first.policy_folder("warm"))
+    tuned = course.retriever_recipe(2)
+    assert tuned is not None and tuned.encoder == str(tmp_path / "run" / "round-0" / "retriever" / "encoder")
+
+
+def test_what_only_the_first_encoder_must_be_told_is_not_told_to_its_successors(tmp_path: Path) -> None:
+    from coseek.training.together.course import Course
+
+    more = ("start={encoder: minilm, index: {view: query}}", "index.settings={search: int8}")
+    course = Course(recipe(tmp_path, *more), tmp_path / "run")
+    assert course.index_settings(0) == {"search": "int8", "view": "query", "encoder": "minilm"}
+    assert course.index_settings(1) == {"search": "int8", "encoder": course.encoder(1)}
+    assert course.retriever_recipe(0) is None
+
+
+def test_every_round_draws_its_own_training_questions_and_always_the_same(tmp_path: Path) -> None:
+    from coseek.training.together.course import Course
+    from coseek.training.together.labelling import drawn
+
+    course = Course(recipe(tmp_path), tmp_path / "run")
+    course.first.prepare_data()
+    first, second = drawn(course, 1), drawn(course, 2)
+    assert len(first) == len({question.id for question in first}) == 30
+    assert first != second and first == drawn(Course(course.recipe, course.folder), 1)
+    everything = load_together_recipe(str(tmp_path / "small.yaml"), ["labels.questions=1000"])
+    assert len(drawn(Course(everything, course.folder), 1)) == 60
+
+
+def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: Path) -> None:
+    from coseek.training.together.course import Course
+
+    course = Course(recipe(tmp_path, "agent.frozen.judge={model: oracle}"), tmp_path / "run")
+    judge = course.agent_recipe(1).frozen.judge
+    assert judge is not None and judge.model == str(course.data_folder)
+
+
+# --- the table
+
+
+def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
+    from coseek.training.together.pairs import Pair
+    from coseek.training.together.results import compared_pairs, way
+
+    assert way(2) == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
+    assert compared_pairs(1, beside=True) == [
+        (Pair(1, 0), Pair(0, 0)),
+        (Pair(1, 1), Pair(1, 0)),
+        (Pair(1, 1), Pair(0, 0)),
+        (Pair(1, 1), Pair(1, None)),
+    ]
+
+
+def test_no_two_pairs_share_a_folder_or_a_name() -> None:
+    from coseek.training.together.pairs import Pair
+
+    pairs = [Pair(agent, other) for agent in range(3) for other in (None, 0, 1, 2)]
+    assert len({pair.folder for pair in pairs}) == len({pair.name("bm25") for pair in pairs}) == 12
+    assert Pair(1, 1, "dev").folder != Pair(1, 1).folder
+
+
+@pytest.mark.slow
+def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(tmp_path: Path) -> None:
+    from bench.kill_together import check_moved, outcome, taught, train
+
+    from coseek.data.run import Run
+    from coseek.training.progress import Silent
+    from coseek.training.together.course import Course
+    from coseek.training.together.pairs import Pairs
+    from coseek.training.together.results import Results
+    from coseek.training.together.rounds import Together
+
+    torch.set_num_threads(1)
+    policy = f"agent.policy.folder={taught(tmp_path / 'first', 200)}"
+    out = tmp_path / "run"
+    train(recipe(tmp_path, policy), out, False, Silent())
+    check_moved(out, outcome(out))
+    cells = [path for path in (out / "pairs").iterdir() if not path.name.endswith(".dev")]
+    assert len(cells) == 12 and all(len(Run(path).done()) == 6 for path in cells)
+    table = json.loads((out / "table.json").read_text())
+    assert table["rounds"] == 2 and not table["stopped_early"] and len(table["dev"]) == 3
+    assert len({one["run"] for one in table["summaries"]}) == 12
+    page = (out / "report.html").read_text()
+    assert "<script" not in page and "Round by round" in page
+    run = yaml.safe_load((out / "round-1" / "run" / "run.yaml").read_text())["settings"]
+    assert run["retriever"] == str(out / "round-0" / "index")
+
+    # Everything is there: a later start trains nothing, and may decide otherwise.
+    before = outcome(out)
+    train(recipe(tmp_path, policy), out, True, Silent())
+    assert outcome(out) == before
+    strict = recipe(tmp_path, policy, "stop.least=2.0")
+    course = Course(strict, out)
+    assert Together(course).train() == 1
+    results = Results.of(course, Pairs(course), 1)
+    assert any("Stopped early: round 1 did not raise it by 2" in note for note in results.headline().notes)
+
+
+@pytest.mark.slow
+def test_a_killed_co_training_ends_with_the_same_weights_and_table(tmp_path: Path) -> None:
+    from bench.kill_together import killed_run, outcome, taught, whole_run
+
+    torch.set_num_threads(1)
+    small = recipe(tmp_path, f"agent.policy.folder={taught(tmp_path / 'first', 200)}", "rounds=1")
+    marks = whole_run(small, tmp_path / "whole")
+    at = random.Random(5).uniform(0.3, 0.9) * marks[-1][0]
+    assert killed_run(small, tmp_path / "killed", marks, at) is not None
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

@@ -1,0 +1,163 @@
+"""Trimming: what runs on some positions alone, how that is found out, and that no gradient can tell."""
+
+import copy
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.training.tiny import VOCABULARY, agent, environment, random_trajectories, tiny_model, trajectory
+from torch import Tensor, nn
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from coseek.training.learning.batch import Batch, before, make_batch
+from coseek.training.learning.critic import Critic
+from coseek.training.learning.policy import Policy
+from coseek.training.learning.trimming import trimmable, trimmed
+from coseek.training.settings import LearnerSettings, LoraSettings
+
+
+def qwen() -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            initializer_range=0.3,
+        )
+    )
+    model.eval()
+    return model
+
+
+def gemma() -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+            initializer_range=0.3,
+        )
+    )
+    model.eval()
+    return model
+
+
+def batch_of(seed: int) -> Batch:
+    return make_batch(random_trajectories(5, random.Random(seed)))
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
+
+
+def agree(one: nn.Module, other: nn.Module) -> None:
+    found, expected = gradients(one), gradients(other)
+    assert found.keys() == expected.keys() and found
+    for name, gradient in expected.items():
+        assert float((found[name] - gradient).abs().max()) <= 1e-5 * float(gradient.abs().max()), name
+
+
+def parts_of(model: PreTrainedModel) -> set[str]:
+    """What may be trimmed of the second layer."""
+    return {name.removeprefix("layers.1.") for name in trimmable(model.base_model)}
+
+
+def test_keys_and_values_are_read_everywhere_and_the_rest_of_the_last_layer_is_not() -> None:
+    attention = {"attention", "self_attn.q_proj", "self_attn.q_layernorm", "self_attn.out_proj"}
+    assert parts_of(tiny_model()) == {*attention, "feed_forward", "ffn_norm"}
+    assert parts_of(tiny_model(layers=("full_attention", "conv"))) == {"conv.out_proj", "feed_forward", "ffn_norm"}
+
+
+def test_it_is_found_out_for_other_architectures() -> None:
+    attention = {"attention", "self_attn.q_proj", "self_attn.o_proj"}
+    norms = {f"{place}_layernorm" for place in ("post_attention", "pre_feedforward", "post_feedforward")}
+    assert parts_of(qwen()) == {*attention, "mlp", "post_attention_layernorm"}
+    # Gemma caps its scores, which no fused attention does; its own is left as it is.
+    assert parts_of(gemma()) == {*attention, "mlp", *norms} - {"attention"}
+
+
+def test_attention_whose_output_is_still_zero_does_not_make_its_input_look_unread() -> None:
+    """A layer may begin at 0: what it is fed would change nothing yet, and everything later."""
+    model = tiny_model()
+    projection = model.get_submodule("model.layers.1.self_attn.out_proj")
+    assert isinstance(projection, nn.Linear)
+    nn.init.zeros_(projection.weight)
+    assert parts_of(model) == parts_of(tiny_model())
+
+
+def test_a_part_that_goes_by_its_position_is_left_alone() -> None:
+    class Numbered(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) + torch.arange(input.shape[1])[:, None]
+
+    model = tiny_model()
+    numbered = Numbered(24, 16, bias=False)
+    layer = model.get_submodule("model.layers.1")
+    layer.get_submodule("feed_forward").w2 = numbered
+    assert parts_of(model).isdisjoint({"feed_forward", "feed_forward.w2"})
+    assert parts_of(model) >= {"ffn_norm", "feed_forward.w1", "feed_forward.w3"}
+
+
+def test_a_model_without_layers_that_are_known_is_not_trimmed() -> None:
+    assert trimmable(nn.Linear(2, 2)) == ()
+
+
+@pytest.mark.parametrize("make", [tiny_model, qwen, gemma])
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_can_tell_from_the_gradient(make: Callable[[], PreTrainedModel], seed: int) -> None:
+    model = make()
+    batch = batch_of(seed)
+    looked_BT = before(batch.agent_BT)
+    direction_ND = torch.randn(int(looked_BT.sum()), 16)
+    other = copy.deepcopy(model)
+    for one, names in ((model, trimmable(model.base_model)), (other, ())):
+        with trimmed(one.base_model, names, looked_BT):
+            hidden_BTD = one.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
+        (hidden_BTD[looked_BT] * direction_ND).sum().backward()
+    agree(model, other)
+
+
+def test_the_network_is_as_it_was_afterwards_even_if_it_failed() -> None:
+    """The sampler writes with the same module."""
+    model = tiny_model()
+    batch = batch_of(0)
+    plain_BTV = model(input_ids=batch.ids_BT).logits
+    with pytest.raises(IndexError), trimmed(model.base_model, trimmable(model.base_model), batch.agent_BT):
+        model(input_ids=batch.ids_BT[:, :2])
+    assert torch.equal(model(input_ids=batch.ids_BT).logits, plain_BTV)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)])
+def test_policy_and_critic_take_the_gradient_of_an_untrimmed_network(lora: LoraSettings | None) -> None:
+    batch = batch_of(4)
+    kept, whole = LearnerSettings(lora=lora), LearnerSettings(lora=lora, checkpointing=True)
+    for one, other in (
+        (Policy(tiny_model(), kept, 1), Policy(tiny_model(), whole, 1)),
+        (Critic(tiny_model(), kept, 1), Critic(tiny_model(), whole, 1)),
+    ):
+        for learner in (one, other):
+            if isinstance(learner, Critic):
+                nn.init.ones_(learner.module.get_parameter("head.weight"))
+            learner.forward_backward(batch, batch.agent_BT, lambda said_bt, _: (said_bt + 1.0).square().sum())
+        agree(one.module, other.module)
+
+
+def test_only_the_positions_before_the_agents_tokens_run() -> None:
+    policy = Policy(tiny_model(), LearnerSettings(), 1)
+    batch = make_batch([trajectory(environment(3, 4), agent(5, 6)), trajectory(environment(3, 4, 7, 8), agent(5))])
+    ran: list[int] = []
+    feed_forward = policy.module.get_submodule("model.layers.1.feed_forward.w1")
+    hook = feed_forward.register_forward_hook(lambda _, given, __: ran.append(given[0][..., 0].numel()))
+    policy.forward(batch, batch.agent_BT)
+    hook.remove()
+    assert ran == [3]
