@@ -43,7 +43,6 @@ SMALL = (
     "data.world={seed: 3, size: tiny, train: 80, dev: 8, test: 8, hop_mix: [0.5, 0.5]}",
     "data.unseen=null",
     "limits={max_turns: 2, passages_per_search: 3, max_turn_tokens: 40, max_tokens: 512}",
-    "policy.laptop={hidden: 64, layers: [conv, full_attention], feed_forward: 128, vocabulary: 1200}",
     "warm_start.world={size: tiny, train: 40, dev: 0, test: 0}",
     "warm_start.worlds=2",
     "frozen.baseline.passages=1",
@@ -62,7 +61,8 @@ Mark: TypeAlias = tuple[float, str]
 
 
 def small(generator: Path, *more: str) -> AgentRecipe:
-    return load_recipe("s3-laptop", [*SMALL, f"frozen.generator.model={generator}", *more])
+    parts = (f"frozen.generator.model={generator}", f"policy.folder={generator}")
+    return load_recipe("s3-laptop", [*SMALL, *parts, *more])
 
 
 def tiny_generator(folder: Path) -> Path:
