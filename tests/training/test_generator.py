@@ -62,7 +62,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     with pytest.raises(DataError, match="--resume"):
         GeneratorTraining(tiny(), tmp_path / "g").begin(resume=False)
     changed = tiny().model_copy(update={"held_out": WorldSettings(size="tiny", train=0, seed=9)})
-    with pytest.raises(SettingError, match="begun with held_out.seed = 8, and now 9"):
+    with pytest.raises(SettingError, match=r"begun with held_out\.seed = 8, and now 9"):
         GeneratorTraining(changed, tmp_path / "g").begin(resume=True)
     once_more = GeneratorTraining(tiny(), tmp_path / "g")
     once_more.begin(resume=True)
