@@ -1,6 +1,6 @@
 """A retriever and a generator that fail in 5 % of their calls while an agent learns: what that costs.
 
-    OMP_NUM_THREADS=1 python bench/faults.py [--seeds 3] [--share 0.05] [--generator runs/generator/generator]
+    OMP_NUM_THREADS=1 python -m bench.faults [--seeds 3] [--share 0.05] [--generator runs/generator/generator]
 
 The under-trained policy of `bench/format.py` learns by GRPO in a small world, paid for form, for its own answers and
 for those that a frozen generator gives from its passages: from the same weights and seeds once with parts that work and

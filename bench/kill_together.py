@@ -1,6 +1,6 @@
 """Kill test of co-training: a whole recipe in small, killed anywhere, ends with the same weights and the same table.
 
-    OMP_NUM_THREADS=1 python bench/kill_together.py --runs 10
+    OMP_NUM_THREADS=1 python -m bench.kill_together --runs 10
 
 A tiny policy is taught on the questions of a tiny world. Then two rounds of `coseek train together` are run once,
 undisturbed (warm start, an encoder from nothing, reinforcement learning, runs, labels with branches, the retriever's
