@@ -38,6 +38,7 @@ def stop_midway(
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_run_ends_as_if_it_had_not_been(
     how: signal.Signals, world: Path, index: Path, tmp_path: Path, coseek: Type

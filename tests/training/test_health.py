@@ -230,6 +230,7 @@ def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(pati
     assert still is not None and still["step"] == kept["step"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_raises_the_same_alarms(patient: Patient, tmp_path: Path) -> None:
     plan = small(patient).model_copy(update={"steps": 24})
     train(patient, plan, tmp_path / "whole")

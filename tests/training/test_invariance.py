@@ -52,8 +52,14 @@ def weights_after(experience: Experience, choice: RlSettings, micro_batch_tokens
     return [weight.detach() for weight in policy.module.parameters()]
 
 
-@pytest.mark.parametrize("normaliser", ["token", "sequence", "group", "constant"])
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "rloo", "reinforce++"])
+PAIRS = [
+    pytest.param(algorithm, normaliser, marks=[pytest.mark.slow] * (algorithm != "grpo" and normaliser != "token"))
+    for algorithm in ("grpo", "ppo", "rloo", "reinforce++")
+    for normaliser in ("token", "sequence", "group", "constant")
+]
+
+
+@pytest.mark.parametrize(("algorithm", "normaliser"), PAIRS)
 @given(seed=st.integers(0, 10_000), tokens=st.integers(1, 60))
 @settings(max_examples=3, deadline=None)
 def test_the_update_is_the_same_however_a_step_is_cut_and_shuffled(

@@ -77,6 +77,7 @@ def test_what_training_saw_is_what_serving_encodes(given_folders: Path, tmp_path
     assert np.abs(found.ranks - np.array(ranks)).max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("training.lora={rank: 2}", "training.dropout=0.1", "held_out.keep=best")])
 def test_a_run_that_goes_on_ends_with_the_same_weights(
     given_folders: Path, tmp_path: Path, more: tuple[str, ...]
@@ -134,6 +135,7 @@ def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> No
     assert found is not None and found.name == "checkpoint-4"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_encoder_and_another_one_does_not(given_folders: Path, tmp_path: Path) -> None:
     runs = [
         weights_of(train(given_folders, tmp_path / name, "training.steps=2", f"seed={seed}").encoder_folder)
