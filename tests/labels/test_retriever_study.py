@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from bench.retriever_arms import BM25, HYBRID, METHODS, SETS, SMALL, ZERO_SHOT, Arm, Place
-from bench.retrievers import BASES, CHILDREN, COMPARISON, FACTORIAL, PARENTS, Measured, of_seed, over_seeds, verdicts
+from bench.retrievers import BASES, CHILD, COMPARISON, FACTORIAL, PARENTS, Measured, of_seed, over_seeds, verdict
 
 from coseek.data.question import Question
 from coseek.labels.folder import Labels
@@ -40,15 +40,13 @@ def test_every_line_of_the_tables_can_be_made_and_has_folders_of_its_own() -> No
     arms = {*COMPARISON, *FACTORIAL}
     assert {arm.source for arm in arms} == {*METHODS, BM25, ZERO_SHOT}
     assert len(COMPARISON) == len(set(COMPARISON)) and len({arm.slug for arm in arms}) == len(arms)
-    assert {*PARENTS, *CHILDREN, *BASES} <= set(FACTORIAL) and set(BASES) <= set(COMPARISON)
+    assert {*PARENTS, CHILD, *BASES} <= set(FACTORIAL) and set(BASES) <= set(COMPARISON)
 
 
 def test_a_combination_that_beats_one_parent_alone_is_no_default() -> None:
     weak, strong = [[0.0, 1.0] * 50], [[1.0] * 100]
-    lines = verdicts(measured({PARENTS[0]: weak, PARENTS[1]: strong, CHILDREN[0]: strong, CHILDREN[1]: strong}), "test")
-    assert all("does not beat both" in line for line in lines)
-    lines = verdicts(measured({PARENTS[0]: weak, PARENTS[1]: weak, CHILDREN[0]: strong, CHILDREN[1]: weak}), "test")
-    assert "beats both" in lines[0] and "does not" in lines[1]
+    assert "is no default" in verdict(measured({PARENTS[0]: weak, PARENTS[1]: strong, CHILD: strong}))
+    assert "beats both parents" in verdict(measured({PARENTS[0]: weak, PARENTS[1]: weak, CHILD: strong}))
 
 
 def test_questions_of_two_seeds_with_one_id_are_two_questions() -> None:

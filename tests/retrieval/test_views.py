@@ -62,6 +62,7 @@ def test_the_views_of_the_papers_are_what_their_formulas_say() -> None:
     assert render("question+query", LONG) == "q1 q2 q3 [SEP] now"
     assert render("question+history", LONG) == "q1 q2 q3 [SEP] a1 a2 [SEP] b1 b2 [SEP] now"
     assert render("reasoning+query", LONG) == "Reasoning: r1 r2 r3\nQuery: now"
+    assert render("question+reasoning+query", LONG) == "Question: q1 q2 q3\nReasoning: r1 r2 r3\nQuery: now"
     assert render("prior-queries", LONG) == "Turn 1 query: a1 a2\nTurn 2 query: b1 b2\nQuery: now"
     assert render("prior-queries+reasonings", LONG).splitlines() == [
         "Turn 1 reasoning: s1 s2",

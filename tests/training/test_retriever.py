@@ -124,6 +124,19 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(
     assert logs[0] == logs[1]
 
 
+@pytest.mark.parametrize("adapters", [(), ("training.lora={rank: 2}",)])
+def test_the_start_keeps_its_share_of_every_weight(
+    given_folders: Path, tmp_path: Path, adapters: tuple[str, ...]
+) -> None:
+    settings = ("training.steps=2", "training.optimiser.lr=0.01", *adapters)
+    trained = train(given_folders, tmp_path / "trained", *settings)
+    mixed = train(given_folders, tmp_path / "mixed", *settings, "training.start_share=0.25")
+    start, end, mean = (weights_of(one) for one in (trained.start_folder, trained.encoder_folder, mixed.encoder_folder))
+    assert any(not torch.equal(start[name], end[name]) for name in start)
+    for name, weight in mean.items():
+        assert torch.allclose(weight, 0.75 * end[name] + 0.25 * start[name], atol=1e-6)
+
+
 def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> None:
     for step, state in ((4, "{}"), (8, '{"epo')):
         folder = tmp_path / f"checkpoint-{step}"

@@ -83,6 +83,10 @@ def _question_query(query: Query) -> list[Piece]:
     return [Piece(Role.QUESTION, query.question), *_now(query)]
 
 
+def _question_reasoning_query(query: Query) -> list[Piece]:
+    return [Piece(Role.QUESTION, query.question), *_now(query, reasoning=True)]
+
+
 def _question_history(query: Query) -> list[Piece]:
     return [Piece(Role.QUESTION, query.question), *_past(query.history), *_now(query)]
 
@@ -113,6 +117,10 @@ VIEWS: Mapping[str, ViewPart] = {
     ),
     "reasoning+query": ViewPart(
         "what the agent wrote in front of the query, then the query (AgentIR)", partial(_now, reasoning=True)
+    ),
+    "question+reasoning+query": ViewPart(
+        "the question, then what the agent wrote in front of the query, then the query (both papers' at once)",
+        _question_reasoning_query,
     ),
     "prior-queries": ViewPart("all queries so far, then this one (AgentIR, section 5.2)", _prior_queries),
     "prior-queries+reasonings": ViewPart(

@@ -92,6 +92,9 @@ class RetrieverUpdates(Settings):
     """The token embeddings and so many layers above them stay as they are; 0 trains everything."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Share of activations that are dropped in training; as the encoder's own files say when not set."""
+    start_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the weights it began with in those that are kept: the mean of both finds more on texts unlike the
+    labels than the trained weights alone (Wortsman et al. 2022, WiSE-FT)."""
     log_every: int = Field(default=10, ge=1)
     """Updates between lines of metrics."""
     checkpoint_every: int = Field(default=100, ge=1)

@@ -268,6 +268,8 @@ class RetrieverTraining:
     def _save(self, model: SentenceTransformer) -> None:
         """The encoder folder, in one rename."""
         take_in(model)
+        if share := self.recipe.training.start_share:
+            mix_in(model, self.open(self.start_folder), share)
         if not all(bool(torch.isfinite(weight).all()) for weight in model.state_dict().values()):
             raise RunError("the trained weights are no numbers; start again with a lower learning rate")
         model.max_seq_length = max(self.card.query_tokens, self.card.passage_tokens)
@@ -294,6 +296,15 @@ class RetrieverTraining:
             file.write(f"# A retriever\n\n{table.markdown()}")
         write_json(self.folder / "table.json", results_json(shown, looker.held_out, self.recipe))
         return table
+
+
+def mix_in(model: nn.Module, start: nn.Module, share: float) -> None:
+    """Move every weight towards the one it began as: (1 − share) · trained + share · start."""
+    began = start.state_dict()
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if weight.is_floating_point():
+                weight.lerp_(began[name], share)
 
 
 def freeze(body: nn.Module, layers: int) -> None:
