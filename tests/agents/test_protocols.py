@@ -65,7 +65,8 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
 
 @pytest.mark.parametrize("wording", ["default", "laptop"])
 def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings(wording: str) -> None:
-    others = [name for name in OURS if (name, wording) != ("rag-rerank", "laptop")]  # there it is read as `rag` is
+    # There `rag-rerank` is read as `rag` is, and `s3-think` begins as the generator whose weights its policy takes.
+    others = [name for name in OURS if wording == "default" or name not in ("rag-rerank", "s3-think")]
     assert len({load_protocol(name, wording).wording.file.prompt for name in others}) == len(others)
 
 

@@ -77,6 +77,7 @@ def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> No
         ("data.retriever=bm52", "did you mean 'bm25'"),
         ("reward={exact_mach: 1.0}", "did you mean 'exact_match'"),
         ("policy.folder=nowhere", "there is no nowhere"),
+        ("warm_start.also={s3-think: 0.1}", "could not tell them apart"),
         ("data={folder: nowhere}", "there is no nowhere"),
         ("data={imported: {format: 2wiki, sources: []}}", "name the files"),
     ],

@@ -127,7 +127,7 @@ class AgentTraining:
         recipe = self.recipe
         for stage in stages_of(recipe, self.folder):
             self._check_reward(stage.recipe)
-        load_protocol(recipe.protocol, recipe.wording)
+        _ = self.taught
         if recipe.data.retriever not in retriever_names():
             raise UnknownName("retriever", recipe.data.retriever, retriever_names())
         if recipe.data.imported is not None and not recipe.data.imported.sources:
@@ -268,10 +268,21 @@ class AgentTraining:
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """The marks of the agent's protocol, then those of every other one that it is taught."""
-        also = self.recipe.warm_start.also if self.recipe.warm_start else {}
-        others = [load_protocol(name, self.recipe.wording) for name in also]
-        marks = [mark for protocol in (self.protocol, *others) for mark in protocol.grammar.special_tokens]
+        marks = [mark for protocol in self.taught for mark in protocol.grammar.special_tokens]
         return tuple(dict.fromkeys(marks))
+
+    @cached_property
+    def taught(self) -> list[Protocol]:
+        """The agent's protocol, then every other one that it is shown; prompts are all that tells them apart."""
+        wording, also = self.recipe.wording, self.recipe.warm_start.also if self.recipe.warm_start else {}
+        taught = [self.protocol, *(load_protocol(name, wording) for name in also)]
+        for other in taught[1:]:
+            if other.wording.file.prompt == self.protocol.wording.file.prompt:
+                raise SettingError(
+                    f"'{other.name}' in warm_start.also has the prompt of '{self.protocol.name}' in the wording "
+                    f"'{wording}', and a policy could not tell them apart; leave it out, or give it a prompt of its own"
+                )
+        return taught
 
     @cached_property
     def tokenizer(self) -> HfTokenizer:
