@@ -1,12 +1,13 @@
 """A laptop recipe under several seeds: does reinforcement learning help every time, and how long does it take?
 
     python bench/seeds.py [--recipe quickstart] [--seeds 0 1 2] [--out runs/seeds]
+    python bench/seeds.py --recipe s3-laptop --metric gen_acc --groups all '2+ hops' --out runs/s3
 
 Runs `coseek train agent RECIPE seed=N` for each seed, one after the other, in processes of their own; what is there
 already is kept, and a run that was stopped is gone on with. The seed moves everything but the two worlds: throw-away
-worlds, demonstrations, weights, order, sampling. Prints strict EM (greedy) before and after on the test split and on
-the unseen world, the paired difference with its 95 % interval, the two-hop questions, and the minutes to the first
-reward and to the end.
+worlds, demonstrations, weights, order, sampling. Prints the metric before and after on the test split and on the
+unseen world, greedy and as it was trained (T = 1), with the paired difference and its 95 % interval, beside the table's
+baselines, and the minutes to the first reward and to the end.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 
@@ -55,21 +57,54 @@ def run_seed(recipe: str, seed: int, out: Path, settings: Sequence[str]) -> Seed
     return Seed(seed, folder, first, time.monotonic() - began)
 
 
-def mean_of(scores: dict[str, list[dict[str, object]]], run: str, group: str = "all") -> float:
-    """Strict EM of one agent over a group of questions."""
-    [row] = [row for row in scores["summaries"] if (row["run"], row["group"]) == (run, group)]
-    metrics = row["metrics"]
-    assert isinstance(metrics, dict)
-    return float(metrics["em"]["mean"])
+PAIRS = {"greedy": ("before", "after"), "T = 1": ("before, T=1", "after, T=1")}
+"""How the policy writes → the two rows of a run's table."""
 
 
-def gain_of(scores: dict[str, list[dict[str, object]]]) -> dict[str, float]:
-    """After minus before, paired: mean, low, high, p."""
-    [row] = [row for row in scores["comparisons"] if (row["run"], row["group"]) == ("after", "all")]
-    metrics = row["metrics"]
-    assert isinstance(metrics, dict)
-    em = metrics["em"]
-    return {name: float(em[name]) for name in ("mean", "low", "high", "p")}
+@dataclass(frozen=True)
+class Scores:
+    """One set of a run's `table.json`, read by one metric and one group of questions."""
+
+    summaries: dict[str, float]
+    gains: dict[str, dict[str, float]]
+    """Run → its gain over the run that it is first paired with: mean, low, high, p."""
+
+    @classmethod
+    def read(cls, folder: Path, name: str, metric: str, group: str) -> "Scores":
+        found = json.loads((folder / "table.json").read_text(encoding="utf-8"))[name]
+        means = {row["run"]: row["metrics"] for row in found["summaries"] if row["group"] == group}
+        if not means or metric not in next(iter(means.values())):
+            sys.exit(f"{folder}/table.json has no {metric} of '{group}'")
+        pairs = [row for row in found["comparisons"] if row["group"] == group]
+        gains = {row["run"]: row["metrics"][metric] for row in reversed(pairs)}
+        return cls({run: float(metrics[metric]["mean"]) for run, metrics in means.items()}, gains)
+
+    @property
+    def others(self) -> list[str]:
+        """Runs that are no policy's: the baselines."""
+        return [run for run in self.summaries if not run.startswith(("before", "after"))]
+
+
+def report(runs: Sequence[Seed], name: str, metric: str, group: str) -> None:
+    """The table of one set, and the mean gains over seeds."""
+    gains: dict[str, list[float]] = {how: [] for how in PAIRS}
+    for place, run in enumerate(runs):
+        scores = Scores.read(run.folder, name, metric, group)
+        if place == 0:
+            columns = ("seed", "written", "before", "after", "gain [95 %]", "p", *scores.others)
+            print(f"\n{name}, {metric} of '{group}':\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+        baselines = [f"{scores.summaries[other]:.3f}" for other in scores.others]
+        for how, (before, after) in PAIRS.items():
+            gain = scores.gains[after]
+            gains[how].append(gain["mean"])
+            means = [f"{scores.summaries[one]:.3f}" for one in (before, after)]
+            paired = [f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]", f"{gain['p']:.4f}"]
+            print(f"| {' | '.join((str(run.seed), how, *means, *paired, *baselines))} |")
+    for how, found in gains.items():
+        spread = f", standard deviation {statistics.stdev(found):.3f}" if len(found) > 1 else ""
+        print(
+            f"\n{how}: mean gain {statistics.mean(found):+.3f} over {len(found)} seeds{spread}, least {min(found):+.3f}"
+        )
 
 
 def main() -> None:
@@ -77,26 +112,13 @@ def main() -> None:
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
+    parser.add_argument("--metric", default="em", help="gen_acc for agents that a generator answers for")
+    parser.add_argument("--groups", nargs="+", default=["all", "2 hops"], help="2+ hops, 3 hops … [all, 2 hops]")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings over the recipe's")
     arguments = parser.parse_args()
     runs = [run_seed(arguments.recipe, seed, arguments.out, arguments.settings) for seed in arguments.seeds]
-    print("\n| seed | set | before | after | gain [95 %] | p | 2 hops: naive RAG | before | after |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    gains: dict[str, list[float]] = {"test": [], "unseen": []}
-    for run in runs:
-        table = json.loads((run.folder / "table.json").read_text(encoding="utf-8"))
-        for name, found in gains.items():
-            scores, gain = table[name], gain_of(table[name])
-            found.append(gain["mean"])
-            hops = " | ".join(f"{mean_of(scores, agent, '2 hops'):.3f}" for agent in ("naive RAG", "before", "after"))
-            print(
-                f"| {run.seed} | {name} | {mean_of(scores, 'before'):.3f} | {mean_of(scores, 'after'):.3f} "
-                f"| {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] | {gain['p']:.4f} | {hops} |"
-            )
-    for name, found in gains.items():
-        spread = f", standard deviation {statistics.stdev(found):.3f}" if len(found) > 1 else ""
-        mean = f"mean gain {statistics.mean(found):+.3f} over {len(found)} seeds"
-        print(f"\n{name}: {mean}{spread}, least {min(found):+.3f}")
+    for name, group in product(("test", "unseen"), arguments.groups):
+        report(runs, name, arguments.metric, group)
     for run in runs:
         if run.first_reward_s is not None and run.whole_s is not None:
             first, whole = run.first_reward_s / 60, run.whole_s / 60
