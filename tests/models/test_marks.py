@@ -48,3 +48,12 @@ def test_a_seed_gives_the_same_vectors_again(plain: Path, tmp_path: Path) -> Non
         add_marks(plain, MARKS, tmp_path / name, seed)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "again", "other")]
     assert files[0] == files[1] != files[2]
+
+
+def test_new_tokens_begin_beside_the_mean_of_the_others_and_are_told_apart(plain: Path, tmp_path: Path) -> None:
+    add_marks(plain, MARKS, tmp_path / "marked", 0)
+    known = HfTokenizer.load(plain).size
+    vectors_VD = load_model(tmp_path / "marked").get_parameter("model.embed_tokens.weight").detach()
+    new_VD, mean_D, spread_D = vectors_VD[known:], vectors_VD[:known].mean(0), vectors_VD[:known].std(0)
+    assert ((new_VD - mean_D).abs() < 0.01 * spread_D).all()
+    assert not torch.equal(new_VD[0], new_VD[1])

@@ -10,11 +10,15 @@ from typing import cast
 from coseek.models.tokenizer import HfTokenizer
 
 
+SPREAD = 1e-3
+"""How far new vectors lie from the mean, in standard deviations of the known ones: told apart, and no more."""
+
+
 def add_marks(source: Path, marks: Sequence[str], folder: Path, seed: int) -> None:
     """Write the model of `source` as a folder whose tokenizer has one token for each mark, in one rename.
 
-    The vectors of new tokens are drawn from the spread of the others, so that none stands out before it is learnt.
-    Marks that the tokenizer knows already stay as they are.
+    New tokens begin beside the mean of the others: as far from it as other words are, they would be words to a model
+    that reads, and disturb what it can. Marks that the tokenizer knows already stay as they are.
     """
     import torch
 
@@ -35,5 +39,5 @@ def add_marks(source: Path, marks: Sequence[str], folder: Path, seed: int) -> No
             weight_VD = weight_of(module).data
             old_VD = weight_VD[:known]
             drawn_VD = torch.randn(weight_VD[known:].shape, generator=generator)
-            weight_VD[known:] = old_VD.mean(0) + old_VD.std(0) * drawn_VD.to(weight_VD)
+            weight_VD[known:] = old_VD.mean(0) + SPREAD * old_VD.std(0) * drawn_VD.to(weight_VD)
     save_model(model, tokenizer, folder)
