@@ -253,7 +253,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20, help="kills")
     parser.add_argument("--generator", type=Path, help="a folder that `coseek train generator` made")
-    parser.add_argument("--steps", type=int, default=80, help="steps of demonstrations before every run")
+    parser.add_argument("--steps", type=int, default=200, help="steps of demonstrations before every run")
     parser.add_argument("--seed", type=int, default=0, help="chooses the moments")
     parser.add_argument(
         "--until", default="", help="kill only before this stage, such as table: it is half of the time"
