@@ -9,7 +9,6 @@ from typing import cast
 
 from coseek.models.tokenizer import HfTokenizer
 
-
 SPREAD = 1e-3
 """How far new vectors lie from the mean, in standard deviations of the known ones: told apart, and no more."""
 
