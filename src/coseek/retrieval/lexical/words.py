@@ -48,8 +48,9 @@ def words(text: str, stem: str = "none") -> list[str]:
     if text.isascii():
         found = text.translate(_PLAIN).split()
     else:
-        found = _RUN.findall(unicodedata.normalize("NFKC", text).lower())
-        if _ANY_CJK.search(text):
+        unified = unicodedata.normalize("NFKC", text).lower()
+        found = _RUN.findall(unified)
+        if _ANY_CJK.search(unified):  # not in `text`: a radical or half-width kana becomes CJK only now
             found = [word for run in found for word in _split(run)]
     return found if stem == "none" else list(map(stemmer(stem), found))
 
