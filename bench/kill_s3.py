@@ -1,6 +1,6 @@
 """Kill test of a whole recipe: s3 in small, with its frozen generator, judge, baselines and cache, killed anywhere.
 
-    OMP_NUM_THREADS=1 python bench/kill_s3.py --runs 20 [--generator runs/generator/generator]
+    OMP_NUM_THREADS=1 python -m bench.kill_s3 --runs 20 [--generator runs/generator/generator]
 
 A tiny policy that has seen some demonstrations is trained once as `coseek train agent` does it (data, warm start,
 baselines, reinforcement learning, table), undisturbed. Then the same run is started again and again, killed with
@@ -12,26 +12,17 @@ Without `--generator` one is trained in small; it is wrong so often that few run
 """
 
 import argparse
-import hashlib
 import json
-import os
-import random
-import shutil
-import signal
 import sqlite3
 import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeAlias
 
 import torch
+from bench.killing import Kills, Told, digest, timeless
 
-from coseek.data.files import JsonObject, read_jsonl
+from coseek.data.files import read_jsonl
 from coseek.training.agent import AgentTraining
 from coseek.training.frozen import CACHE
 from coseek.training.generator import GeneratorTraining
@@ -56,8 +47,6 @@ LEARN = (
     "rl={steps: 5, questions_per_step: 4, group_size: 3, checkpoint_every: 1, evaluate_every: 2}",
 )
 """Parts beside the gain that even a barely trained policy gets now and then, so that groups differ and weights move."""
-Mark: TypeAlias = tuple[float, str]
-"""Seconds since the run began, and what it had just done."""
 
 
 def small(generator: Path, *more: str) -> AgentRecipe:
@@ -95,94 +84,12 @@ def prepare(base: Path, generator: Path | None, steps: int) -> AgentRecipe:
     return small(named, *LEARN, f"policy.folder={first.policy_folder('warm')}")
 
 
-class Told:
-    """Writes down on a pipe what the run does, so that the other process can time its kill."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe, self._stage = pipe, ""
-
-    def stage(self, name: str, total: int) -> None:
-        self._stage = name
-        self.advance(0)
-
-    def advance(self, done: int, note: str = "") -> None:
-        os.write(self._pipe, f"{self._stage} {done}\n".encode())
-
-    def say(self, line: str) -> None:
-        self.advance(-1)
-
-
 def train(recipe: AgentRecipe, folder: Path, resume: bool, progress: Told) -> None:
     """What `coseek train agent` does, without a terminal."""
     training = AgentTraining(recipe, folder, progress)
     training.begin(resume)
     training.train()
     write_results(training, measure(training))
-
-
-@dataclass
-class Child:
-    """A run in a process of its own: a fork, which saves bringing torch twenty times."""
-
-    pid: int
-    marks: TextIO
-    began: float
-
-    @classmethod
-    def start(cls, work: Callable[[Told], None]) -> "Child":
-        reading, writing = os.pipe()
-        began, pid = time.perf_counter(), os.fork()
-        if pid == 0:
-            os.close(reading)
-            code = 1
-            try:
-                work(Told(writing))
-                code = 0
-            except Exception:  # noqa: BLE001 (said here: a fork must not go on with what its parent was doing)
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        os.close(writing)
-        return cls(pid, os.fdopen(reading), began)
-
-    def end(self) -> int:
-        """Wait for it; returns its exit status, below 0 for a signal."""
-        with self.marks:
-            for _ in self.marks:
-                pass
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def whole_run(recipe: AgentRecipe, folder: Path) -> list[Mark]:
-    """A run that nobody disturbs; returns what it did when, its end included."""
-    child = Child.start(lambda told: train(recipe, folder, False, told))
-    marks = [(time.perf_counter() - child.began, line.strip()) for line in child.marks]
-    if child.end():
-        raise RuntimeError("the undisturbed run failed")
-    return [*marks, (time.perf_counter() - child.began, "the end")]
-
-
-def killed_run(recipe: AgentRecipe, folder: Path, marks: list[Mark], rng: random.Random, until: str = "") -> str | None:
-    """A run that is killed at a random moment and resumed; returns what it had done by then, `None` if it was over.
-
-    The moment is drawn from the time of the undisturbed run, or of its stages before `until`, and found again by what
-    the run has done: the machine may be busier now.
-    """
-    at = rng.uniform(0.0, next((time for time, what in marks if what.startswith(f"{until} ")), marks[-1][0]))
-    before = [mark for mark in marks if mark[0] <= at]
-    child = Child.start(lambda told: train(recipe, folder, False, told))
-    for _ in before:
-        next(child.marks, None)
-    time.sleep(at - (before[-1][0] if before else 0.0))
-    os.kill(child.pid, signal.SIGKILL)
-    if child.end() != -signal.SIGKILL:
-        shutil.rmtree(folder)
-        return None
-    resumed = Child.start(lambda told: train(recipe, folder, True, told))
-    if resumed.end():
-        raise RuntimeError(f"the run in {folder} did not go on")
-    return before[-1][1] if before else "nothing"
 
 
 def outcome(folder: Path) -> dict[str, str]:
@@ -203,18 +110,10 @@ def outcome(folder: Path) -> dict[str, str]:
     return found
 
 
-def timeless(row: JsonObject) -> JsonObject:
-    return {name: value for name, value in row.items() if not name.endswith("_s")}
-
-
 def texts_of(cache: Path) -> list[tuple[str, str]]:
     """What the frozen models wrote, by key."""
     with closing(sqlite3.connect(cache)) as database:
         return sorted(database.execute("SELECT key, text FROM texts"))
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]
 
 
 def check_moved(folder: Path, expected: dict[str, str]) -> None:
@@ -224,29 +123,6 @@ def check_moved(folder: Path, expected: dict[str, str]) -> None:
         raise RuntimeError("reinforcement learning changed no weight")
     right = ", ".join(f"{gain:.2f}" for gain in gains)
     print(f"the generator is right in {right} of a step's runs; {len(texts_of(folder / CACHE))} texts in its cache")
-
-
-def compare(recipe: AgentRecipe, base: Path, runs: int, rng: random.Random, until: str = "") -> int:
-    """Print one line a kill; returns how many runs ended as the undisturbed one."""
-    marks = whole_run(recipe, base / "whole")
-    expected = outcome(base / "whole")
-    print(f"torch {torch.__version__}, undisturbed {marks[-1][0]:.1f} s; compared: {', '.join(expected)}", flush=True)
-    check_moved(base / "whole", expected)
-    killed = same = 0
-    while killed < runs:
-        folder = base / f"killed-{killed}"
-        reached = killed_run(recipe, folder, marks, rng, until)
-        if reached is None:  # it was over before the kill
-            continue
-        found = outcome(folder)
-        other = sorted(name for name in expected if found.get(name) != expected[name])
-        same += not other
-        killed += 1
-        verdict = f"DIFFERENT: {', '.join(other)}" if other else "same"
-        print(f"{killed:>3}  killed after {reached:<24} {verdict}", flush=True)
-        if not other:
-            shutil.rmtree(folder)
-    return same
 
 
 def main() -> int:
@@ -264,7 +140,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         base = (given.keep or Path(scratch)).absolute()
         recipe = prepare(base, given.generator.absolute() if given.generator else None, given.steps)
-        same = compare(recipe, base, given.runs, random.Random(given.seed), given.until)
+        kills = Kills(lambda *run: train(recipe, *run), outcome, check_moved)
+        same = kills.same(base, given.runs, given.seed, given.until)
     print(f"{same} of {given.runs} identical")
     return 0 if same == given.runs else 1
 

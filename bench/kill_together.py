@@ -11,17 +11,12 @@ times, and the table. Every run is a process of its own. Exits 1 when any of the
 
 import argparse
 import json
-import os
-import random
-import shutil
-import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
-from bench.kill_s3 import Child, Mark, digest, timeless
+from bench.killing import Kills, digest, timeless
 
 from coseek.data.files import read_jsonl
 from coseek.labels.makers import agentic_r as agentic_r  # loaded once, so that all runs have the same
@@ -137,57 +132,6 @@ def check_moved(folder: Path, expected: dict[str, str]) -> None:
     print(f"label sets of the two rounds: {sets[0]}, {sets[1]}", flush=True)
 
 
-def whole_run(recipe: TogetherRecipe, folder: Path) -> list[Mark]:
-    """A run that nobody disturbs; returns what it did when, its end included."""
-    child = Child.start(lambda told: train(recipe, folder, False, told))
-    marks = [(time.perf_counter() - child.began, line.strip()) for line in child.marks]
-    if child.end():
-        raise RuntimeError("the undisturbed run failed")
-    return [*marks, (time.perf_counter() - child.began, "the end")]
-
-
-def killed_run(recipe: TogetherRecipe, folder: Path, marks: list[Mark], at: float) -> str | None:
-    """A run that is killed where the undisturbed one was after `at` seconds, and resumed; returns what it had done by
-    then, `None` if it was over."""
-    before = [mark for mark in marks if mark[0] <= at]
-    child = Child.start(lambda told: train(recipe, folder, False, told))
-    for _ in before:
-        next(child.marks, None)
-    time.sleep(at - (before[-1][0] if before else 0.0))
-    os.kill(child.pid, signal.SIGKILL)
-    if child.end() != -signal.SIGKILL:
-        shutil.rmtree(folder)
-        return None
-    if Child.start(lambda told: train(recipe, folder, True, told)).end():
-        raise RuntimeError(f"the run in {folder} did not go on")
-    return before[-1][1] if before else "nothing"
-
-
-def compare(recipe: TogetherRecipe, base: Path, runs: int, rng: random.Random) -> int:
-    """Print one line a kill; returns how many runs ended as the undisturbed one."""
-    marks = whole_run(recipe, base / "whole")
-    expected = outcome(base / "whole")
-    print(f"torch {torch.__version__}, undisturbed {marks[-1][0]:.1f} s, {len(expected)} files compared", flush=True)
-    check_moved(base / "whole", expected)
-    killed = same = 0
-    while killed < runs:
-        folder = base / f"killed-{killed}"
-        reached = killed_run(recipe, folder, marks, rng.uniform(0.0, marks[-1][0]))
-        if reached is None:  # it was over before the kill
-            continue
-        found = outcome(folder)
-        other = sorted(name for name in expected.keys() | found.keys() if found.get(name) != expected.get(name))
-        same += not other
-        killed += 1
-        print(
-            f"{killed:>3}  killed after {reached:<28} {'DIFFERENT: ' + ', '.join(other) if other else 'same'}",
-            flush=True,
-        )
-        if not other:
-            shutil.rmtree(folder)
-    return same
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10, help="kills")
@@ -200,7 +144,7 @@ def main() -> int:
         base = (given.keep or Path(scratch)).absolute()
         policy = taught(base / "first", given.steps)
         recipe = small(base, f"agent.policy.folder={policy}")
-        same = compare(recipe, base, given.runs, random.Random(given.seed))
+        same = Kills(lambda *run: train(recipe, *run), outcome, check_moved).same(base, given.runs, given.seed)
     print(f"{same} of {given.runs} identical")
     return 0 if same == given.runs else 1
 

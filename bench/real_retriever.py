@@ -133,8 +133,8 @@ def bars(lines: Mapping[str, Sequence[Line]], view: str) -> Iterator[tuple[bool,
     for name, metric in BARS.items():
         found = MEASURING.compare([line.run for line in lines[name]], lines[name][0].questions)
         gain = next(one for one in found.comparisons if one.run == f"trained, {view}").metrics[metric].difference
-        least = gain.low if name == OWN else gain.mean
-        yield least is not None and (least > 0 if name == OWN else least >= 0), f"{name}, {metric}: {show(gain)}"
+        met = (gain.low or 0.0) > 0 if name == OWN else gain.mean >= 0
+        yield met, f"{name}, {metric}: {show(gain)}"
 
 
 def main() -> int:

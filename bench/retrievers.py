@@ -28,7 +28,8 @@ from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table, show
 
 DOCS = ROOT / "docs" / "retriever-study.md"
-VIEWS = ("query", "question+query", "reasoning+query", "question+reasoning+query")
+PAPERS_VIEWS = ("query", "question+query", "reasoning+query")
+VIEWS = (*PAPERS_VIEWS, "question+reasoning+query")
 BASES = (Arm(BM25, "query"), Arm(ZERO_SHOT, "query"))
 """What every retriever is compared with."""
 NAMES = {
@@ -42,7 +43,7 @@ NAMES = {
     Arm("replug", "query"): "REPLUG",
     Arm("gold", "query"): "gold labels",
 }
-COMPARISON = (*(Arm(source, view) for source, view in product((BM25, ZERO_SHOT), VIEWS[:3])), *list(NAMES)[1:])
+COMPARISON = (*(Arm(source, view) for source, view in product((BM25, ZERO_SHOT), PAPERS_VIEWS)), *list(NAMES)[1:])
 LABELS = ("agentic-r", HYBRID, "dr-synth", "gold")
 FACTORIAL = (*BASES, *(Arm(labels, view) for labels, view in product(LABELS, VIEWS)))
 PARENTS = (Arm("agentic-r", "question+query"), Arm("dr-synth", "reasoning+query"))
@@ -195,7 +196,7 @@ def verdict(measured: Measured) -> str:
         for parent, name in product(PARENTS, SETS)
     }
     better = all((one.difference.low or 0.0) > 0 for one in found.values())
-    said = "beats both parents and is a default" if better else "does not beat both parents, and is no default"
+    said = "beats both parents: make it the default" if better else "does not beat both parents, and is no default"
     return f"{CHILD.source}, {CHILD.view}, {said}: {'; '.join(f'{_signed(one)} to {to}' for to, one in found.items())}."
 
 

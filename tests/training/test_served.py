@@ -160,7 +160,7 @@ def test_an_alarm_is_told_with_the_steps_in_which_it_was_on(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_an_s3_recipe_that_is_killed_goes_on_to_the_same_weights_cache_and_table(tmp_path: Path) -> None:
-    command = [sys.executable, "bench/kill_s3.py", "--runs", "1", "--keep", str(tmp_path)]
+    command = [sys.executable, "-m", "bench.kill_s3", "--runs", "1", "--keep", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True)
     assert done.returncode == 0 and "1 of 1 identical" in done.stdout, done.stdout + done.stderr
     table = (tmp_path / "whole" / "table.md").read_text()

@@ -234,11 +234,16 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(tmp_path: P
 
 @pytest.mark.slow
 def test_a_killed_co_training_ends_with_the_same_weights_and_table(tmp_path: Path) -> None:
-    from bench.kill_together import killed_run, outcome, taught, whole_run
+    from bench.kill_together import outcome, taught, train
+    from bench.killing import Told, killed_run, whole_run
 
     torch.set_num_threads(1)
     small = recipe(tmp_path, f"agent.policy.folder={taught(tmp_path / 'first', 200)}", "rounds=1")
-    marks = whole_run(small, tmp_path / "whole")
+
+    def work(folder: Path, resume: bool, told: Told) -> None:
+        train(small, folder, resume, told)
+
+    marks = whole_run(work, tmp_path / "whole")
     at = random.Random(5).uniform(0.3, 0.9) * marks[-1][0]
-    assert killed_run(small, tmp_path / "killed", marks, at) is not None
+    assert killed_run(work, tmp_path / "killed", marks, at) is not None
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

@@ -16,38 +16,27 @@ from coseek.training.learning.policy import Policy
 from coseek.training.learning.trimming import trimmable, trimmed
 from coseek.training.settings import LearnerSettings, LoraSettings
 
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.3,
+}
+
 
 def qwen() -> PreTrainedModel:
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            initializer_range=0.3,
-        )
-    )
+    model = Qwen2ForCausalLM(Qwen2Config.from_dict(SHAPE))
     model.eval()
     return model
 
 
 def gemma() -> PreTrainedModel:
     torch.manual_seed(0)
-    model = Gemma2ForCausalLM(
-        Gemma2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            initializer_range=0.3,
-        )
-    )
+    model = Gemma2ForCausalLM(Gemma2Config.from_dict({**SHAPE, "head_dim": 8}))
     model.eval()
     return model
 

@@ -93,8 +93,8 @@ class RetrieverUpdates(Settings):
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Share of activations that are dropped in training; as the encoder's own files say when not set."""
     start_share: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the weights it began with in those that are kept: the mean of both finds more on texts unlike the
-    labels than the trained weights alone (Wortsman et al. 2022, WiSE-FT)."""
+    """Share of the weights it began with in those that are kept, for texts unlike the labels (WiSE-FT, Wortsman et
+    al. 2022). What is looked at while training is the trained weights alone."""
     log_every: int = Field(default=10, ge=1)
     """Updates between lines of metrics."""
     checkpoint_every: int = Field(default=100, ge=1)
