@@ -46,6 +46,14 @@ from coseek.training.retriever.recipe import RetrieverRecipe, load_retriever_rec
 from coseek.training.retriever.training import RetrieverTraining
 from coseek.world.questions import plan_of
 
+READER = (
+    "policy.marks=true",
+    "warm_start.sft={repeat_steps: 0, varied_steps: 0, steps: 900, evaluate_every: 450, gate: null, rounds: 1, "
+    "curriculum: [{until: 0.15, hops: {0: 0.3, 1: 0.5, 2: 0.2}}, "
+    "{until: 1.0, hops: {0: 0.05, 1: 0.2, 2: 0.35, 3: 0.22, 4: 0.18}}], learner: {precision: bfloat16, "
+    "optimiser: {lr: 1.5e-3, betas: [0.9, 0.98], decay: linear, decay_from: 0.4, warmup_updates: 30}}}",
+)
+"""An agent that begins with a generator's weights: it can read, and learns to search (as in the recipe `s3-laptop`)."""
 BM25, ZERO_SHOT = "BM25", "zero-shot"
 """Retrievers that learn from no label."""
 HYBRID = "gac+oracle-rank"
@@ -155,7 +163,8 @@ class Place:
     def training(self) -> AgentTraining:
         """The agent's, with worlds and policy made when they are missing."""
         worlds = [f"data.world.seed={7 + 10 * self.seed}", f"data.unseen.seed={8 + 10 * self.seed}"]
-        recipe = load_recipe("terse-laptop", [f"seed={self.seed}", *worlds, *self.scale.agent])
+        reader = [] if self.scale.expert else [f"policy.folder={self.generator.absolute()}", *READER]
+        recipe = load_recipe("terse-laptop", [f"seed={self.seed}", *worlds, *reader, *self.scale.agent])
         training = AgentTraining(recipe, self.agents / f"seed-{self.seed}")
         if not (self.scale.expert or (training.policy_folder("warm") / CARD).exists()):
             self._train(training)

@@ -173,6 +173,15 @@ class Trajectory:
     def truncated(self) -> bool:
         return self.stop in (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT)
 
+    @property
+    def failure(self) -> tuple[StopReason, str] | None:
+        """Which part failed and what it said: it ended the run, or took away one of the searches of a turn, so that
+        the agent read less than it had asked for. Such a run says nothing about what the agent did."""
+        if self.stop.is_fault:
+            return self.stop, self.detail
+        lost = next((search.fault for search in self.searches if search.fault is not None), None)
+        return None if lost is None else (StopReason.RETRIEVER_ERROR, lost)
+
     def to_json(self) -> JsonObject:
         row: JsonObject = {
             "schema": SCHEMA,

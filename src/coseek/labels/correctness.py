@@ -86,6 +86,10 @@ class Correctness:
         context = self._context(turn, passage)
         if run.stop.is_fault:
             return Score(turn.id, passage.id, context, None, fault=run.detail or str(run.stop))
+        # What failed before the branch is part of its past, as it was when the agent searched; later it is a fault.
+        later = (one for one in run.searches[turn.search :] if one.turn != run.searches[turn.search].turn)
+        if lost := next((one.fault for one in later if one.fault is not None), None):
+            return Score(turn.id, passage.id, context, None, fault=lost)
         right = exact_match(run.answer, turn.question.answers)
         detail = run.answer if run.answer is not None else str(run.stop)
         return Score(turn.id, passage.id, context, float(right), detail)

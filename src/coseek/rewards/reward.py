@@ -27,7 +27,7 @@ from coseek.data.errors import DataError, SettingError, UnknownName
 from coseek.data.own_part import Offers, is_own, own_name
 from coseek.data.registry import find, names, yaml_file
 from coseek.data.settings import Settings, load_settings, make_settings
-from coseek.data.trajectory import StopReason, Trajectory
+from coseek.data.trajectory import Trajectory
 from coseek.rewards.said import NOTHING, Need, NoReward, Said
 
 PACKAGE = "coseek.rewards.parts"
@@ -149,11 +149,8 @@ class RewardFunction:
 
     def pay(self, trajectory: Trajectory, said: Said = NOTHING) -> Reward | Fault:
         """The reward, or what failed."""
-        if trajectory.stop.is_fault:
-            return Fault(str(trajectory.stop), trajectory.detail)
-        failed = next((search.fault for search in trajectory.searches if search.fault is not None), None)
-        if failed is not None:
-            return Fault(str(StopReason.RETRIEVER_ERROR), failed)
+        if (failure := trajectory.failure) is not None:
+            return Fault(str(failure[0]), failure[1])
         try:
             made = {part.name: part(trajectory, said) for part in self.parts}
         except NoReward as error:

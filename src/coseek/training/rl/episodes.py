@@ -100,7 +100,7 @@ def score(
 def _rewards(runs: Sequence[Trajectory], reward: ScoreFunction) -> list[Reward | Fault]:
     if isinstance(reward, Scoring):
         return reward(runs)
-    return [Fault(str(run.stop)) if run.stop.is_fault else reward(run) or Fault("reward") for run in runs]
+    return [Fault(str(run.failure[0])) if run.failure else reward(run) or Fault("reward") for run in runs]
 
 
 def describe(episodes: Episodes) -> dict[str, float]:

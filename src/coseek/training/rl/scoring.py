@@ -68,7 +68,7 @@ class Scoring:
     def _replies(self, runs: Sequence[Trajectory]) -> dict[int, Reply]:
         """The generator's answers from the passages of the runs without a fault, by place; equal prompts asked once."""
         assert self.generator is not None
-        places = [place for place, run in enumerate(runs) if not run.stop.is_fault]
+        places = [place for place, run in enumerate(runs) if run.failure is None]
         contexts = [
             self.generator.context(OpenBook(runs[place].question.question, tuple(served_context(runs[place]))))
             for place in places

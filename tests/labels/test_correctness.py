@@ -1,0 +1,36 @@
+"""Fears about the agent's answer from a passage: a part that failed on the way, taken for a passage that misleads."""
+
+from pathlib import Path
+
+import pytest
+from tests.agents.playing import CORPUS, EVE, Shelf, play, typist
+from tests.labels.small import parts
+
+from coseek.agents.protocol import load_protocol
+from coseek.agents.rollout import Agent
+from coseek.labels.correctness import Correctness
+from coseek.labels.scores import Score
+from coseek.labels.turn import turns_of
+
+ADA = "<plan>a</plan><search><query>Ada</query></search>"
+ADA_AND_A_FAULT = "<plan>a</plan><search><query>Ada</query><query>a bad one</query></search>"
+WRONG = "<reflection>b</reflection><answer>never</answer>"
+
+
+def score(folder: Path, *turns: str, then: tuple[str, ...]) -> Score:
+    """Of Eve's passage in the place of what the first search of a run found; `then` is what the agent writes."""
+    protocol = load_protocol("qagent", "default")
+    turn = next(turns_of(play("qagent", *turns), protocol))
+    made_of = parts(folder, retriever=Shelf(CORPUS), who=Agent(protocol, typist(protocol, *then)))
+    return Correctness.of(made_of).tell([(turn, EVE)])[0]
+
+
+@pytest.mark.parametrize("lost", [ADA_AND_A_FAULT, ADA_AND_A_FAULT.replace("Ada", "worse than bad")])
+def test_a_query_that_fails_after_the_passage_is_a_fault_and_no_zero(lost: str, tmp_path: Path) -> None:
+    said = score(tmp_path, ADA, WRONG, then=(lost, WRONG))
+    assert said.value is None and said.fault == "the disk is gone"
+
+
+def test_what_had_failed_before_the_passage_is_the_past_of_the_run(tmp_path: Path) -> None:
+    said = score(tmp_path, ADA_AND_A_FAULT, WRONG, then=(WRONG,))
+    assert said.value == 0.0 and said.fault is None
