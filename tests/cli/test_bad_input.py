@@ -111,6 +111,11 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "missing retriever": ((*RUN[:4], "--retriever", "bm26", "--out", "new"), ("bm26", "coseek index")),
     "ask setting": ((*ASK, "max_turnz=2"), ("'max_turnz'", "'max_turns'")),
     "score without a run": (("score", "set"), ("set is not a run", "coseek run")),
+    "scores over a data set": (
+        ("score", "run", "--out", "set"),
+        ("set holds something else", "corpus.jsonl", "choose"),
+    ),
+    "leaderboard over a data set": (("leaderboard", "run", "--out", "set"), ("set holds something else", "choose")),
     "audit without a run": (("audit", "runs/none"), ("none is not a run", "coseek run")),
     "data format": (("data", "import", "hotpot", "set", "--out", "new"), ("'hotpot'", "'hotpotqa'")),
     "missing source": (("data", "import", "qed", "qed.jsonl", "--out", "new"), ("qed.jsonl", "check the path")),

@@ -83,6 +83,7 @@ def test_mistakes_are_one_sentence_with_the_way_out(ran: Path, world: Path, tmp_
     assert "did you mean 'oracle'?" in coseek(*agentic, "--scorer", "oracel").sentence
     assert "no setting named 'negative'" in coseek(*agentic, "--scorer", "oracle", "negative=3").sentence
     assert "no setting named 'limits.turns'" in coseek(*agentic, "--scorer", "oracle", "limits.turns=3").sentence
+    assert "'max_turns'; the agent's budgets are a group: limits.max_turns=" in coseek(*agentic, "max_turns=3").sentence
     assert "no query view named 'querry'" in coseek(*agentic, "--scorer", "oracle", "--view", "querry").sentence
     assert (
         "there is no retriever at nowhere" in coseek(*agentic, "--scorer", "oracle", "--retriever", "nowhere").sentence

@@ -13,13 +13,16 @@ from coseek.measure.report import TableSection, write_report
 from coseek.measure.score import ScoredRun, dataset_of
 from coseek.measure.table import Table
 
+ROWS, SUMMARY = "questions.jsonl", "scores.json"
+"""Every question's numbers, and the file by which a folder of scores is known."""
+
 
 def write_scores(
     folder: Path, runs: Sequence[ScoredRun], summary: JsonObject, tables: Mapping[str, Table], title: str = "Scores"
 ) -> None:
     """Write the folder's four files, each whole or not at all. `tables` go by heading."""
-    write_jsonl(folder / "questions.jsonl", (row for run in runs for row in question_rows(run)))
-    write_json(folder / "scores.json", summary)
+    write_jsonl(folder / ROWS, (row for run in runs for row in question_rows(run)))
+    write_json(folder / SUMMARY, summary)
     with atomic_write(folder / "scores.md") as file:
         file.write("\n".join([f"# {title}\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]))
     write_report(folder / "scores.html", title, [TableSection(name, table) for name, table in tables.items()])

@@ -6,6 +6,7 @@ from typing import Annotated, cast
 
 import typer
 
+from coseek.agents.limits import Limits
 from coseek.cli.labelling import (
     LabelSettings,
     agent_of,
@@ -112,6 +113,8 @@ def settings_of(
     retriever, agent, temperature = who
     tree = assignments(word for word in words if not is_run(word))
     limits = tree.pop("limits", {})
+    for name in set(tree) & set(Limits.model_fields) - set(module.SETTINGS.model_fields):
+        raise SettingError(f"no setting named {name!r}; the agent's budgets are a group: limits.{name}=…")
     of_method = make_settings(module.SETTINGS, tree)
     own, known = save_settings(of_method), agent_of(runs, agent, temperature)
     if known is not None and module.terms(of_method).rolls_out:

@@ -20,12 +20,14 @@ from coseek.cli.frozen import (
 )
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.data.errors import UserError
-from coseek.data.files import atomic_write, write_json
+from coseek.data.files import atomic_write, refuse_strangers, write_json
 from coseek.data.run import Run
 from coseek.measure.leaderboard import leaderboard as make_leaderboard
 from coseek.measure.score import METRICS, Scored, ScoredRun, check_metrics, dataset_of
 
 app = new_app()
+BOARD = "leaderboard.json"
+"""The file by which the folder of a leaderboard is known."""
 
 
 @app.command()
@@ -57,6 +59,8 @@ def leaderboard(
     Which data set a run is of, its questions say, else the folder that it was asked from. Data sets in domain are
     marked and averaged apart. Questions that failed or are missing are counted below the table.
     """
+    if out is not None:
+        refuse_strangers(out, BOARD)
     check_metrics([metric])
     judges = [judge] if judge else []
     check_judged([metric], judges)
@@ -76,7 +80,7 @@ def leaderboard(
         raise UserError("the runs hold no trajectories; see that `coseek run` has ended")
     board = make_leaderboard(found, metric, split_names(in_domain), parts.notes(), seed)
     if out is not None:
-        write_json(out / "leaderboard.json", {**board.to_json(), **parts.to_json()})
+        write_json(out / BOARD, {**board.to_json(), **parts.to_json()})
         for name, text in (("leaderboard.md", board.table().markdown()), ("leaderboard.html", board.html())):
             with atomic_write(out / name) as file:
                 file.write(text)

@@ -24,7 +24,7 @@ from coseek.cli.frozen import (
 )
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.data.errors import SettingError, UserError
-from coseek.data.files import JsonObject
+from coseek.data.files import JsonObject, refuse_strangers
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.measure.agreement import agreement_table
@@ -40,7 +40,7 @@ from coseek.measure.score import (
     questions_of,
     summaries_of,
 )
-from coseek.measure.score_files import write_scores
+from coseek.measure.score_files import ROWS, SUMMARY, write_scores
 from coseek.measure.table import JUDGED, MAIN, Table, comparison_table, group_table, main_table, scores_json
 
 app = new_app()
@@ -83,6 +83,8 @@ def score(
     """
     if len(set(runs)) < len(runs):
         raise UserError("the same run is named twice; name each once")
+    if out is not None:
+        refuse_strangers(out, SUMMARY, own=(ROWS,))
     chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
     check_metrics(chosen)
     check_judged(chosen, judge or [])
