@@ -46,14 +46,6 @@ from coseek.training.retriever.recipe import RetrieverRecipe, load_retriever_rec
 from coseek.training.retriever.training import RetrieverTraining
 from coseek.world.questions import plan_of
 
-READER = (
-    "policy.marks=true",
-    "warm_start.sft={repeat_steps: 0, varied_steps: 0, steps: 900, evaluate_every: 450, gate: null, rounds: 1, "
-    "curriculum: [{until: 0.15, hops: {0: 0.3, 1: 0.5, 2: 0.2}}, "
-    "{until: 1.0, hops: {0: 0.05, 1: 0.2, 2: 0.35, 3: 0.22, 4: 0.18}}], learner: {precision: bfloat16, "
-    "optimiser: {lr: 1.5e-3, betas: [0.9, 0.98], decay: linear, decay_from: 0.4, warmup_updates: 30}}}",
-)
-"""An agent that begins with a generator's weights: it can read, and learns to search (as in the recipe `s3-laptop`)."""
 BM25, ZERO_SHOT = "BM25", "zero-shot"
 """Retrievers that learn from no label."""
 HYBRID = "gac+oracle-rank"
@@ -150,8 +142,8 @@ class Place:
 
     seed: int
     folder: Path
-    agents: Path
-    """Where `terse-laptop` was trained, or will be, in `seed-N`."""
+    agent: Path
+    """Where `terse-laptop` was trained, or will be. It learns in throw-away worlds, so one agent asks in all places."""
     generator: Path
     """The folder of the model that says how likely answers are (REPLUG)."""
     scale: Scale
@@ -161,23 +153,26 @@ class Place:
 
     @cached_property
     def training(self) -> AgentTraining:
-        """The agent's, with worlds and policy made when they are missing."""
+        """The recipe with this seed's worlds, which are made when they are missing."""
         worlds = [f"data.world.seed={7 + 10 * self.seed}", f"data.unseen.seed={8 + 10 * self.seed}"]
-        reader = [] if self.scale.expert else [f"policy.folder={self.generator.absolute()}", *READER]
-        recipe = load_recipe("terse-laptop", [f"seed={self.seed}", *worlds, *reader, *self.scale.agent])
-        training = AgentTraining(recipe, self.agents / f"seed-{self.seed}")
-        if not (self.scale.expert or (training.policy_folder("warm") / CARD).exists()):
-            self._train(training)
+        training = AgentTraining(load_recipe("terse-laptop", [*worlds, *self.scale.agent]), self.folder / "worlds")
         training.prepare_data()
         return training
 
-    def _train(self, training: AgentTraining) -> None:
-        """Refuses a folder where a training was begun: it may be under way, and two would spoil it."""
+    @cached_property
+    def taught(self) -> AgentTraining:
+        """The agent's own training, done when it is missing.
+
+        Refuses a folder where one was begun: it may be under way, and two would spoil it."""
+        training = AgentTraining(load_recipe("terse-laptop", self.scale.agent), self.agent)
+        if (training.policy_folder("warm") / CARD).exists():
+            return training
         if (training.folder / "recipe.yaml").exists():
             again = f"coseek train agent {training.folder}/recipe.yaml --resume --out {training.folder}"
             raise SystemExit(f"{training.folder} holds no trained agent yet; wait for it, or go on with it: {again}")
         training.begin(resume=False)
         training.train()
+        return training
 
     def speaker(self, temperature: float) -> Speaker:
         training = self.training
@@ -189,8 +184,8 @@ class Place:
             agent = Agent(protocol, WriterModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens)))
             wide = boundless(limits.passages_per_search).model_copy(update={"max_turns": limits.max_turns})
             return Speaker(agent, wide, digest_of("expert", expert.settings.model_dump_json()))
-        folder = training.policy_folder("warm")
-        agent = Agent(protocol, training.sampler(load_model(folder), protocol, temperature))
+        folder = self.taught.policy_folder("warm")
+        agent = Agent(protocol, self.taught.sampler(load_model(folder), protocol, temperature))
         return Speaker(agent, limits, digest_of(fingerprint(folder), protocol.name, str(temperature)))
 
     @cached_property

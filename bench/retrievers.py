@@ -5,10 +5,10 @@
     python -m bench.retrievers --small --work FOLDER                         everything once in small, to see it run
 
 The agent of `terse-laptop` often says half of a name with a relation, or the relation alone: what it means stands in
-its question or in its reasoning. It stays as it is; `--expert` takes the scripted expert that it learnt from, which
-needs no training. The retrievers begin with one encoder from throw-away worlds, learn from the agent's searches on
-questions of the train split, and are measured on the test split and in a world that no label is of. Labels are scored
-by the world's oracle. Writes its tables into docs/retriever-study.md.
+its question or in its reasoning. One agent asks under all seeds, and stays as it is; `--expert` takes the scripted
+expert that it learnt from, which needs no training. The retrievers begin with an encoder from throw-away worlds, learn
+from the agent's searches on questions of the train split, and are measured on the test split and in a world that no
+label is of. Labels are scored by the world's oracle. Writes its tables into docs/retriever-study.md.
 """
 
 import argparse
@@ -102,12 +102,11 @@ class Measured:
 def main() -> int:
     args = _arguments()
     scale = SMALL if args.small else Scale(args.questions, args.labelled, steps=args.steps, expert=args.expert)
-    agents = args.work / "worlds" if scale.expert else args.agents
     arms = FACTORIAL if args.factorial else COMPARISON
     if not (args.generator / "config.json").exists():
         print(f"no REPLUG: there is no model {args.generator}; make one with `coseek train generator`", file=sys.stderr)
         arms = tuple(arm for arm in arms if arm.source != "replug")
-    places = [Place(seed, args.work / f"seed-{seed}", agents, args.generator, scale, _say) for seed in args.seeds]
+    places = [Place(seed, args.work / f"seed-{seed}", args.agent, args.generator, scale, _say) for seed in args.seeds]
     measured = measure(places, arms)
     tables = [*tables_of(measured, arms, args.factorial), "### The labels", labels_table(places, arms).markdown()]
     print("\n\n".join(tables))
@@ -274,7 +273,7 @@ def _arguments() -> argparse.Namespace:
         "--small", action="store_true", help="everything once, in a tiny world, with the expert as agent"
     )
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "retrievers", help="everything made stays here")
-    parser.add_argument("--agents", type=Path, default=ROOT / "build" / "terse", help="where the agents are, or go")
+    parser.add_argument("--agent", type=Path, default=ROOT / "build" / "terse", help="where the agent is, or goes")
     parser.add_argument(
         "--generator", type=Path, default=ROOT / "build" / "protocols" / "generator" / "generator",
         help="a model folder that says how likely answers are (REPLUG)",

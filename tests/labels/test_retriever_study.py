@@ -110,7 +110,7 @@ def test_a_stopped_comparison_goes_on_and_a_finished_one_makes_nothing(tmp_path:
 
     def place() -> Place:
         scale = replace(SMALL, questions=8, steps=2)
-        return Place(0, tmp_path / "work", tmp_path / "worlds", tmp_path / "none", scale, said.append)
+        return Place(0, tmp_path / "work", tmp_path / "agent", tmp_path / "none", scale, said.append)
 
     first = [place().scored(arm, "test") for arm in arms]
     assert all(len(one.questions) == 8 for one in first)
