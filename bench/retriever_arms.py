@@ -97,7 +97,7 @@ class Scale:
 
     questions: int = 300
     """Of each set."""
-    labelled: int = 600
+    labelled: int = 800
     """Questions of the train split whose trajectories become labels."""
     agent: tuple[str, ...] = ()
     """Overrides of the agent's recipe."""
@@ -250,8 +250,9 @@ class Place:
 
     @cached_property
     def asked(self) -> Retriever:
-        """Whose candidates are labelled: the encoder that has seen no label, asked with the query alone."""
-        return self.retriever(Arm(ZERO_SHOT, "query"), "data")
+        """Whose candidates are labelled, and who serves the agent meanwhile: BM25, which a user has before any training.
+        It sees the question, too; with less the agent gets nowhere, and nine turns of ten have no label."""
+        return self.retriever(Arm(BM25, "question+query"), "data")
 
     @cached_property
     def labelled(self) -> list[Question]:
@@ -303,7 +304,7 @@ class Place:
         return maker
 
     def _combined(self, over: Retriever, tally: Tally) -> LabelMaker:
-        """Candidates in the oracle's order; branches search with the encoder: an oracle would mend any of them."""
+        """Candidates in the oracle's order; branches search with BM25: an oracle would mend any of them."""
         settings = AgenticRSettings()
         lists, served = self._parts(over, 0.0, tally), self._parts(self.asked, 0.0, tally)
         return AgenticR(settings, lists, LocalRelevance(lists, settings.scoring), Correctness.of(served))
