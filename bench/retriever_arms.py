@@ -250,8 +250,8 @@ class Place:
 
     @cached_property
     def asked(self) -> Retriever:
-        """Whose candidates are labelled, and who serves the agent meanwhile: BM25, which a user has before any training.
-        It sees the question, too; with less the agent gets nowhere, and nine turns of ten have no label."""
+        """Whose candidates are labelled, and who serves the agent meanwhile: BM25, which a user has before any
+        training. It sees the question, too; with less the agent gets nowhere, and nine turns of ten have no label."""
         return self.retriever(Arm(BM25, "question+query"), "data")
 
     @cached_property
