@@ -132,6 +132,7 @@ def tables_of(measured: Measured, arms: Sequence[Arm], factorial: bool) -> list[
     if factorial:
         parts.append(verdict(measured))
     else:
+        parts += ["### Searches where both answer right, all seeds", searches_where_right(measured, arms).markdown()]
         for seed, name in product(measured.seeds, SETS):
             parts += [f"### {name}: seed {seed}", of_seed(measured, arms, name, seed).markdown()]
     return parts
@@ -202,6 +203,27 @@ def _beside_whole(measured: Measured, arm: Arm, name: str, seeds: Sequence[int])
         return "–"
     pooled = _signed(measured.above(arm, whole, name, "em", seeds))
     return pooled if len(seeds) == 1 else f"{pooled}, most {max(measured.by_seed(arm, whole, name)):+.3f}"
+
+
+def searches_where_right(measured: Measured, arms: Sequence[Arm]) -> Table:
+    """Searches of the agent beside each base, on questions that it answers right over both retrievers.
+
+    A better retriever also gets those answered that need more searches, so that the mean over all questions may rise.
+    """
+    rows = []
+    for arm in arms:
+        cells = []
+        for name, base in product(SETS, BASES):
+            em = [measured.values(one, name, "em", measured.seeds) for one in (base, arm)]
+            below, above = (
+                {key: found for key, found in measured.values(one, name, "searches", measured.seeds).items()
+                 if all(right.get(key) == 1 for right in em)}
+                for one in (base, arm)
+            )  # fmt: skip
+            found = paired_difference(below, above, np.random.default_rng(0)) if arm != base else None
+            cells.append(f"{_signed(found)} (n={found.difference.n})" if found else "–")
+        rows.append((_name(arm), arm.view, *cells))
+    return Table(("retriever", "view", *(f"{name}: − {base}" for name, base in product(SETS, AGAINST))), tuple(rows))
 
 
 def grid(measured: Measured, name: str) -> Table:
