@@ -88,6 +88,7 @@ def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None
         ("labels={method: dr-synth}", "name with labels.scorer"),
         ("labels={method: dr-synth, scorer: oracle, settings: {samples: 4}}", "leave labels.settings.samples out"),
         ("labels={method: dr-synth, scorer: oracle, settings: {shown: 60}}", "shown=60"),
+        ("labels={method: agentic-r, scorer: oracle, settings: {shown: 3}}", "agentic-r.: no setting named 'shown'"),
         ("labels={method: replug}", "labels.likelihood"),
         ("retriever.loss.kind=kl", "labels.method=agentic-r gives none"),
         ("agent.protocol=s3", "take labels.settings.gac=false"),
@@ -108,7 +109,7 @@ def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("more", "way_out"),
-    [((), "gac=false"), (("labels.method=dr-synth",), "reject=false")],
+    [(("labels.method=agentic-r", "labels.settings={}"), "gac=false"), ((), "reject=false")],
 )
 def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
     tmp_path: Path, more: tuple[str, ...], way_out: str

@@ -45,7 +45,7 @@ def terms_of(labels: LabellingSettings) -> Terms:
 def own_settings(labels: LabellingSettings) -> Settings:
     """The method's own settings. How many runs a question has is said once, for methods that make runs as well."""
     module = maker_module(labels.method)
-    own = make_settings(module.SETTINGS, labels.settings)
+    own = make_settings(module.SETTINGS, labels.settings, f"labels.settings (labels.method={labels.method})")
     if not module.terms(own).rolls_out:
         return own
     if "samples" in labels.settings:
