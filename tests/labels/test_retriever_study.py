@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from bench.retriever_arms import BM25, HYBRID, METHODS, SETS, SMALL, ZERO_SHOT, Arm, Place
@@ -17,6 +18,7 @@ from bench.retrievers import (
     Measured,
     of_seed,
     over_seeds,
+    searches_where_right,
     verdict,
 )
 
@@ -101,6 +103,20 @@ def test_a_faulted_run_is_left_out_of_the_means_and_said_below() -> None:
 def test_a_difference_that_is_below_zero_says_so() -> None:
     table = of_seed(measured({BASES[0]: [[1.0] * 9], BASES[1]: [[0.0] * 9]}), BASES, "test", 0)
     assert table.rows[1][3] == "-1.000 [-1.000, -1.000]" and table.rows[0][4] == "+1.000 [1.000, 1.000]"
+
+
+def test_searches_are_compared_where_both_answer_right() -> None:
+    """The better one also answers questions of many searches, which the mean over all would hold against it."""
+    arm, searches = Arm("dr-synth", "reasoning+query"), {"q0": 1.0, "q1": 1.0, "q4": 6.0, "q5": 6.0}
+    both = measured(
+        {base: [[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]] for base in BASES} | {arm: [[1.0, 1.0, 0.0, 0.0, 1.0, 1.0]]}
+    )
+    for name in SETS:
+        for ident, row in both.runs[0, name, arm].questions.items():
+            cast(dict[str, float], row.metrics)["searches"] = searches.get(ident, 2.0)
+    table = searches_where_right(both, (*BASES, arm))
+    assert table.rows[2][2:] == ("-1.000 [-1.000, -1.000] (n=2)",) * 4
+    assert table.rows[0][2] == "–" and table.rows[0][3] == "+0.000 [0.000, 0.000] (n=3)"
 
 
 @pytest.mark.slow

@@ -136,6 +136,12 @@ def test_names_with_dollars_tags_and_other_alphabets_can_be_drawn() -> None:
         assert '$x <b> 维罗拉 & "q"' in page.text
 
 
+def test_what_is_counted_has_whole_numbers_on_its_axis() -> None:
+    halves = tuple(half / 2 for half in range(5))
+    words = Page(line_plot([Series("way", halves, (5.0,) * 5)], "round", "searches")).text.split()
+    assert {"0", "1", "2"} <= set(words) and not {"0.5", "0.50", "1.5", "1.50"} & set(words)
+
+
 def test_bars_must_fit_their_groups() -> None:
     with pytest.raises(ValueError, match="1 values for 2 groups"):
         bar_plot(["a", "b"], [Bars("x", (None,))], "EM")

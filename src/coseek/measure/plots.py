@@ -100,7 +100,8 @@ def smoothed(series: Series, window: int = 5) -> Series:
 
 
 def line_plot(lines: Sequence[Series], x_label: str, y_label: str, marks: Sequence[Mark] = ()) -> Svg:
-    """Lines over a shared axis: a learning curve. Values within [0, 1] get the axis 0–1."""
+    """Lines over a shared axis of what is counted (steps, rounds, passages): a learning curve. Values within [0, 1] get
+    the axis 0–1."""
     with _style():
         figure, axes = _figure()
         for number, line in enumerate(lines):
@@ -113,6 +114,7 @@ def line_plot(lines: Sequence[Series], x_label: str, y_label: str, marks: Sequen
             axes.annotate(
                 mark.name, (mark.x, 1), xycoords=("data", "axes fraction"), xytext=(3, -10), textcoords="offset points"
             )
+        axes.locator_params(axis="x", integer=True)
         _unit_axis(axes, [value for line in lines for value in (*line.y, *line.low, *line.high)])
         _labels(axes, x_label, y_label)
         return _svg(figure, f"{y_label} by {x_label}: {', '.join(line.name for line in lines)}")
