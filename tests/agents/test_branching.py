@@ -398,6 +398,7 @@ def test_one_query_of_several_in_a_turn_gets_the_passage_and_the_others_keep_wha
     assert "Eve knows Bob" in end.segments[2].text and "1815" in end.segments[2].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "concurrency", "max_rows"),
     [("search-r1", 1, 256), ("search-r1", 256, 2), ("search-o1", 1, 256), ("search-o1", 256, 2), ("search-o1", 3, 5)],

@@ -56,6 +56,7 @@ class StopsAfter:
             raise Stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retriever", list(BUILDS))
 def test_a_build_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
     tmp_path: Path, encoder: Path, corpus: Corpus, retriever: str

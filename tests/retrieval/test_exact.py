@@ -38,6 +38,7 @@ def test_it_is_the_same_without_torch(case: Case) -> None:
         assert np.array_equal(search.search(queries, k)[0], brute_force(vectors, queries, k))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 10, 100])
 def test_a_hundred_thousand_vectors_are_ranked_as_brute_force_ranks_them(k: int) -> None:
     rng = np.random.default_rng(k)

@@ -55,6 +55,7 @@ def test_the_bound_is_never_passed(case: Case) -> None:
         assert (np.abs(true - approximate) <= bound * (1 + 1e-9) + np.abs(approximate) * 1e-15).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 10, 100])
 def test_a_hundred_thousand_vectors_are_ranked_as_brute_force_ranks_them(tmp_path: Path, k: int) -> None:
     rng = np.random.default_rng(k)

@@ -433,6 +433,7 @@ def test_the_breaker_opens_lets_one_probe_pass_and_closes() -> None:
     assert breaker.wait_s() == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_searches_is_one_error() -> None:
     command = [sys.executable, "-m", "tests.serve.slow_server", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as server:

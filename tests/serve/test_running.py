@@ -56,7 +56,8 @@ def waiting(url: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("log", ["", pytest.param("queries", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("log", ["", "queries"])
 def test_after_sigterm_every_accepted_request_is_answered(log: str, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     command = ("-m", "tests.serve.slow_server", str(gate), log)
@@ -78,6 +79,7 @@ def test_after_sigterm_every_accepted_request_is_answered(log: str, tmp_path: Pa
     assert asked == (sorted(f"secret{number}" for number in range(32)) if log else [])
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once() -> None:
     with process("-m", "tests.serve.slow_server", "60") as (running, url), ThreadPoolExecutor(1) as pool:
         reply = pool.submit(ask, url)

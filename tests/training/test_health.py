@@ -219,6 +219,7 @@ def train(
     return policy
 
 
+@pytest.mark.slow
 def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(patient: Patient, tmp_path: Path) -> None:
     plan = small(patient, stop=True, ignore=["likelihood-decay", "no-signal"]).model_copy(update={"steps": 40})
     with pytest.raises(Unhealthy, match=r"alarm no-search: .*healthy checkpoint is .*health\.stop=false") as stop:

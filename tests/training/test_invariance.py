@@ -59,6 +59,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "normaliser"), PAIRS)
 @given(seed=st.integers(0, 10_000), tokens=st.integers(1, 60))
 @settings(max_examples=3, deadline=None)

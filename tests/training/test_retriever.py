@@ -130,6 +130,7 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(
     assert timeless_lines(tmp_path / "whole") == timeless_lines(tmp_path / "stopped")
 
 
+@pytest.mark.slow
 def test_a_line_of_metrics_that_was_under_way_at_a_checkpoint_is_written_whole(
     given_folders: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_line_of_metrics_that_was_under_way_at_a_checkpoint_is_written_whole(
     assert timeless_lines(tmp_path / "stopped") == lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [(), ("training.lora={rank: 2}",)])
 def test_the_start_keeps_its_share_of_every_weight(
     given_folders: Path, tmp_path: Path, adapters: tuple[str, ...]

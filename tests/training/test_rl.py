@@ -48,6 +48,7 @@ def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None
     assert ("value_loss" in row) is (algorithm == "ppo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reinforce++"])
 def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path, algorithm: str) -> None:
     settings = settings_of(algorithm, steps=6, checkpoint_every=2, kl=0.01)

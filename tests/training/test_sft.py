@@ -48,6 +48,7 @@ def first_loss(folder: Path) -> float:
     return float(rows[0]["loss"])
 
 
+@pytest.mark.slow
 def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
     settings = settings_of(checkpoint_every=7, learner=LEARNER)
     whole, parts = tiny_model(), tiny_model()
