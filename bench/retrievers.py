@@ -208,21 +208,21 @@ def _beside_whole(measured: Measured, arm: Arm, name: str, seeds: Sequence[int])
 def searches_where_right(measured: Measured, arms: Sequence[Arm]) -> Table:
     """Searches of the agent beside each base, on questions that it answers right over both retrievers.
 
-    A better retriever also gets those answered that need more searches, so that the mean over all questions may rise.
+    A better retriever may also get those answered that need more searches, and so raise the mean over all questions.
     """
-    rows = []
-    for arm in arms:
-        cells = []
-        for name, base in product(SETS, BASES):
-            em = [measured.values(one, name, "em", measured.seeds) for one in (base, arm)]
-            below, above = (
-                {key: found for key, found in measured.values(one, name, "searches", measured.seeds).items()
-                 if all(right.get(key) == 1 for right in em)}
-                for one in (base, arm)
-            )  # fmt: skip
-            found = paired_difference(below, above, np.random.default_rng(0)) if arm != base else None
-            cells.append(f"{_signed(found)} (n={found.difference.n})" if found else "–")
-        rows.append((_name(arm), arm.view, *cells))
+
+    def right(arm: Arm, name: str) -> set[str]:
+        return {key for key, em in measured.values(arm, name, "em", measured.seeds).items() if em == 1}
+
+    def cell(arm: Arm, base: Arm, name: str) -> str:
+        both = right(arm, name) & right(base, name)
+        if arm == base or not both:
+            return "–"
+        searches = (measured.values(one, name, "searches", measured.seeds) for one in (base, arm))
+        below, above = ({key: values[key] for key in both} for values in searches)
+        return f"{_signed(paired_difference(below, above, np.random.default_rng(0)))} (n={len(both)})"
+
+    rows = [(_name(arm), arm.view, *(cell(arm, base, name) for name, base in product(SETS, BASES))) for arm in arms]
     return Table(("retriever", "view", *(f"{name}: − {base}" for name, base in product(SETS, AGAINST))), tuple(rows))
 
 
