@@ -8,6 +8,7 @@ must not be counted by the vocabularies of two readers.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from coseek.data.passage import Passage
 from coseek.models.model import Tokenizer
@@ -36,7 +37,7 @@ class Budget:
         if self.tokenizer is not None:
             ids = self.tokenizer.encode_data(text)
             return text if len(ids) <= most else self.tokenizer.decode(ids[:most]).rstrip("\ufffd")
-        found = list(_TOKEN.finditer(text))
+        found = list(islice(_TOKEN.finditer(text), max(most, 0) + 1))
         return text if len(found) <= most else text[: found[most - 1].end() if most > 0 else 0]
 
     def fill(self, passages: Sequence[Passage]) -> tuple[tuple[Passage, ...], int]:

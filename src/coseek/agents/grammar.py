@@ -19,6 +19,9 @@ TRUE, FALSE = "=true", "=false"
 """Behind the name of a flag in an order: what may follow it depends on what it says."""
 _PAIRS = {"{": "}", "[": "]", "(": ")"}
 _HARMLESS = {"<": "‹", "[": "［", "{": "｛", "(": "（", "\\": "＼"}
+_PLAIN_MARK = re.compile(r"</?(\w[\w-]*)>")
+LONGEST_MARK = 64
+"""Characters of a mark. Looking for marks takes time in proportion to text times mark."""
 
 
 class Action(StrEnum):
@@ -63,6 +66,8 @@ class Tag:
             put(self, "halts", (self.closing,) if self.action in _ASKING else ())
         if len(self.closing) == 1 and not self.is_bracket:
             raise DataError(f"the tag {self.name!r} closes with {self.closing!r}, which plain text may hold")
+        if any(len(mark) > LONGEST_MARK for mark in (*self.marks, *self.inner_marks)):
+            raise DataError(f"a mark of the tag {self.name!r} is longer than {LONGEST_MARK} characters; shorten it")
 
     @property
     def is_bracket(self) -> bool:
@@ -162,10 +167,12 @@ class Grammar:
 
     @cached_property
     def _lookalikes(self) -> re.Pattern[str]:
-        plain = [mark[1:-1] for mark in self.special_tokens if re.fullmatch(r"<\w[\w-]*>", mark)]
-        marks = [re.escape(mark) for mark in self.special_tokens if not re.fullmatch(r"</?\w[\w-]*>", mark)]
+        names = dict.fromkeys(found[1] for mark in self.special_tokens if (found := _PLAIN_MARK.fullmatch(mark)))
+        marks = [re.escape(mark) for mark in self.special_tokens if not _PLAIN_MARK.fullmatch(mark)]
+        # Possessive (`*+`), so that blanks are never given back: a passage decides how many there are.
+        tag = rf"<\s*+(?:/\s*+)?(?:{'|'.join(names)})\s*+>"
         # `<|…|>` is how most tokenizers write a role or the end of a turn.
-        return re.compile("|".join([rf"<\s*/?\s*(?:{'|'.join(plain)})\s*>", r"<\|[^<>|\s]{1,64}\|>", *marks]), re.I)
+        return re.compile("|".join([tag, r"<\|[^<>|\s]{1,64}\|>", *marks]), re.I)
 
     def disarm(self, text: str) -> str:
         """Text from outside (a passage, a question) with our tags made harmless: `<answer>` becomes `‹answer›`."""
@@ -175,6 +182,7 @@ class Grammar:
         """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems."""
         spans: list[Span] = []
         opened: Tag | None = None
+        ends: dict[str, dict[int, int]] = {}
         at = 0
         while mark := self._marks.search(text, at):
             between, at = text[at : mark.start()], mark.end()
@@ -187,9 +195,12 @@ class Grammar:
             opened = None if closes else tag
             if closes:
                 spans.append(Span(Author.AGENT, "", "", f"{mark[0]} closes nothing"))
-            elif tag.is_bracket and (end := _balanced(text, at, tag)) is not None:
-                spans.append(Span(Author.AGENT, tag.name, text[at:end]))
-                opened, at = None, end + 1
+            elif tag.is_bracket:
+                if tag.closing not in ends:
+                    ends[tag.closing] = _balanced(text, tag.opening[-1], tag.closing)
+                if (end := ends[tag.closing].get(at - 1)) is not None:
+                    spans.append(Span(Author.AGENT, tag.name, text[at:end]))
+                    opened, at = None, end + 1
         return spans + self._loose(opened, text[at:])
 
     def _loose(self, opened: Tag | None, text: str) -> list[Span]:
@@ -286,8 +297,10 @@ class Grammar:
 
     def lost_stop(self, text: str) -> str:
         """The stop string that ended a turn of which a server left it off: that of the tag which is still open."""
-        ends = ((tag, self.parse(text + tag.closing)[-1]) for tag in self.tags)
-        return next((tag.halts[0] for tag, last in ends if tag.halts and last.tag == tag.name), "")
+        for tag in self.tags:
+            if tag.halts and tag.opening in text and self.parse(text + tag.closing)[-1].tag == tag.name:
+                return tag.halts[0]
+        return ""
 
     def action_of(self, span: Span) -> Action:
         """What a span of the agent's sets off."""
@@ -300,11 +313,13 @@ def _harmless(mark: re.Match[str]) -> str:
     return text[:-1] + "›" if text[-1] == ">" else text
 
 
-def _balanced(text: str, at: int, tag: Tag) -> int | None:
-    """Where the bracket that was opened in front of `at` is closed."""
-    depth = 1
-    for place in range(at, len(text)):
-        depth += (text[place] == tag.opening[-1]) - (text[place] == tag.closing)
-        if depth == 0:
-            return place
-    return None
+def _balanced(text: str, opening: str, closing: str) -> dict[int, int]:
+    """Where each bracket of a text is closed, by where it is opened; one that stays open is not in there."""
+    ends: dict[int, int] = {}
+    still_open: list[int] = []
+    for place, letter in enumerate(text):
+        if letter == opening:
+            still_open.append(place)
+        elif letter == closing and still_open:
+            ends[still_open.pop()] = place
+    return ends

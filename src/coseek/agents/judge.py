@@ -5,7 +5,6 @@ cannot be read is a fault, which is counted and is never a no.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,7 +126,7 @@ def read_verdict(text: str, after: str = "") -> bool | None:
         _, mark, text = text.rpartition(after)
         if not mark:
             return None
-    word = re.sub(r"\s+", " ", text).strip(" " + _MARKS).lower()
+    word = " ".join(text.split()).strip(" " + _MARKS).lower()
     return {"yes": True, "no": False}.get(word)
 
 

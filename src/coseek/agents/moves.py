@@ -17,6 +17,9 @@ from coseek.agents.writer import Move
 from coseek.data.trajectory import Author, Search
 from coseek.models.model import SoFar, Tokenizer
 
+_SENTENCES = re.compile(r"(?<=[.!?])(?=\s)")
+"""Stands between two sentences."""
+
 
 def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: SoFar) -> tuple[int, ...]:
     """A writer's move as this protocol writes it. The words in it are data: they may quote passages."""
@@ -117,5 +120,5 @@ def _shares(thought: str, count: int) -> list[str]:
     """A thought for each of `count` tags: the last sentence for the last tag, what is before it for the others."""
     if count < 2:
         return [thought][:count]
-    sentences = [sentence for sentence in re.split(r"(?<=[.!?])(?=\s)", thought) if sentence.strip()] or [thought]
+    sentences = [sentence for sentence in _SENTENCES.split(thought) if sentence.strip()] or [thought]
     return ["".join(sentences[:-1]) or thought] * (count - 1) + [sentences[-1]]

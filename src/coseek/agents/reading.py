@@ -144,14 +144,16 @@ def _visit(arguments: JsonObject, tool: Tool) -> Reading:
     return Reading(visit=Visit(str(ident).strip(), page))
 
 
-_NUMBERS = re.compile(r"""\[?\s*(?:["']?[0-9]{1,6}["']?(?:\s*,\s*["']?[0-9]{1,6}["']?)*)?\s*\]?""")
+# Possessive (`*+`) here and below: text of a model decides how many blanks, marks and numbers there are.
+_NUMBERS = re.compile(r"""\[?\s*+(?:["']?[0-9]{1,6}+["']?(?:\s*+,\s*+["']?[0-9]{1,6}+["']?)*+)?\s*+\]?""")
+_DIGITS = re.compile("[0-9]+")
 
 
 def read_numbers(text: str) -> tuple[int, ...] | None:
     """`[1, 3]` or `1, 3` → each number once, in order; `[]` and nothing → none; `None` for any other text."""
     if not _NUMBERS.fullmatch(text.strip()):
         return None
-    return tuple(dict.fromkeys(int(number) for number in re.findall("[0-9]+", text)))
+    return tuple(dict.fromkeys(int(number) for number in _DIGITS.findall(text)))
 
 
 def read_flag(text: str) -> bool | None:
@@ -159,7 +161,7 @@ def read_flag(text: str) -> bool | None:
     return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
 
 
-_SENTENCE_END = re.compile(r"""(?:[!?]+|(?:(?<=\w\w\w)|(?<=[\d\s]))\.+)["')\]]*(?=\s|$)""")
+_SENTENCE_END = re.compile(r"""(?:(?<![!?])[!?]++|(?:(?<=\w\w\w)|(?<=[\d\s]))\.++)["')\]]*+(?=\s|$)""")
 
 
 def first_sentence(text: str) -> str:

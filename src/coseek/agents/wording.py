@@ -102,9 +102,7 @@ class Wording:
         for template in (*needs, *(_OF_A_SEARCH if observed else ())):
             if not getattr(file, template):
                 raise SettingError(f"{source} has no {template!r}, and the protocol {protocol} needs it")
-        if observed and not re.search(
-            rf"{re.escape(observed.opening)}.*\{{documents\}}.*{re.escape(observed.closing)}", file.observation, re.S
-        ):
+        if observed and not _holds(file.observation, observed.opening, "{documents}", observed.closing):
             around = f"{observed.opening}{{documents}}{observed.closing}"
             raise SettingError(f"{source}: the observation of the protocol {protocol} must hold {around}")
         return cls(file, grammar)
@@ -188,3 +186,12 @@ class Wording:
         for at, part in enumerate(_FIELD.split(template)):
             ids += fields[part] if at % 2 else tokenizer.encode(_LITERAL.sub(r"\1", part)) if part else []
         return ids
+
+
+def _holds(text: str, *parts: str) -> bool:
+    """Whether the parts stand in the text in this order, none inside another."""
+    for part in parts:
+        _, found, text = text.partition(part)
+        if not found:
+            return False
+    return True

@@ -29,6 +29,7 @@ Ranked: TypeAlias = list[tuple[str, float]]
 
 _BLANK = re.compile(r"\s")
 _FIELD = re.compile(r"[^ \t\r\n\f\v]+")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _LARGEST = float(np.finfo(np.float32).max)
 _WRITTEN = 3e38
 """The largest score that is written: below `-_WRITTEN` float32 still has room for many smaller ones."""
@@ -147,4 +148,4 @@ def _score(text: str, where: str) -> float:
 
 
 def _is_whole(text: str) -> bool:
-    return re.fullmatch(r"[+-]?[0-9]+", text.strip()) is not None
+    return _WHOLE.fullmatch(text.strip()) is not None

@@ -12,10 +12,11 @@ Form: TypeAlias = Literal["numbered", "bare"]
 """`[2] 71 [1] 5 …`, or the scores alone in the order of the passages."""
 
 # Only ASCII digits: int() would also read those of other scripts.
-_NUMBERED = re.compile(r"\[\s*([0-9]{1,4})\s*\]\s*[:=]?\s*([0-9]{1,3})(?![0-9.])")
+# Possessive (`*+`), so that blanks are never given back: a model decides how many there are.
+_NUMBERED = re.compile(r"\[\s*+([0-9]{1,4})\s*+\]\s*+(?:[:=]\s*+)?([0-9]{1,3})(?![0-9.])")
 _BARE = re.compile(r"([0-9]{1,3})(?![0-9.])")
-_BETWEEN = re.compile(r"(?:\s|[,;])+|\Z")
-_LINE = re.compile(r"\[\s*([0-9]{1,4})\s*\]\s*(?:[:=]\s*)?(\S.*)")
+_BETWEEN = re.compile(r"[\s,;]++|\Z")
+_LINE = re.compile(r"\[\s*+([0-9]{1,4})\s*+\]\s*+(?:[:=]\s*+)?(\S.*)")
 HIGHEST = 100
 
 

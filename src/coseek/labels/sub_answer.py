@@ -23,6 +23,7 @@ from coseek.retrieval.opening import Writes
 from coseek.retrieval.retriever import digest_of
 
 _NOT_SURE = frozenset({"", "not sure", "unsure", "not certain", "unknown", "none", "n/a"})
+_NO_WORD = re.compile(r"[^\w/]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,5 +169,5 @@ class SubAnswerer:
 
 def sure(said: str) -> str | None:
     """What was said, unless it says that nothing is certain."""
-    words = " ".join(re.sub(r"[^\w/]+", " ", said.casefold()).split())
+    words = " ".join(_NO_WORD.sub(" ", said.casefold()).split())
     return None if words in _NOT_SURE else said

@@ -28,6 +28,7 @@ COLOURS = ("#3f8fd2", "#e0812b", "#35a679", "#c4609f", "#8a7fd8", "#b3923a")
 """Readable on white and on near-black; the first two also for those who do not see red and green apart."""
 _INK = "#010203"
 """Stands for the page's text colour while matplotlib draws."""
+_ID = re.compile(r'\bid="')
 _STYLE: dict[str, object] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "coseek",
@@ -203,6 +204,5 @@ def _svg(figure: "Figure", description: str) -> Svg:
 
 def with_id_prefix(svg: Svg, prefix: str) -> Svg:
     """The plot with its ids (and what refers to them) prefixed, so that several can stand in one page."""
-    text = re.sub(r'\bid="', f'id="{prefix}-', svg)
-    text = re.sub(r'href="#', f'href="#{prefix}-', text)
-    return Svg(re.sub(r"url\(#", f"url(#{prefix}-", text))
+    text = _ID.sub(f'id="{prefix}-', svg).replace('href="#', f'href="#{prefix}-')
+    return Svg(text.replace("url(#", f"url(#{prefix}-"))

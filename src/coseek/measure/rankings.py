@@ -24,6 +24,7 @@ Gold: TypeAlias = Collection[str] | Mapping[str, int]
 """The relevant ids, or the grade of every judged one."""
 Gain: TypeAlias = Literal["linear", "exponential"]
 """What a grade g is worth: g (trec_eval, BEIR) or 2^g − 1 (Burges and others, ICML 2005). Alike for grades 0 and 1."""
+_NAME = re.compile(r"([a-z_]+)(?:@([1-9][0-9]{0,8}))?")
 
 
 def recall(gold: Gold, ids: Iterable[str], k: int | None = None) -> float | None:
@@ -127,7 +128,7 @@ class Metric:
     @classmethod
     def named(cls, name: str) -> "Metric":
         """A misspelt name is refused with the nearest."""
-        found = re.fullmatch(r"([a-z_]+)(?:@([1-9][0-9]{0,8}))?", name)
+        found = _NAME.fullmatch(name)
         if found is None or found[1] not in _FAMILIES:
             cut = f"@{found[2]}" if found and found[2] else "@10"
             raise UnknownName("metric", name, [f"{family}{cut}" for family in _FAMILIES])

@@ -135,6 +135,7 @@ LAST_TURNS = "last-K-turns"
 LAST_TURNS_ABOUT = "reasoning and query of the K latest turns, this one included (AgentIR, section 5.3)"
 _LAST_TURNS = re.compile(r"last-([1-9]\d{0,5})-turns")
 _NO_REASONING = "Empty"
+_NO_LETTERS = re.compile(r"[\W_]+")
 
 
 def find_view(name: str) -> ViewPart:
@@ -199,10 +200,28 @@ def render(
 def disarm(text: str, separator: str) -> str:
     """Text as data: on one line, and without the separator, whose letters stay as words."""
     text, mark = " ".join(text.split()), separator.strip()
-    letters = re.sub(r"[\W_]+", " ", mark)
-    while mark and mark in text:  # again, since what stood around one separator may make another
-        text = " ".join(text.replace(mark, f" {letters} " if letters != mark else " ").split())
-    return text
+    if not mark or mark not in text:
+        return text
+    letters = _NO_LETTERS.sub(" ", mark)
+    instead = f" {letters} " if letters != mark else " "
+    text = " ".join(text.replace(mark, instead).split())
+    return _without(text, mark, instead) if mark in text else text
+
+
+def _without(text: str, mark: str, instead: str) -> str:
+    """Squeezed text with every `mark` replaced, also those that what stood around another one makes. Linear time: each
+    replacement takes marks or letters away for good."""
+    kept: list[str] = []
+    left = list(reversed(text))
+    while left:
+        letter = left.pop()
+        if letter == " " and kept[-1:] in ([], [" "]):
+            continue
+        kept.append(letter)
+        if letter == mark[-1] and "".join(kept[-len(mark) :]) == mark:
+            del kept[-len(mark) :]
+            left += reversed(instead)
+    return "".join(kept).strip()
 
 
 _Layout: TypeAlias = Callable[[Sequence[Piece]], str]

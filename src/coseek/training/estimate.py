@@ -18,6 +18,7 @@ from coseek.training.settings import LearnerSettings
 GIB = 2.0**30
 PROMPT_TOKENS = 200
 """Tokens of a prompt with its question, about."""
+_QWEN_SIZE = re.compile(r"qwen2\.5-(\d+(?:\.\d)?b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def shape_of(recipe: AgentRecipe) -> tuple[Shape, str]:
     path = Path(recipe.policy.folder).expanduser() / "config.json"
     if path.is_file():
         return shape_of_config(read_json(path), path), str(path)
-    size = re.search(r"qwen2\.5-(\d+(?:\.\d)?b)", path.parent.name.lower())
+    size = _QWEN_SIZE.search(path.parent.name.lower())
     if size is None or size[1] not in QWEN25:
         known = ", ".join(f"Qwen2.5-{name.upper()}" for name in QWEN25)
         raise DataError(f"there is no {path}, and its shape is known only of {known}; put the model there")

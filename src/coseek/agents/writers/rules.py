@@ -190,7 +190,19 @@ def _once(found: Sequence[str], known: Set[str]) -> list[str]:
 
 def _plain(title: str) -> str:
     """The title without what tells namesakes apart: `Ed Wood (film)` → `Ed Wood`."""
-    return re.sub(r"\s*\(.*?\)", "", title).strip() or title
+    kept: list[str] = []
+    start = at = 0
+    closed = -1
+    while (opened := title.find("(", at)) >= 0:
+        closed = closed if closed > opened else title.find(")", opened)
+        if closed < 0:
+            break
+        if (line := title.find("\n", opened, closed)) >= 0:  # brackets hold no line break
+            at = line
+        else:
+            kept.append(title[start:opened].rstrip())
+            start = at = closed + 1
+    return "".join([*kept, title[start:]]).strip() or title
 
 
 def _is_linked(passage: Passage, others: Sequence[Passage]) -> bool:

@@ -28,6 +28,8 @@ from coseek.retrieval.retriever import Retriever
 app = new_app()
 
 MAIN = ("recall@5", "recall@20", "all_gold@5", "mrr@10", "ndcg@10")
+_ENDING = re.compile(r"\.(ya?ml|run|trec|txt)$")
+_ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
 
 @dataclass(frozen=True)
@@ -233,8 +235,8 @@ def tags(names: Sequence[str]) -> list[str]:
     """A short name for each retriever that any file system and any reader of run files takes."""
     found: list[str] = []
     for name in names:
-        last = re.sub(r"\.(ya?ml|run|trec|txt)$", "", name.rstrip("/").rpartition("/")[2])
-        plain = re.sub(r"[^A-Za-z0-9.-]+", "-", last).strip(".-") or "retriever"
+        last = _ENDING.sub("", name.rstrip("/").rpartition("/")[2])
+        plain = _ODD.sub("-", last).strip(".-") or "retriever"
         tag, number = plain, 2
         while tag in found:
             tag, number = f"{plain}-{number}", number + 1

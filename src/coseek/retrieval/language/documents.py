@@ -8,8 +8,13 @@ import re
 from coseek.data.passage import Passage
 from coseek.retrieval.retriever import digest_of
 
-_HEADING = re.compile(r"^[ \t]*[*#]*[ \t]*doc(?:ument)?[ \t]*\[?[0-9]{1,4}\]?[ \t]*[:.)\-–][ \t*]*(.*)$", re.I | re.M)
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_HEADING = re.compile(
+    # Possessive (`*+`), so that blanks are never given back: a model decides how many there are.
+    r"^[ \t]*+[*#]*+[ \t]*+doc(?:ument)?[ \t]*+\[?[0-9]{1,4}\]?[ \t]*+[:.)\-–][ \t*]*+(.*)$",
+    re.I | re.M,
+)
+_BRACKETS = re.compile("([<>])")
+_TAG_BEGINS = re.compile("</?[a-zA-Z]")
 
 
 def read_documents(answer: str, count: int) -> list[Passage]:
@@ -38,9 +43,16 @@ def read_documents(answer: str, count: int) -> list[Passage]:
 
 
 def without_tags(text: str) -> str:
-    """The text without `<tags>`, also without those that appear when others are taken out."""
-    while True:
-        less = _TAG.sub("", text)
-        if less == text:
-            return text
-        text = less
+    """The text without `<tags>`, also without those that appear when others are taken out. Takes linear time."""
+    kept: list[str] = []
+    opened: list[int] = []  # where `<` stands in `kept`, with no `>` behind it
+    for piece in _BRACKETS.split(text):
+        kept.append(piece)
+        if piece == "<":
+            opened.append(len(kept) - 1)
+        elif piece == ">" and opened:
+            if _TAG_BEGINS.match("".join(kept[opened[-1] :])):
+                del kept[opened.pop() :]
+            else:
+                opened.clear()  # no tag reaches over this `>`
+    return "".join(kept)

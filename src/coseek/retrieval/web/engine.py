@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from coseek.data.files import Json, JsonObject
+from coseek.data.plain_json import whole_text
 
 Parameters: TypeAlias = Mapping[str, str | int | bool]
 """What a user adds to every call: country, language, dates …"""
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_NO_CHARACTER = re.compile("&#[0-9]{100,}+;?")
+"""A number that is no character. Python refuses to read one of thousands of digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +94,4 @@ def plain(text: Json) -> str:
     """A title or snippet as plain text: mark-up and entities undone, white space squeezed."""
     if not isinstance(text, str):
         return ""
-    whole = text.encode("utf-8", errors="replace").decode("utf-8")  # JSON can hold lone surrogates, files cannot
-    return " ".join(html.unescape(_TAG.sub("", whole)).split())
+    return " ".join(html.unescape(_NO_CHARACTER.sub("\ufffd", _TAG.sub("", whole_text(text)))).split())

@@ -7,10 +7,11 @@ from email.message import Message
 
 from coseek.retrieval.web.fetching import Fetched, Fetcher, PageFault
 
-_META = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([a-zA-Z0-9_:.-]{2,40})""", re.IGNORECASE)
+_META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""", re.IGNORECASE)
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_WORD = re.compile(rf"\s*(?:[{_CJK}]{{1,2}}|[^\s{_CJK}]{{1,100}})")
+_WORD = re.compile(rf"(?<!\s)\s*+(?:[{_CJK}]{{1,2}}|[^\s{_CJK}]{{1,100}})")
+"""A word with the blanks in front of it. It never begins among them: blanks that end a page are looked at once."""
 
 MOST_TAGS = 40_000
 """A page with more takes the parser longer than two seconds, the longer the worse it is nested."""

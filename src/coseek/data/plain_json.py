@@ -1,0 +1,192 @@
+"""Plain JSON: what every reader reads and every file of ours can hold. No NaN, no half of a surrogate pair, no depths.
+
+Python's reader takes more than JSON allows, and some of that can never be written again: `NaN`, `Infinity`, numbers
+beyond a float, `"\\ud800"` alone, lists nested without end. A file that a user gives is refused where it holds any of
+these, with the place. What a server or a model wrote is mended (`read_outside`), since nobody can edit it.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import TypeAlias, cast
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Place: TypeAlias = "tuple[str | int, ...]"
+"""Keys and positions that lead to a value."""
+
+DEEPEST = 100
+"""Lists and objects inside one another. Python's own limit depends on who calls."""
+_CONTAINERS = frozenset((list, dict))
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: no character, and in no encoding that files have."""
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class NotPlain(ValueError):
+    """JSON that cannot be used; the message is a sentence, which may lack its subject."""
+
+    def __init__(self, sentence: str, line: int | None = None) -> None:
+        super().__init__(sentence)
+        self.line = line
+        """From 1, where the reader of JSON says it."""
+
+
+def read_plain(text: str) -> Json:
+    """The value of a JSON text; whatever is not plain JSON is `NotPlain`, with the field where it is."""
+    try:
+        value = cast(Json, _STRICT.decode(text))
+    except _NotFinite as error:
+        raise NotPlain(f"{_not_finite_in(text)} is {error}, and JSON has finite numbers only") from None
+    except (ValueError, RecursionError) as error:
+        raise NotPlain(_why(error), getattr(error, "lineno", None)) from None
+    if _may_be_deep(text) and is_deep(value):
+        raise NotPlain(_TOO_DEEP)
+    if _ESCAPED_HALF.search(text) and (found := next(_halves(value), None)) is not None:
+        raise NotPlain(_half_sentence(*found))
+    return value
+
+
+def read_outside(text: str | bytes) -> Json:
+    """The value of a JSON text that a server or a model wrote: halves of surrogate pairs become U+FFFD.
+
+    Numbers that are not finite are left to whoever reads them. What is no JSON, or is nested too deeply, is `NotPlain`.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text), errors="surrogatepass")
+        value = cast(Json, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise NotPlain(_why(error)) from None
+    if _may_be_deep(text) and is_deep(value):
+        raise NotPlain(_TOO_DEEP)
+    return _mended(value) if _ESCAPED_HALF.search(text) or _HALF.search(text) else value
+
+
+def whole_text(text: str) -> str:
+    """The text with U+FFFD in place of every half of a surrogate pair, as decoders of broken bytes put it."""
+    return text if text.isascii() else _HALF.sub("\ufffd", text)
+
+
+def fault_in(value: Json) -> str:
+    """Why a value cannot be written as plain JSON; empty where it can."""
+    if fault := text_fault_in(value):
+        return fault
+    if (place := next(_not_finite(value), None)) is not None:
+        return f"{_named(place)} is not a finite number"
+    return ""
+
+
+def text_fault_in(value: Json) -> str:
+    """Why the texts of a value cannot be written, or its depth; empty where they can. Numbers are not looked at."""
+    if is_deep(value):
+        return _TOO_DEEP
+    found = next(_halves(value), None)
+    return "" if found is None else _half_sentence(*found)
+
+
+def is_deep(value: object, deepest: int = DEEPEST) -> bool:
+    """Whether lists and objects stand in one another more than `deepest` deep. A value that holds itself does."""
+    level = [value] if type(value) in _CONTAINERS else []
+    for _ in range(deepest):
+        inner = [each for one in level for each in _inside(one) if type(each) in _CONTAINERS]
+        level = list({id(each): each for each in inner}.values())  # YAML may name one list a million times
+        if not level:
+            return False
+    return bool(level)
+
+
+class _NotFinite(ValueError):
+    """A number that is not finite."""
+
+
+def _refuse(literal: str) -> float:
+    raise _NotFinite(literal)
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    if not math.isfinite(number):
+        raise _NotFinite(literal[:20] + "…" * (len(literal) > 20))
+    return number
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+_TOO_DEEP = f"it is nested more than {DEEPEST} deep"
+
+
+def _why(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON ({error.msg})"
+    return _TOO_DEEP if isinstance(error, RecursionError) else "it holds a number of thousands of digits"
+
+
+def _may_be_deep(text: str) -> bool:
+    return text.count("[") + text.count("{") > DEEPEST
+
+
+def _inside(value: object) -> "list[object] | Iterator[object]":
+    if isinstance(value, dict):
+        return iter(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _walk(value: Json) -> Iterator[tuple[Place, Json]]:
+    """Every value with its place, in the order of the text; a key is a value, too. What stands in several places, as
+    YAML allows it, is met once."""
+    left: list[tuple[Place, Json]] = [((), value)]
+    met: set[int] = set()
+    while left:
+        place, one = left.pop()
+        if isinstance(one, list | dict):
+            if id(one) in met:
+                continue
+            met.add(id(one))
+        yield place, one
+        if isinstance(one, dict):
+            for key, each in reversed(one.items()):
+                left += [((*place, key), each), ((*place, key), key)]
+        elif isinstance(one, list):
+            left += [((*place, at), each) for at, each in reversed(list(enumerate(one)))]
+
+
+def _halves(value: Json) -> Iterator[tuple[Place, str]]:
+    for place, one in _walk(value):
+        if isinstance(one, str) and (half := _HALF.search(one)):
+            yield place, half[0]
+
+
+def _not_finite(value: Json) -> Iterator[Place]:
+    return (place for place, one in _walk(value) if isinstance(one, float) and not math.isfinite(one))
+
+
+def _not_finite_in(text: str) -> str:
+    """The name of the first number that is not finite, in a text that holds one."""
+    try:
+        return next((_named(place) for place in _not_finite(cast(Json, json.loads(text)))), "a number")
+    except (ValueError, RecursionError):  # broken further down
+        return "a number"
+
+
+def _half_sentence(place: Place, half: str) -> str:
+    return f"{_named(place)} holds half of a surrogate pair ({half!r}), which is no text"
+
+
+def _named(place: Place) -> str:
+    """`meta.scores[2]`"""
+    names = "".join(f"[{part}]" if isinstance(part, int) else f".{_shown(part)}" for part in place)
+    return f"the field '{names.removeprefix('.')}'" if place else "the value"
+
+
+def _shown(key: str) -> str:
+    return key.encode("utf-8", errors="backslashreplace").decode()[:60]
+
+
+def _mended(value: Json) -> Json:
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, list):
+        return [_mended(one) for one in value]
+    if isinstance(value, dict):
+        return {whole_text(key): _mended(one) for key, one in value.items()}
+    return value

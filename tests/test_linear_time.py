@@ -1,0 +1,371 @@
+"""Linear time: text from passages, questions, models, servers and files decides neither how long a pattern looks at it
+nor how long a reader does."""
+
+import ast
+import importlib
+import json
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import coseek
+from coseek.agents.budget import Budget
+from coseek.agents.grammar import LONGEST_MARK, Grammar
+from coseek.agents.judge import read_verdict
+from coseek.agents.protocol import FOLDER, load_protocol
+from coseek.agents.reading import Does, Reads, Tool, first_sentence, read_call, read_flag, read_numbers, read_queries
+from coseek.agents.turns import reasoning_of
+from coseek.agents.writers.rules import guess
+from coseek.data.errors import SettingError
+from coseek.data.passage import Passage
+from coseek.labels.listed_answer import read_lines, read_scores
+from coseek.labels.sub_answer import sure
+from coseek.measure.answers import cover_match, f1, normalise
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.retrieval.language.documents import read_documents, without_tags
+from coseek.retrieval.language.listing import disarmed, read_ranking
+from coseek.retrieval.language.prompt import fill, one_line
+from coseek.retrieval.lexical.words import words
+from coseek.retrieval.query import PastTurn, Query
+from coseek.retrieval.views import disarm, render
+from coseek.retrieval.web.engine import plain
+from coseek.retrieval.web.pages import cut, decode
+
+SOURCES = Path(coseek.__file__).parent
+QUICK = (2_000, 30_000)
+FULL = 1_000_000
+LIMIT_S = 1.0
+"""Of one call on `FULL` characters; short texts are given a tenth of it."""
+COMPILE_FROM_MARKS = {"grammar.py", "reading.py", "tokenizer.py"}
+"""Files whose patterns depend on marks; the functions that use them are called below."""
+MATCHED_WHOLE = {"coseek.cli.commands.serve._NAMED"}
+"""Patterns that are never searched for."""
+
+UNITS = [
+    *(" ", "\n", "\t", "<", ">", "</", "< ", "<|", "<|a", "<a", "<a>", "<a<", "<search", "<search>", "</search>"),
+    *("<query>", "<search><query>", "<meta charset ", "\\", "\\boxed{", "\\boxed{}", "{", "{a", "{{a}", "{documents}"),
+    *("}", "[", "[1", "[1,", "[1] ", "[ ", "]", "(", " (", "()", "(\n", ")", "0", "9 ", "1,", "1.", ",", ";", "-", "*"),
+    *("#", "!", "?", "!?", '!"', ".", "a.", "abc. ", "Doc 1: ", "'", '"', "&", "&#9", "&#", "_", "a", "a ", "a|b", "|"),
+    *("Human", "\u00e9", "\u4e2d", "\u2028", "\ue000", "[SEP]", "[ SEP ", "yes", '"question', "https://"),
+]
+"""What a hostile text repeats."""
+WHOLE = [
+    *(("<", " ", "x"), ("</", " ", ">"), ("<search", " ", ""), ("[", " ", "x"), ("[1]", " ", "x"), ("[1", " ", "]")),
+    *(("doc", " ", "x"), ("Document 1", " ", "x"), ("(", "a", ""), ("a", " ", "(b"), ("!", '"', "x"), ("", "!", "x")),
+    *(("1", ",", "a"), ("[[", "1,", "x"), ("&#", "9", ";"), ('"', "\\", '"'), ('{"query": "', "\\u", '"}')),
+    *(("<|", "a", "|>"), ('{"query": [', '"a",', '"b"]}'), ("[ SEP", " ]", ""), ("", "[ ", "SEP ] ] ]")),
+    ("<meta charset", " ", "x"),
+]
+"""What a hostile text begins with, repeats, and ends with."""
+
+
+def hostile(size: int) -> Iterator[str]:
+    for unit in UNITS:
+        yield (unit * (size // len(unit) + 1))[:size]
+    for first, unit, last in WHOLE:
+        yield first + unit * (size // len(unit)) + last
+    yield "[ " * (size // 8) + "SEP" + " ]" * (size // 8)
+    yield "<a" * (size // 4) + ">" * (size // 4)
+
+
+USERS = """
+tags:
+  think: {author: agent, open: AAAA, close: AAAB}
+  find: {author: agent, action: search, open: "<  find (.*)+", close: "(?:a|a)*  >", reads: items}
+  choose: {author: agent, action: search, open: "[choose]", close: "</choose>"}
+  say: {author: agent, action: answer, open: "say{", close: "}"}
+  found: {author: environment, open: "[[", close: "]]"}
+order: {start: [think], think: [find, choose, say], find: [found], choose: [found], found: [think], say: [end]}
+wording: {prompt: "{question}", observation: "[[{documents}]]", document: "{text}"}
+"""
+"""A user's own marks: blanks, brackets and what patterns are made of among them, and the longest that is allowed."""
+OURS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+EXAMPLES = {path.stem: str(path) for path in sorted((FOLDER / "examples").glob("*.yaml"))}
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("protocols") / "mine.yaml"
+    path.write_text(USERS.replace("AAA", "a" * (LONGEST_MARK - 1)), encoding="utf-8")
+    return str(path)
+
+
+def grammar_named(name: str, users: str) -> Grammar:
+    return load_protocol(users if name == "a user's" else EXAMPLES.get(name, name)).grammar
+
+
+def modules() -> list[ModuleType]:
+    found = (one.name for one in pkgutil.walk_packages([str(SOURCES)], "coseek."))
+    return [importlib.import_module(name) for name in found if not name.endswith("__main__")]
+
+
+def module_patterns() -> dict[str, re.Pattern[str] | re.Pattern[bytes]]:
+    """Every pattern of the package that a module holds."""
+    return {
+        f"{module.__name__}.{name}": value
+        for module in modules()
+        for name, value in vars(module).items()
+        if isinstance(value, re.Pattern)
+    }
+
+
+def took_s(call: Callable[[], object], most: float = LIMIT_S) -> float:
+    """Seconds of a processor for a call; the least of three where it takes too long, since caches are shared."""
+    best = float("inf")
+    for _ in range(3):
+        began = time.process_time()
+        call()
+        best = min(best, time.process_time() - began)
+        if best <= most:
+            break
+    return best
+
+
+def check(name: str, use: Callable[[str], object], sizes: tuple[int, ...], limit_s: float = LIMIT_S) -> None:
+    """Growing sizes, so that what is not linear fails before it takes hours."""
+    for size in sizes:
+        for text in hostile(size):
+            most = limit_s * max(size / FULL, 0.1)
+            seconds = took_s(partial(use, text), most)
+            assert seconds <= most, (
+                f"{name}: {seconds:.2f} s for {len(text)} characters of {text[:24]!r}…{text[-12:]!r}"
+            )
+
+
+def use_pattern(pattern: re.Pattern[str] | re.Pattern[bytes], whole: bool, text: str) -> None:
+    if isinstance(pattern.pattern, bytes):
+        data = text.encode()
+        assert whole or pattern.sub(b"", data) is not None
+        pattern.match(data), pattern.fullmatch(data)
+    else:
+        assert whole or pattern.sub("", text) is not None
+        pattern.match(text), pattern.fullmatch(text)
+
+
+def read_all(text: str) -> None:
+    """Everything that reads the inside of a tag."""
+    tools = {"search": Tool(Does.SEARCH), "visit": Tool(Does.VISIT)}
+    for reads in Reads:
+        read_queries(text, reads, most=3)
+    read_call(text, tools, 3)
+    read_numbers(text)
+    read_flag(text)
+    first_sentence(text)
+
+
+def read_answers(text: str) -> None:
+    """Everything that reads what frozen models wrote."""
+    read_verdict(text)
+    read_verdict(text, "[")
+    read_scores(text, 3)
+    read_scores(text, 3, "bare")
+    read_lines(text, 3)
+    sure(text)
+    read_ranking(text, 3)
+
+
+def look_up(text: str) -> None:
+    """What a lexical search and the rule-based agent do with a text."""
+    words(text)
+    guess("What is it ?", [Passage("a", text[:200], text)])
+    guess("When was it ?", [Passage("a", "It", text)])
+    guess("How many ?", [Passage("a", "It", text)])
+
+
+def score(text: str) -> None:
+    normalise(text)
+    cover_match(text, ["Ada", "a b"])
+    f1(text, ["Ada"])
+
+
+def put_in_views(text: str) -> None:
+    for separator in ("[SEP]", "</s>", "[ SEP ]", "a a"):
+        disarm(text, separator)
+    query = Query("now", text, text, (PastTurn("before", text, (text,)),))
+    render("prior-queries+reasonings+documents", query, limit=50)
+
+
+def read_pages(text: str) -> None:
+    decode(text.encode(), "text/html")
+    cut(text, 100)
+
+
+BYTES = ByteTokenizer(["<search>", "</search>", "<"])
+HARMLESS_WORDS = Budget(1_000)
+
+USES: dict[str, Callable[[str], object]] = {
+    "reading": read_all,
+    "answers of frozen models": read_answers,
+    "documents of a simulated engine": lambda text: read_documents(text, 5),
+    "numbers in data": disarmed,
+    "words": look_up,
+    "scoring": score,
+    "views": put_in_views,
+    "snippets": plain,
+    "pages": read_pages,
+    "templates": lambda text: (fill(text, query="x"), one_line(text, 100)),
+    "budget": lambda text: (HARMLESS_WORDS.count(text), HARMLESS_WORDS.cut(text, 100)),
+    "ids of bytes": lambda text: (BYTES.encode(text), BYTES.encode_data(text)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(module_patterns()))
+def test_no_pattern_takes_longer_than_its_text_is_long(name: str) -> None:
+    check(name, partial(use_pattern, module_patterns()[name], name in MATCHED_WHOLE), QUICK)
+
+
+@pytest.mark.parametrize("name", [*OURS, *EXAMPLES, "a user's"])
+def test_no_passage_stalls_an_agent(name: str, users: str) -> None:
+    grammar = grammar_named(name, users)
+    for use in (grammar.disarm, grammar.intent, grammar.lost_stop, partial(reasoning_of, grammar)):
+        check(name, use, QUICK)
+
+
+@pytest.mark.parametrize("name", sorted(USES))
+def test_no_reader_takes_longer_than_its_text_is_long(name: str) -> None:
+    check(name, USES[name], QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(module_patterns()))
+def test_a_long_text_costs_every_pattern_a_second_a_million_characters_at_most(name: str) -> None:
+    check(name, partial(use_pattern, module_patterns()[name], name in MATCHED_WHOLE), (FULL // 5,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OURS, *EXAMPLES, "a user's"])
+def test_a_million_characters_cost_every_protocol_a_second_at_most(name: str, users: str) -> None:
+    grammar = grammar_named(name, users)
+    for use in (grammar.disarm, grammar.intent):  # which parses
+        check(name, use, (FULL,), LIMIT_S if name != "a user's" else 4 * LIMIT_S)  # half a million marks of two letters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(USES))
+def test_a_million_characters_cost_every_reader_few_seconds_at_most(name: str) -> None:
+    check(name, USES[name], (FULL,), limit_s=4 * LIMIT_S)  # each of these calls several
+
+
+def test_a_template_of_a_user_is_checked_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps({"prompt": "{question}", "observation": "<information>" * 75_000, "document": "x"}))
+    began = time.perf_counter()
+    with pytest.raises(SettingError, match="must hold <information>"):
+        load_protocol("search-r1", str(path))
+    assert time.perf_counter() - began < 5
+
+
+def test_a_tokenizer_cuts_marks_that_stand_close_in_linear_time() -> None:
+    fast = train_tokenizer(["a few words"], [], 300)
+    fast.add_tokens(["<tool_call>", "<<"])
+    tokenizer = HfTokenizer(fast)
+    for unit in ("<tool_call>", "<", "<tool_"):
+        assert took_s(partial(tokenizer.encode_data, (unit * 100_000)[:100_000])) < LIMIT_S
+
+
+def test_every_pattern_is_one_that_these_tests_see() -> None:
+    """A pattern is compiled where a module begins, or in a file of which the functions are called above."""
+    odd = []
+    for path in sorted(SOURCES.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        top = {id(node) for statement in tree.body if isinstance(statement, ast.Assign) for node in ast.walk(statement)}
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            of_re = isinstance(node.func.value, ast.Name) and node.func.value.id == "re" and node.func.attr != "escape"
+            if of_re and id(node) not in top and path.name not in COMPILE_FROM_MARKS:
+                odd.append(f"{path.relative_to(SOURCES)}, line {node.lineno}: re.{node.func.attr}")
+    assert odd == []
+
+
+def old_lookalikes(grammar: Grammar) -> re.Pattern[str]:
+    """The specification: the pattern as it was, which backtracked over blanks."""
+    plain_marks = [mark[1:-1] for mark in grammar.special_tokens if re.fullmatch(r"<\w[\w-]*>", mark)]
+    marks = [re.escape(mark) for mark in grammar.special_tokens if not re.fullmatch(r"</?\w[\w-]*>", mark)]
+    tag = rf"<\s*/?\s*(?:{'|'.join(plain_marks)})\s*>"
+    return re.compile("|".join([tag, r"<\|[^<>|\s]{1,64}\|>", *marks]), re.I)
+
+
+def old_disarm(grammar: Grammar, text: str) -> str:
+    def harmless(mark: re.Match[str]) -> str:
+        changed = {"<": "‹", "[": "［", "{": "｛", "(": "（", "\\": "＼"}.get(mark[0][0], "·") + mark[0][1:]
+        return changed[:-1] + "›" if changed[-1] == ">" else changed
+
+    return old_lookalikes(grammar).sub(harmless, text)
+
+
+@pytest.mark.parametrize("name", [*OURS, *EXAMPLES])
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_disarming_gives_what_it_always_gave(name: str, data: st.DataObject) -> None:
+    grammar = grammar_named(name, "")
+    marks = [*grammar.special_tokens, *(mark.strip("<>/") for mark in grammar.special_tokens)]
+    pieces = st.sampled_from([*marks, "<", ">", "/", " ", "\n", "|", "a", "S", "-", "\\", "{", "}", "[", "]"])
+    text = "".join(data.draw(st.lists(pieces, max_size=12)))
+    assert grammar.disarm(text) == old_disarm(grammar, text)
+
+
+SEARCH_O1 = load_protocol("search-o1").grammar
+OLD_NUMBERS = re.compile(r"""\[?\s*(?:["']?[0-9]{1,6}["']?(?:\s*,\s*["']?[0-9]{1,6}["']?)*)?\s*\]?""")
+OLD_SENTENCE_END = re.compile(r"""(?:[!?]+|(?:(?<=\w\w\w)|(?<=[\d\s]))\.+)["')\]]*(?=\s|$)""")
+OLD_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+OLD_WORD = re.compile(r"\s*(?:[\u4e00-\u9fff]{1,2}|[^\s\u4e00-\u9fff]{1,100})")
+
+
+@given(st.text("[]1234567,'\" \n", max_size=14))
+@settings(max_examples=1500, deadline=None)
+def test_numbers_are_read_as_they_always_were(text: str) -> None:
+    assert (read_numbers(text) is not None) == (OLD_NUMBERS.fullmatch(text.strip()) is not None)
+
+
+@given(st.text("abc1.!?'\")] \n", max_size=14))
+@settings(max_examples=1500, deadline=None)
+def test_a_sentence_ends_where_it_always_did(text: str) -> None:
+    end = OLD_SENTENCE_END.search(text.strip())
+    assert first_sentence(text) == (text.strip()[: end.end()] if end else text.strip())
+
+
+@given(st.text("<>/ab1 ", max_size=20))
+@settings(max_examples=1500, deadline=None)
+def test_tags_are_taken_out_until_none_is_left(text: str) -> None:
+    less = text
+    while (again := OLD_TAG.sub("", less)) != less:
+        less = again
+    assert without_tags(text) == less
+
+
+@given(st.text("(a) \n", max_size=16))
+@settings(max_examples=1500, deadline=None)
+def test_a_title_loses_what_it_always_lost(text: str) -> None:
+    old = re.sub(r"\s*\(.*?\)", "", text).strip() or text
+    assert guess("Who?", [Passage("a", text, "")]) == old
+
+
+@given(st.text("{}a", max_size=16))
+@settings(max_examples=1500, deadline=None)
+def test_a_bracket_ends_where_its_depth_says(text: str) -> None:
+    """`\\boxed{…}`: what a count of brackets from its opening on finds."""
+    written = "\\boxed{" + text
+    depth, end = 1, None
+    for at, letter in enumerate(text):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            end = at
+            break
+    found = SEARCH_O1.intent(written).span
+    assert (found.text if found else None) == (None if end is None else text[:end])
+
+
+@given(st.text(" \nab中", max_size=30), st.integers(1, 4))
+@settings(max_examples=500, deadline=None)
+def test_pages_are_cut_as_they_always_were(text: str, size: int) -> None:
+    found = OLD_WORD.findall(text)
+    assert cut(text, size) == [" ".join("".join(found[at : at + size]).split()) for at in range(0, len(found), size)]
