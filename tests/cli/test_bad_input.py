@@ -355,3 +355,44 @@ def test_a_full_disk_leaves_everything_as_it_was(words: tuple[str, ...], home: P
     assert "free some space" in outcome.sentence
     assert contents(home) == before
     assert coseek("search", "bm25", "Ada").code == 0
+
+
+POISON = {
+    "half of a pair": (
+        r'{"id": "q9", "question": "who \ud800"}',
+        "the field 'question' holds half of a surrogate pair",
+    ),
+    "NaN": ('{"id": "q9", "question": "?", "meta": {"score": NaN}}', "the field 'meta.score' is NaN"),
+    "infinity": ('{"id": "q9", "question": "?", "meta": {"scores": [1e999]}}', "the field 'meta.scores[0]' is 1e999"),
+    "depth": ('{"id": "q9", "question": "?", "meta": ' + "[" * 9000 + "]" * 9000 + "}", "nested more than 100 deep"),
+    "digits": ('{"id": "q9", "question": "?", "hops": ' + "1" * 5000 + "}", "thousands of digits"),
+}
+"""A row that Python reads and no file can hold → what the sentence says."""
+
+
+@pytest.mark.parametrize("what", POISON)
+def test_one_poisonous_question_is_named_before_any_other_is_asked(what: str, home: Path, refused: Refused) -> None:
+    text, said = POISON[what]
+    whole = [json.dumps(row) for row in QUESTIONS]
+    (home / "set" / "questions.test.jsonl").write_text("\n".join([*whole, text, ""]), encoding="utf-8")
+    for words in (RUN, ("measure", "set", "bm25")):
+        sentence = refused(*words)
+        assert "questions.test.jsonl, line 3" in sentence and said in sentence and "mend or delete" in sentence
+
+
+@pytest.mark.parametrize("what", ["half of a pair", "NaN", "depth", "digits"])
+def test_one_poisonous_passage_is_named(what: str, home: Path, refused: Refused) -> None:
+    text = POISON[what][0].replace('"question"', '"text"')
+    whole = [json.dumps(row) for row in CORPUS]
+    (home / "set" / "corpus.jsonl").write_text("\n".join([*whole, text, ""]), encoding="utf-8")
+    sentence = refused("index", "set", "--out", "new")
+    assert "corpus.jsonl, line 4" in sentence
+
+
+def test_a_poisonous_source_of_an_import_is_named(home: Path, refused: Refused) -> None:
+    (home / "source.jsonl").write_text(POISON["half of a pair"][0] + "\n", encoding="utf-8")
+    assert "source.jsonl, line 1" in refused("data", "import", "flashrag", "source.jsonl", "--out", "new")
+
+
+def test_words_that_are_no_text_are_refused(refused: Refused) -> None:
+    assert "argument 2 ('who \ufffd') is not UTF-8 text" in refused("ask", "who \udcff", *ASK[2:])

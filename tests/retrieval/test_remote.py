@@ -366,6 +366,7 @@ def test_lists_are_cut_at_k_and_may_be_short() -> None:
         ({"result": [[7]]}, 1), ({"result": [[{"id": "a"}]]}, 1), ({"result": [[{"document": [1]}]]}, 1),
         ({"result": [[{**DOC_A, "score": "high"}]]}, 1), ({"result": [[{**DOC_A, "score": float("nan")}]]}, 1),
         ({"result": [[{**DOC_A, "score": float("inf")}]]}, 1), ({"result": [[{**DOC_A, "score": True}]]}, 1),
+        ({"result": [[{**DOC_A, "score": 10**400}]]}, 1),
     ],
 )  # fmt: skip
 def test_an_answer_that_breaks_the_contract_is_an_error(payload: Json, count: int) -> None:
@@ -379,6 +380,16 @@ def test_an_answer_that_breaks_the_contract_is_an_error(payload: Json, count: in
     ):
         client.search(queries, 3)
     assert len(server.asked) == 1
+
+
+def test_half_a_letter_from_a_server_is_mended_and_a_score_that_is_no_number_is_a_fault() -> None:
+    broken: JsonObject = {"id": "a\ud800", "title": "\udfff", "text": "one \ud83d\ude00"}
+    scores: list[Json] = [1.0, float("nan")]
+    with asking(lambda path, body: {"result": [[{**broken, "score": scores.pop(0)}]]}) as (client, _):
+        ((hit,),) = client.search(["x"], 1)
+        assert hit.passage == Passage("a\ufffd", "\ufffd", "one 😀")
+        with pytest.raises(RetrieverError, match="a score that is no number: 'nan'"):
+            client.search(["x"], 1)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xfe", b"[" * 100_000])

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 
+from coseek.agents.recording import fault_of, mended, recordable, unkept
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -30,9 +31,12 @@ def answer_all(
 ) -> None:
     """Answer what the run does not hold yet, appending every trajectory as it ends. `tell` hears (ended, in all).
 
-    `concurrency` and `overlap` are `rollout`'s.
+    A question that no file can hold is recorded as a fault and not asked, so that neither this run nor a resumed one
+    ends at it. `concurrency` and `overlap` are `rollout`'s.
     """
-    rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in questions]
+    faults = {mended(question).id: why for question in questions if (why := fault_of(question))}
+    asked_for = [mended(question) for question in questions] if faults else questions
+    rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in asked_for]
     with run.open_for_append() as file:
         done = run.done()
         left = [row for row in rows if (row[0].id, row[1]) not in done]
@@ -40,12 +44,16 @@ def answer_all(
 
         def keep(trajectory: Trajectory) -> None:
             nonlocal ended
-            Run.append(file, trajectory)
+            Run.append(file, recordable(trajectory))
             ended += 1
             if tell is not None:
                 tell(ended, len(rows))
 
         if tell is not None:
             tell(ended, len(rows))
+        for question, own_seed in left:
+            if question.id in faults:
+                keep(unkept(question, agent.protocol.name, own_seed, faults[question.id]))
+        left = [row for row in left if row[0].id not in faults]
         asked, seeds = [row[0] for row in left], [row[1] for row in left]
         rollout(agent, retriever, asked, seeds, limits, concurrency=concurrency, overlap=overlap, on_done=keep)

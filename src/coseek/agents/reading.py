@@ -3,14 +3,13 @@
 What can be understood is carried out even where its form is wrong: the form costs a run its validity, not its turn.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
 
 from coseek.data.files import Json, JsonObject
+from coseek.data.plain_json import NotPlain, read_outside
 
 
 class Reads(StrEnum):
@@ -173,8 +172,8 @@ def first_sentence(text: str) -> str:
 
 def _from_json(text: str) -> Json:
     try:
-        return cast(Json, json.loads(text))
-    except (ValueError, RecursionError):  # text of a model may nest brackets without end
+        return read_outside(text)
+    except NotPlain:
         return None
 
 

@@ -16,6 +16,7 @@ from coseek.agents.grammar import Action, Intent
 from coseek.agents.limits import Limits as Limits
 from coseek.agents.protocol import Protocol
 from coseek.agents.reading import Visit
+from coseek.agents.recording import checked_search, checked_turn
 from coseek.agents.turns import search_turn
 from coseek.data.errors import RetrieverError, RunError
 from coseek.data.passage import Hit
@@ -165,6 +166,7 @@ class Driver:
 
     def _take(self, row: Episode, turn: Turn) -> list[Asking]:
         """Carry out what a turn asks for, all but its searches: those are returned."""
+        turn = checked_turn(turn)
         text = self.tokenizer.decode(turn.ids)
         intent = self.protocol.grammar.intent(text)
         row.exact = row.exact and turn.exact
@@ -248,7 +250,7 @@ class Driver:
     def _found(self, queries: Sequence[Query]) -> list[Search]:
         """Search in one batch; when that fails, one by one, so that a bad query costs no sibling its result."""
         try:
-            return [Search(query.text, tuple(hits)) for query, hits in zip(queries, self._hits(queries), strict=True)]
+            return [checked_search(query.text, hits) for query, hits in zip(queries, self._hits(queries), strict=True)]
         except RetrieverError as error:
             if len(queries) == 1:
                 return [Search(queries[0].text, fault=str(error))]
@@ -290,6 +292,7 @@ class Driver:
 
     def _take_notes(self, row: Episode, turn: Turn) -> None:
         """Insert the model's notes as text of the environment: they were written elsewhere, and are not trained on."""
+        turn = checked_turn(turn)
         found, row.noting = row.noting, None
         self.model.close(turn.key)
         row.pay(turn.cost_usd)

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -29,6 +29,7 @@ from pydantic import Field
 from coseek.data.breaker import Breaker
 from coseek.data.errors import MissingExtra, SettingError
 from coseek.data.files import JsonObject
+from coseek.data.plain_json import NotPlain, read_outside
 from coseek.data.settings import Settings
 
 if TYPE_CHECKING:
@@ -389,12 +390,12 @@ def _waited(future: "Future[T]") -> T:
 
 def _object(text: bytes) -> JsonObject:
     try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError):
+        answer = read_outside(text)
+    except NotPlain:
         raise _Passing("its answer is not JSON") from None
     if not isinstance(answer, dict):
         raise _Passing("its answer is JSON, but no object")
-    return cast(JsonObject, answer)
+    return answer
 
 
 def is_local(base: str) -> bool:

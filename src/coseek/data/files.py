@@ -13,8 +13,9 @@ from typing import IO, TypeAlias, cast
 import yaml
 
 from coseek.data.errors import DataError
+from coseek.data.plain_json import Json as Json
+from coseek.data.plain_json import NotPlain, read_plain, text_fault_in
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
 JsonObject: TypeAlias = dict[str, "Json"]
 
 
@@ -37,16 +38,19 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, JsonObject]]:
 
 
 def parse_line(line: str | bytes, where: str) -> JsonObject:
-    """The JSON object of one line; anything else is refused with a sentence that begins with `where`."""
+    """The JSON object of one line; anything else is refused with a sentence that begins with `where`.
+
+    So is what JSON has not (NaN, Infinity) and what is no text (half of a surrogate pair): no file could hold it again.
+    """
     try:
-        value = json.loads(line)
+        value = read_plain(line.decode("utf-8-sig") if isinstance(line, bytes) else line)
     except UnicodeDecodeError:
         raise DataError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not valid JSON ({error.msg}); mend or delete that line") from None
+    except NotPlain as error:
+        raise DataError(f"{where}: {error}; mend or delete that line") from None
     if not isinstance(value, dict):
         raise DataError(f"{where}: a JSON object is needed, not {type(value).__name__}")
-    return cast(JsonObject, value)
+    return value
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -64,12 +68,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_json(path: Path) -> Json:
-    """One JSON document; a broken one is a `DataError` naming the line."""
+    """One JSON document; a broken one is a `DataError` naming the line or the field."""
     with open_text(path) as text:
         try:
-            return cast(Json, json.load(text))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from None
+            return read_plain(text.read())
+        except NotPlain as error:
+            raise DataError(f"{path}{f', line {error.line}' if error.line else ''}: {error}") from None
         except UnicodeDecodeError:
             raise DataError(f"{path} is not UTF-8 text; save the file as UTF-8") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -83,6 +87,7 @@ def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> Json
     with open_text(path) as text:
         try:
             tree = yaml.safe_load(text.read())
+            fault = text_fault_in(tree)
         except yaml.MarkedYAMLError as error:
             line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
             raise DataError(f"{path}{line}: not valid YAML ({error.problem or error.context})") from None
@@ -90,6 +95,12 @@ def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> Json
             raise DataError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from None
         except UnicodeDecodeError:
             raise DataError(f"{path} is not UTF-8 text; save the file as UTF-8") from None
+        except RecursionError:
+            raise DataError(f"{path}: it is nested too deeply; flatten it") from None
+        except ValueError as error:  # a date that is none, a number of thousands of digits
+            raise DataError(f"{path}: not valid YAML ({str(error)[:80]}); mend it, or put it in quotes") from None
+    if fault:
+        raise DataError(f"{path}: {fault}; mend it")
     if tree is not None and not isinstance(tree, dict):
         raise DataError(f"{path} must hold {holds}")
     return cast(JsonObject, tree or {})

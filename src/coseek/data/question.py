@@ -8,11 +8,14 @@ from pathlib import Path
 from coseek.data.errors import DataError
 from coseek.data.files import Json, JsonObject, read_jsonl, write_jsonl
 from coseek.data.passage import ident_in
+from coseek.data.plain_json import is_deep
 
 ANSWERS = {"answers", "golden_answers"}
 """Either holds the gold answers."""
 KEYS = {"id", "question", "gold_ids", "hops", "meta"} | ANSWERS
 """What a row may hold that is read."""
+DEEPEST_META = 50
+"""Lists and objects inside one another in `meta`: stored runs and labels hold questions deeper down."""
 NEAR = 0.85
 """How alike a key and one of these are (difflib's ratio) before it is taken for a slip: `answer` is, `metadata` not."""
 
@@ -57,6 +60,8 @@ class Question:
             raise DataError(f"question {row['id']!r}: answers and gold_ids are lists, meta is an object")
         if hops is not None and not isinstance(hops, int):
             raise DataError(f"question {row['id']!r}: hops is a whole number, not {hops!r}")
+        if is_deep(meta, DEEPEST_META):
+            raise DataError(f"question {row['id']!r}: meta is nested more than {DEEPEST_META} deep; flatten it")
         ident, question = ident_in(row), row["question"]
         if not isinstance(question, str):
             raise DataError(f"question {ident!r}: the question is a text, not {question!r}")

@@ -15,7 +15,7 @@ from coseek.data.trec import Qrels, Ranked, trec_id
 from coseek.measure.rankings import Judged, Metric, grades
 from coseek.measure.score import Scored, ScoredRun, Scores, summaries_of
 from coseek.retrieval.query import Query
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, fault_of_hits
 
 FOUND, EMPTY, FAULT = "found", "nothing found", "fault"
 """How a search ended, as `Scores.stops` counts it."""
@@ -65,7 +65,10 @@ def look_up(
 def _search(retriever: Retriever, asked: Sequence[Question], depth: int) -> Iterator[tuple[Question, list[Hit]]]:
     # An agent whose first search is the question itself would ask just this.
     queries = [Query(question.question, question=question.question) for question in asked]
-    return zip(asked, retriever.search(queries, depth), strict=True)
+    found = retriever.search(queries, depth)
+    if fault := next(filter(None, map(fault_of_hits, found)), ""):
+        raise RetrieverError(fault)
+    return zip(asked, found, strict=True)
 
 
 def _alone(retriever: Retriever, question: Question, depth: int) -> Found:

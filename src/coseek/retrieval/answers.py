@@ -84,9 +84,13 @@ def _hit(row: Json) -> tuple[Passage, float | None] | None:
 def _score(score: Json) -> float | None:
     if score is None:
         return None
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    try:
+        number = math.nan if isinstance(score, bool) or not isinstance(score, int | float) else float(score)
+    except OverflowError:  # a whole number beyond every float
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError(f"a score that is no number: {str(score)[:40]!r}")
-    return float(score)
+    return number
 
 
 def _passage(document: JsonObject) -> Passage:

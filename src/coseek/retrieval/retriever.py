@@ -1,10 +1,12 @@
 """Retriever: the one border that everything which finds passages stands behind."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from coseek.data.passage import Corpus, Hit
+from coseek.data.plain_json import whole_text
 from coseek.retrieval.query import Asked, Query
 
 
@@ -34,6 +36,18 @@ class Retriever(Protocol):
         ...
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]: ...
+
+
+def fault_of_hits(hits: Sequence[Hit]) -> str:
+    """Why a list of hits cannot be kept in any file; empty where it can. A retriever of a user's own may give anything:
+    a score that is not finite, half of a surrogate pair."""
+    for rank, hit in enumerate(hits, start=1):
+        if not math.isfinite(hit.score):
+            return f"the retriever gave hit {rank} the score {hit.score}, which is no finite number"
+        passage = hit.passage
+        if any(whole_text(text) != text for text in (passage.id, passage.title, passage.text)):
+            return f"hit {rank} of the retriever holds half of a surrogate pair, which is no text"
+    return ""
 
 
 def digest_of(*parts: str) -> str:

@@ -9,6 +9,7 @@ from typing import cast
 
 from coseek.data.errors import DataError
 from coseek.data.files import Json, JsonObject, open_text, read_json, read_jsonl
+from coseek.data.plain_json import fault_in
 
 _KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".parquet")
 _ROWS_AT_ONCE = 1024
@@ -108,6 +109,8 @@ def read_rows(path: Path) -> Iterator[Row]:
                 yield Row(f"{path}, row {number}", dict(cells))
     elif kind_of(path) == ".parquet":
         for number, value in enumerate(_parquet(path), start=1):
+            if fault := fault_in(value):
+                raise DataError(f"{path}, row {number}: {fault}; mend or leave out that row")
             yield Row(f"{path}, row {number}", value)
     else:
         document = read_json(path)

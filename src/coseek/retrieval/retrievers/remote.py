@@ -17,6 +17,7 @@ from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in
 from coseek.data.errors import RetrieverError
 from coseek.data.files import Json, JsonObject
 from coseek.data.passage import Hit
+from coseek.data.plain_json import NotPlain, read_outside
 from coseek.data.settings import Settings
 from coseek.retrieval.answers import read_answer
 from coseek.retrieval.opening import Opening, needs
@@ -127,10 +128,10 @@ class Remote:
     def _ask(self, queries: list[Asked], k: int) -> list[list[Hit]]:
         try:
             text = self._calls.fetch("POST", "/retrieve", self._body(queries, k))
-            return read_answer(cast(Json, json.loads(text)), len(queries), k)
+            return read_answer(read_outside(text), len(queries), k)
         except CallFailed as error:
             raise RetrieverError(str(error)) from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             said = self._calls.quoted(str(error))
             raise RetrieverError(f"{self._name}: its answer cannot be understood: {said}") from None
 
@@ -155,12 +156,12 @@ class Remote:
         if self.settings.dialect != "coseek":
             return ""
         try:
-            card = cast(Json, json.loads(self._calls.fetch("GET", "/info")))
+            card = read_outside(self._calls.fetch("GET", "/info"))
         except CallFailed as error:
             if error.status in _NO_CARD:
                 return ""
             raise RetrieverError(str(error)) from None
-        except (ValueError, RecursionError):
+        except NotPlain:
             return ""
         return str(card.get("identity", "")) if isinstance(card, dict) else ""
 

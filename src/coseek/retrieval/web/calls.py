@@ -5,13 +5,12 @@ an error is not repeated either, since some repeat the key there. An answer is p
 cannot be read is not asked for again.
 """
 
-import json
 from dataclasses import dataclass
-from typing import cast
 
 from coseek.data.calls import CallFailed, Calls
 from coseek.data.errors import RetrieverError
 from coseek.data.files import JsonObject
+from coseek.data.plain_json import NotPlain, read_outside
 from coseek.retrieval.web.engine import Ask
 
 MOST_BYTES = 8_000_000
@@ -33,12 +32,12 @@ class Service:
 
         query = f"?{httpx.QueryParams(dict(ask.parameters))}" if ask.parameters else ""
         try:
-            answer = json.loads(self.calls.fetch(ask.method, query, ask.body, ask.headers))
+            answer = read_outside(self.calls.fetch(ask.method, query, ask.body, ask.headers))
         except CallFailed as error:
             why = "; its credit is used up" if error.status == _NOT_PAID else ""
             raise RetrieverError(f"{error}{why}") from None
-        except (ValueError, RecursionError):
+        except NotPlain:
             raise RetrieverError(f"{self.name} answered with something that is not JSON") from None
         if not isinstance(answer, dict):
             raise RetrieverError(f"{self.name} answered with JSON that is no object")
-        return cast(JsonObject, answer)
+        return answer

@@ -1,0 +1,154 @@
+"""Plain JSON: what no file can hold is refused where it is read, with its place, or mended where nobody can edit it."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coseek.data.errors import DataError
+from coseek.data.files import JsonObject, dump_line, parse_line, read_json, read_jsonl, read_yaml
+from coseek.data.passage import Corpus
+from coseek.data.plain_json import DEEPEST, Json, NotPlain, fault_in, is_deep, read_outside, read_plain, whole_text
+from coseek.data.question import DEEPEST_META, Question, load_questions
+
+POISON = {
+    "half": (r'{"id": "q", "question": "who \ud800"}', "the field 'question' holds half of a surrogate pair"),
+    "low half": (r'{"id": "q", "question": "who \uDfFf"}', "the field 'question' holds half"),
+    "half in a list": (r'{"answers": ["a", "\ud800b"]}', r"the field 'answers\[1\]' holds half"),
+    "half in a key": (r'{"meta": {"\ud800": 1}}', "the field 'meta"),
+    "NaN": ('{"meta": {"score": NaN}}', "the field 'meta.score' is NaN"),
+    "infinity": ('{"meta": {"scores": [1, [-Infinity]]}}', r"the field 'meta.scores\[1\]\[0\]' is -Infinity"),
+    "beyond a float": ('{"a": 1e999}', "the field 'a' is 1e999"),
+    "digits": ('{"a": ' + "9" * 5000 + "}", "thousands of digits"),
+    "depth": ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested more than 100 deep"),
+    "some depth": ('{"a": ' + "[" * 150 + "]" * 150 + "}", "nested more than 100 deep"),
+}
+
+
+@pytest.mark.parametrize("what", POISON)
+def test_what_no_file_can_hold_is_refused_with_its_line_and_field(what: str, tmp_path: Path) -> None:
+    text, said = POISON[what]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"fine": "\\ud83d\\ude00"}}\n{text}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=rf"rows.jsonl, line 2: .*{said}.*; mend or delete that line"):
+        list(read_jsonl(path))
+    with pytest.raises(DataError, match=said):
+        parse_line(text.encode(), "a line")
+    whole = tmp_path / "whole.json"
+    whole.write_text(f"[{text}]", encoding="utf-8")
+    with pytest.raises(DataError, match=r"whole.json: "):
+        read_json(whole)
+
+
+def test_every_loader_names_the_place(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"id": "a", "question": "?", "meta": {"x": NaN}}\n')
+    with pytest.raises(DataError, match=r"q.jsonl, line 1: the field 'meta.x' is NaN"):
+        load_questions(tmp_path / "q.jsonl")
+    (tmp_path / "c.jsonl").write_text('{"id": "a", "text": "\\udc00"}\n')
+    with pytest.raises(DataError, match=r"c.jsonl, line 1: the field 'text' holds half of a surrogate pair"):
+        Corpus.load(tmp_path / "c.jsonl")
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=10,
+))  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_whatever_can_be_written_is_read_as_it_was(value: Json) -> None:
+    for escaped in (True, False):
+        text = json.dumps(value, ensure_ascii=escaped)
+        assert read_plain(text) == value == read_outside(text.encode())
+    assert fault_in(value) == ""
+
+
+values = st.recursive(
+    st.floats() | st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010), max_size=3) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(values)
+@settings(max_examples=300, deadline=None)
+def test_what_is_read_can_be_written_again_and_what_is_refused_cannot(value: Json) -> None:
+    text = json.dumps(value)
+    value = cast(Json, json.loads(text))  # two halves that stand together are one letter
+    try:
+        read_plain(text)
+    except NotPlain:
+        assert fault_in(value)
+        with pytest.raises(ValueError):
+            dump_line({"a": value}).encode()
+    else:
+        assert not fault_in(value)
+        dump_line({"a": value}).encode()
+
+
+def test_what_a_server_wrote_is_mended_and_not_refused() -> None:
+    mended = read_outside(rb'{"a\ud800": ["b\udfff", "\ud83d\ude00", 1e999, NaN]}')
+    assert isinstance(mended, dict)
+    assert mended.keys() == {"a\ufffd"}
+    found = mended["a\ufffd"]
+    assert isinstance(found, list) and found[:2] == ["b\ufffd", "😀"]
+    assert read_outside(b'"\xed\xa0\x80"') == "\ufffd"  # a half in bytes, as some servers write it
+    for odd in (b"{", b"[" * 100_000, b"9" * 5_000, b"\xff"):
+        with pytest.raises(NotPlain):
+            read_outside(odd)
+
+
+@given(st.text(st.characters(min_codepoint=0xD000, max_codepoint=0xFFFF) | st.characters(), max_size=8))
+def test_mended_text_has_bytes_and_good_text_stays(text: str) -> None:
+    mended = whole_text(text)
+    assert len(mended) == len(text)
+    assert mended.encode().decode() == mended == whole_text(mended)
+
+
+def test_depth_is_counted_and_a_value_that_holds_itself_is_deep() -> None:
+    level: Json = 1
+    for _ in range(DEEPEST):
+        level = [level]
+    assert not is_deep(level) and is_deep([level])
+    ring: list[Json] = []
+    ring.append(ring)
+    assert is_deep(ring)
+
+
+def test_a_yaml_file_that_holds_itself_or_a_half_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    names = "abcdefghijklmno"
+    lists = (f"{name}: &{name} [*{last}, *{last}, *{last}]\n" for last, name in pairwise(names))
+    path.write_text("a: &a [x, x]\n" + "".join(lists))
+    read_yaml(path, "file")  # many names for one list cost nothing
+    for text, said in (
+        ("a: &x [*x]", "nested more than 100 deep"),
+        ('prompt: "\\ud800"', "the field 'prompt' holds half of a surrogate pair"),
+        ("a: 2020-99-99", "not valid YAML"),
+        ("a: " + "[" * 5000, "nested|not valid YAML"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=said):
+            read_yaml(path, "file")
+
+
+def test_the_meta_of_a_question_leaves_room_for_what_is_put_around_it() -> None:
+    def meta(deep: int) -> dict[str, Json]:
+        value: Json = 1
+        for _ in range(deep - 1):
+            value = [value]
+        return {"a": value}
+
+    row: JsonObject = {"id": "q", "question": "?", "meta": meta(DEEPEST_META)}
+    assert Question.from_json(row).meta == row["meta"]
+    with pytest.raises(DataError, match="question 'q': meta is nested more than 50 deep"):
+        Question.from_json({**row, "meta": meta(DEEPEST_META + 1)})
+
+
+def test_numbers_at_the_edge_of_a_float_are_numbers() -> None:
+    assert read_plain("[1e308, -1.7976931348623157e308, 5e-324, 0.0]") == [1e308, -1.7976931348623157e308, 5e-324, 0.0]
+    assert math.copysign(1, float(str(read_plain("-0.0")))) == -1
