@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from tests.cli.conftest import Type
+from tests.models.http_site import Asked, Said, site
 
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
@@ -142,3 +144,22 @@ def test_the_combination_gain_is_at_equal_passages(
     assert agent["recall"]["mean"] > matched["recall"]["mean"] >= points["naive RAG, k = 1"]["recall"]["mean"]
     assert "<svg" in (tmp_path / "gain" / "combination-gain.html").read_text(encoding="utf-8")
     assert "whole numbers above 0" in coseek(*words[:-1], "0,x").sentence
+
+
+def test_a_verdict_that_cannot_be_read_is_said_in_the_cell_and_not_only_below(runs: list[Path], coseek: Type) -> None:
+    """About every third verdict is unreadable: the mean is a lower bound, and is called one."""
+
+    def says(asked: Asked) -> Said:
+        said = "yes" if crc32(json.dumps(asked.body["messages"]).encode()) % 3 else "perhaps"
+        return Said({"choices": [{"message": {"content": said}, "finish_reason": "stop"}]})
+
+    with site(says) as there:
+        judge = runs[0].with_name("judge.yaml")
+        judge.write_text(f"{{url: '{there.url}', model: m}}", encoding="utf-8")
+        words = ("score", runs[0], "--judge", judge, "--metrics", "judge_acc,unread_verdicts")
+        outcome = coseek(*words)
+        found = json.loads(coseek(*words, "--json").out)["summaries"][0]["metrics"]
+    judged, unread = found["judge_acc"], found["judge_acc"]["unread"]
+    assert 0 < unread < judged["n"] == 12 and judged["mean"] == pytest.approx(1 - unread / 12) and judged["most"] == 1
+    assert found["unread_verdicts"]["mean"] == pytest.approx(unread / 12)
+    assert f"≥ {judged['mean']:.3f}" in outcome.out and f"({unread} of 12 unread)" in outcome.out

@@ -1,15 +1,18 @@
 """Fears about generator and judge in scores: faults as zeros, unread verdicts as no, two numbers under one name."""
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
 
+from coseek.data.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.sheet import Reply, Verdict
 from coseek.measure.component import component_run, component_table
+from coseek.measure.leaderboard import leaderboard
 from coseek.measure.score import Verdicts, judged, score_run, score_runs, summaries_of
-from coseek.measure.table import main_table
+from coseek.measure.table import comparison_table, main_table, scores_json
 
 OTHERS = [replace(QUESTION, id=f"q{number}") for number in range(2, 6)]
 
@@ -25,12 +28,12 @@ def verdicts(*said: tuple[str, bool | None]) -> Verdicts:
 @pytest.mark.parametrize(
     ("answer", "said", "expected"),
     [
-        ("in Velora", True, {"judge_acc": 1, "gen_acc": 1}),
-        ("in Velora", False, {"judge_acc": 0, "gen_acc": 1}),
-        ("in Velora", None, {"gen_acc": 1}),
-        ("the capital", True, {"judge_acc": 1, "gen_acc": 1}),
-        ("the capital", False, {"judge_acc": 0, "gen_acc": 0}),
-        ("the capital", None, {}),
+        ("in Velora", True, {"judge_acc": 1, "gen_acc": 1, "unread_verdicts": 0}),
+        ("in Velora", False, {"judge_acc": 0, "gen_acc": 1, "unread_verdicts": 0}),
+        ("in Velora", None, {"gen_acc": 1, "unread_verdicts": 1}),
+        ("the capital", True, {"judge_acc": 1, "gen_acc": 1, "unread_verdicts": 0}),
+        ("the capital", False, {"judge_acc": 0, "gen_acc": 0, "unread_verdicts": 0}),
+        ("the capital", None, {"unread_verdicts": 1}),
     ],
 )
 def test_genacc_is_cover_em_or_the_judge_and_a_fault_is_never_a_no(
@@ -41,11 +44,11 @@ def test_genacc_is_cover_em_or_the_judge_and_a_fault_is_never_a_no(
 
 @pytest.mark.parametrize("answer", [None, "", "  "])
 def test_no_answer_is_wrong_without_a_judge(answer: str | None) -> None:
-    assert judged(QUESTION, answer, {}) == {"judge_acc": 0, "gen_acc": 0}
+    assert judged(QUESTION, answer, {}) == {"judge_acc": 0, "gen_acc": 0, "unread_verdicts": 0}
 
 
-def test_a_response_that_was_not_judged_is_in_no_mean_of_the_judge() -> None:
-    assert judged(QUESTION, "the capital", {}) == {}
+def test_a_response_that_was_not_judged_is_unknown() -> None:
+    assert judged(QUESTION, "the capital", {}) == {"unread_verdicts": 1}
 
 
 def test_without_a_judge_there_are_no_judged_metrics() -> None:
@@ -90,12 +93,77 @@ def test_both_columns_stand_in_one_table_and_an_agent_without_answers_has_a_dash
     )
 
 
-def test_unread_verdicts_are_said_below_the_table() -> None:
-    runs = [run(answer="the capital"), run(answer="the capital", question=OTHERS[0])]
-    scored = score_run("a", runs, verdicts(("the capital", False)))
-    scores = summaries_of([scored], [QUESTION, OTHERS[0]], (), ["em", "gen_acc"], 0)
-    assert scores.of("a").metrics["gen_acc"].n == 1
-    assert "a: 1 questions have no readable verdict; they are not in gen_acc." in main_table(scores, ["gen_acc"]).notes
+def said(*rights: bool | None) -> tuple[list[Question], Verdicts]:
+    """Questions q1 … qn, and what the judge says of the answer `the capital` to each."""
+    questions = [QUESTION, *OTHERS][: len(rights)]
+    read = {
+        (one.id, "the capital"): Verdict(one.id, "the capital", right)
+        for one, right in zip(questions, rights, strict=True)
+    }
+    return questions, read
+
+
+def test_an_unreadable_verdict_does_not_make_a_run_look_better() -> None:
+    """Two answers of three hold a gold answer, and of the third the judge says nothing that can be read."""
+    questions, read = said(True, True, None)
+    answers = ["Velora", "in Velora", "the capital"]
+    runs = [run(answer=answer, question=question) for answer, question in zip(answers, questions, strict=True)]
+    read = {
+        **read,
+        **{(one.id, text): Verdict(one.id, text, True) for one, text in zip(questions[:2], answers[:2], strict=True)},
+    }
+    scores = summaries_of([score_run("a", runs, read)], questions, (), ["em", "gen_acc", "judge_acc"], 0)
+    for name in ("gen_acc", "judge_acc"):
+        mean = scores.of("a").metrics[name]
+        assert mean.mean == pytest.approx(2 / 3) and mean.most == pytest.approx(1) and (mean.n, mean.unread) == (3, 1)
+    table = main_table(scores, ["em", "gen_acc"])
+    assert table.rows[0][3].startswith("≥ 0.667 [") and table.rows[0][3].endswith("] (1 of 3 unread)")
+    assert any("1 of 3 verdicts could not be read" in note and "1.000 at most" in note for note in table.notes)
+    metrics = cast(JsonObject, cast(list[JsonObject], scores_json(scores)["summaries"])[0]["metrics"])
+    assert cast(JsonObject, metrics["gen_acc"])["unread"] == 1 and "unread" not in cast(JsonObject, metrics["em"])
+
+
+def test_a_run_of_which_no_verdict_can_be_read_may_be_anything() -> None:
+    questions, read = said(None, None)
+    runs = [run(answer="the capital", question=question) for question in questions]
+    scored = score_run("a", runs, read)
+    assert all("gen_acc" not in row.metrics and row.unknown["gen_acc"] == 1 for row in scored.questions.values())
+    mean = summaries_of([scored], questions, (), ["em", "gen_acc"], 0).of("a").metrics["gen_acc"]
+    assert (mean.mean, mean.most, mean.unread, mean.n) == (0, 1, 2, 2)
+
+
+def test_of_several_runs_of_a_question_the_unread_ones_are_its_share() -> None:
+    read = {("q1", "the capital"): Verdict("q1", "the capital", True)}
+    runs = [run(answer="the capital"), run(answer="Zun", seed=1), run(answer="", seed=2), run(answer="Velora", seed=3)]
+    scored = score_run("a", runs, read)
+    row = scored.questions["q1"]
+    assert (row.metrics["gen_acc"], row.unknown["gen_acc"]) == (0.5, 0.25)  # right, unknown, wrong, right by its words
+    assert (row.metrics["judge_acc"], row.unknown["judge_acc"]) == (0.25, 0.5)
+    mean = summaries_of([scored], [QUESTION], (), ["em", "gen_acc"], 0).of("a").metrics["gen_acc"]
+    assert (mean.mean, mean.most, mean.unread, mean.n) == (0.5, 0.75, 1, 1)
+
+
+def test_where_a_verdict_is_unread_on_one_side_nobody_is_compared_by_judges() -> None:
+    """Even where words settle it: else only answers that are right would stay on that side."""
+    questions, read = said(True, False, True)
+    first = score_run("a", [run(answer="the capital", question=one) for one in questions], read)
+    second = score_run("b", [run(answer="in Velora", question=one) for one in questions], {})
+    scores = summaries_of([first, second], questions, (), ["em", "gen_acc"], 0)
+    assert "gen_acc" not in scores.comparisons[0].metrics and scores.comparisons[0].unread == 3
+    assert any(
+        "3 questions lack a readable verdict" in note for note in comparison_table(scores, ["em", "gen_acc"]).notes
+    )
+
+
+def test_a_leaderboard_calls_a_lower_bound_one() -> None:
+    questions, read = said(True, None)
+    runs = {("a", "nq"): score_run("a", [run(answer="the capital", question=one) for one in questions], read)}
+    board = leaderboard(runs, "gen_acc")
+    assert board.places["a", "nq"].missing == 0
+    assert board.table().rows[0][1].startswith("≥ 0.500 [") and "(1 of 2 unread)" in board.table().rows[0][1]
+    assert any("1 of 2 verdicts could not be read" in note for note in board.notes())
+    mean = board.average("a", ["nq"])
+    assert mean is not None and (mean.unread, mean.most) == (1, 1.0)
 
 
 def test_questions_in_and_out_of_domain_are_set_apart() -> None:

@@ -22,8 +22,7 @@ from coseek.data.settings import make_settings
 from coseek.data.trajectory import Trajectory
 from coseek.measure.agreement import Agreement, agreements
 from coseek.measure.component import Answers, component_run
-from coseek.measure.score import ScoredRun, Verdicts, score_run
-from coseek.measure.table import JUDGED
+from coseek.measure.score import JUDGED, ScoredRun, Verdicts, score_run
 
 AnswerWith: TypeAlias = Annotated[
     str | None,

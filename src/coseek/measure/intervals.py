@@ -27,11 +27,18 @@ class Interval:
     low: float | None
     high: float | None
     n: int
+    unread: int = 0
+    """Of the `n` values, those that a judge left unknown, in whole or in part. They count as 0, so that `mean` is a
+    lower bound."""
+    most: float | None = None
+    """What the mean would be if all that is unknown were right; `None` where all is known."""
 
     def __str__(self) -> str:
+        bound = "≥ " if self.unread else ""
+        unread = f" ({self.unread} of {self.n} unread)" if self.unread else ""
         if self.low is None or self.high is None:
-            return f"{self.mean:.3f} (n={self.n})"
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+            return f"{bound}{self.mean:.3f} (n={self.n}){unread}"
+        return f"{bound}{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]{unread}"
 
 
 @dataclass(frozen=True, slots=True)

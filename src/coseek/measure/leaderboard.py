@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coseek.data.files import Json, JsonObject
 from coseek.measure.intervals import Interval, macro_mean
 from coseek.measure.report import TableSection, report_html
-from coseek.measure.score import ScoredRun
-from coseek.measure.table import JUDGED, Table, interval_json, show
+from coseek.measure.score import ScoredRun, values_of
+from coseek.measure.table import Table, interval_json, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,12 @@ class Place:
     faults: int
     """Trajectories that ended by a fault of a part: they are in no mean."""
     missing: int
-    """Questions that another system answered here, and this one has no value of."""
+    """Questions that another system answered here, and this one did not."""
+    unknown: tuple[float, ...] = ()
+    """For questions whose verdict could not be read, the shares of their trajectories: they count as not right."""
 
     def mean(self, seed: int) -> Interval | None:
-        return macro_mean([self.values], np.random.default_rng(seed))
+        return bounded(macro_mean([self.values], np.random.default_rng(seed)), [self])
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,11 @@ class Leaderboard:
 
     def average(self, system: str, datasets: Sequence[str]) -> Interval | None:
         """Mean of the data sets' means, each set weighing the same; `None` unless the system has all of them."""
-        places = [self.places.get((system, dataset)) for dataset in datasets]
-        values = [place.values for place in places if place is not None]
-        return macro_mean(values, np.random.default_rng(self.seed)) if len(values) == len(datasets) else None
+        places = [self.places[system, dataset] for dataset in datasets if (system, dataset) in self.places]
+        values = [place.values for place in places]
+        if len(values) < len(datasets):
+            return None
+        return bounded(macro_mean(values, np.random.default_rng(self.seed)), places)
 
     @property
     def averages(self) -> dict[str, list[str]]:
@@ -105,6 +109,11 @@ class Leaderboard:
                 )
             if place.missing:
                 notes.append(f"{system} on {dataset}: {place.missing} questions are missing.")
+            if place.unknown:
+                notes.append(
+                    f"{system} on {dataset}: {len(place.unknown)} of {len(place.values)} verdicts could not be read "
+                    f"and count as not right, so {self.metric} is a lower bound."
+                )
         return notes
 
     def to_json(self) -> JsonObject:
@@ -131,6 +140,15 @@ class Leaderboard:
         return report_html(f"Leaderboard: {self.metric}", [TableSection(self.metric, self.table())])
 
 
+def bounded(mean: Interval | None, places: Sequence[Place]) -> Interval | None:
+    """A mean over data sets, each weighing the same, with what is unknown of it."""
+    unread = sum(len(place.unknown) for place in places)
+    if mean is None or not unread:
+        return mean
+    more = math.fsum(math.fsum(place.unknown) / len(place.values) for place in places) / len(places)
+    return replace(mean, unread=unread, most=mean.mean + more)
+
+
 def leaderboard(
     runs: Mapping[tuple[str, str], ScoredRun],
     metric: str,
@@ -145,11 +163,10 @@ def leaderboard(
     places: dict[tuple[str, str], Place] = {}
     for (system, dataset), run in runs.items():
         rows = run.questions.values()
-        values = tuple(row.metrics[metric] for row in rows if metric in row.metrics)
-        answered = sum(row.rows > 0 for row in rows)
-        # A metric that a question cannot have is no gap; a verdict that could not be read is one.
-        missing = len(asked[dataset]) - (len(values) if metric in JUDGED else answered)
-        places[system, dataset] = Place(values, sum(row.faults for row in rows), missing)
+        unknown = tuple(row.unknown[metric] for row in rows if metric in row.unknown)
+        missing = len(asked[dataset]) - sum(row.rows > 0 for row in rows)
+        faults = sum(row.faults for row in rows)
+        places[system, dataset] = Place(tuple(values_of(rows, metric)), faults, missing, unknown)
     return Leaderboard(metric, places, frozenset(in_domain), tuple(by), seed)
 
 

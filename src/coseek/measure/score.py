@@ -4,12 +4,15 @@ Three kinds of nothing are kept apart. A *fault* (a part failed) says nothing ab
 mean and counted. A *missing* question was never run, or only with faults: it is counted too. A metric that a question
 cannot have (recall without gold passages) is left out of that metric alone. None of the three is ever a 0.
 
+What a judge left unknown is neither: the answer is there and nobody knows whether it is right. Means of judged metrics
+are then lower bounds (known to be right, over all answers), and are called so wherever they are shown.
+
 The unit is the question: several runs of one question (seeds) are averaged first, so that intervals are not made
 narrow by asking the same thing twice.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import fmean
 from typing import TypeAlias
@@ -30,6 +33,10 @@ ALL = "all"
 """Name of the group that every question is in."""
 IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
 """Groups of the questions from data sets that something was trained on, and of the others."""
+
+JUDGED = ("judge_acc", "gen_acc")
+"""The metrics that need a judge."""
+UNREAD = "unread_verdicts"
 
 Verdicts: TypeAlias = Mapping[tuple[str, str], Verdict]
 """What a judge said, by question id and response."""
@@ -87,16 +94,17 @@ def judged(question: Question, answer: str | None, verdicts: Verdicts) -> dict[s
     """`judge_acc` and `gen_acc` of an answer: GenAcc = cover-EM ∨ judge says yes (s3, eq. 3).
 
     An empty answer is wrong and is shown to no judge. Where the judge failed there is no `judge_acc`, and a `gen_acc`
-    only if cover-EM settles it alone: a fault of the judge is never a no.
+    only if cover-EM settles it alone: a fault of the judge is never a no. `unread_verdicts` says so: without it, means
+    would be those of the answers that are easy to judge, which are the right ones.
     """
     if not (answer or "").strip():
-        return {"judge_acc": 0.0, "gen_acc": 0.0}
+        return {"judge_acc": 0.0, "gen_acc": 0.0, UNREAD: 0.0}
     verdict = verdicts.get((question.id, answer or ""))
     right = None if verdict is None else verdict.right
     covered = cover_match(answer, question.answers)
     if right is None:
-        return {"gen_acc": 1.0} if covered else {}
-    return {"judge_acc": float(right), "gen_acc": float(covered or right)}
+        return {"gen_acc": 1.0, UNREAD: 1.0} if covered else {UNREAD: 1.0}
+    return {"judge_acc": float(right), "gen_acc": float(covered or right), UNREAD: 0.0}
 
 
 METRICS: dict[str, str] = {
@@ -105,6 +113,7 @@ METRICS: dict[str, str] = {
     "f1": "word F1 against the nearest gold answer",
     "gen_acc": "GenAcc: the answer holds a gold answer, or the judge says yes",
     "judge_acc": "the judge says yes",
+    UNREAD: "answers of which the judge gave no verdict that could be read",
     "recall": "gold passages found in the run",
     "recall_per_search": "gold passages found by one search, mean over the run's searches",
     "all_gold@5": "every gold passage is among the run's best five",
@@ -134,6 +143,9 @@ class Scored:
     rows: int
     """Trajectories behind the averages; 0 when all ended by a fault, and then there are no metrics."""
     faults: int
+    unknown: Mapping[str, float] = field(default_factory=dict)
+    """Judged metric → share of the trajectories of which it is not known, where there are such. In `metrics` they count
+    as not right; a metric of which nothing is known is not in `metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +181,8 @@ class Comparison:
     against: str
     group: str
     metrics: Mapping[str, Difference]
+    unread: int = 0
+    """Questions of both that lack a readable verdict on either side: no judged metric compares them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +233,7 @@ def collect(name: str, rows: Iterable[ScoredRow]) -> ScoredRun:
     return ScoredRun(
         name,
         {
-            ident: Scored(question, _averages(rows), len(rows), faults)
+            ident: Scored(question, _averages(rows), len(rows), faults, _unknown(rows))
             for ident, (question, rows, faults) in found.items()
         },
         stops,
@@ -287,9 +301,8 @@ def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequen
     """The means of a run over the questions of a group."""
     rows = [run.questions[ident] for ident in idents if ident in run.questions]
     scored = [row for row in rows if row.rows]
-    values = {name: [row.metrics[name] for row in scored if name in row.metrics] for name in metrics}
     # Each mean has a generator of its own: the same values get the same interval in every table they stand in.
-    means = {name: bootstrap_mean(found, np.random.default_rng(seed)) for name, found in values.items()}
+    means = {name: mean_of(scored, name, np.random.default_rng(seed)) for name in metrics}
     return Summary(
         run=run.name,
         group=group,
@@ -299,6 +312,21 @@ def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequen
         missing=len(idents) - len(scored),
         metrics={name: mean for name, mean in means.items() if mean is not None},
     )
+
+
+def mean_of(rows: Sequence[Scored], metric: str, rng: np.random.Generator) -> Interval | None:
+    """The mean of a metric over the questions that have it; a lower bound where verdicts could not be read."""
+    values = values_of(rows, metric)
+    unknown = [row.unknown[metric] for row in rows if metric in row.unknown]
+    mean = bootstrap_mean(values, rng)
+    if mean is None or not unknown:
+        return mean
+    return replace(mean, unread=len(unknown), most=mean.mean + sum(unknown) / len(values))
+
+
+def values_of(rows: Iterable[Scored], metric: str) -> list[float]:
+    """A metric question by question; 0 for what a judge left unknown."""
+    return [row.metrics.get(metric, 0.0) for row in rows if metric in row.metrics or metric in row.unknown]
 
 
 def compare(
@@ -313,7 +341,9 @@ def compare(
     pairs = {name: (_values(first, name, idents), _values(other, name, idents)) for name in metrics}
     found = {name: paired_difference(a, b, np.random.default_rng(seed)) for name, (a, b) in pairs.items()}
     differences = {name: difference for name, difference in found.items() if difference is not None}
-    return Comparison(other.name, first.name, group, differences)
+    shared = [ident for ident in idents if ident in first.questions and ident in other.questions]
+    unread = sum(_is_unread(first.questions[ident]) or _is_unread(other.questions[ident]) for ident in shared)
+    return Comparison(other.name, first.name, group, differences, unread)
 
 
 def _by_hops(question: Question) -> str | None:
@@ -369,12 +399,31 @@ def groups_of(
 
 
 def _values(run: ScoredRun, metric: str, idents: Sequence[str]) -> dict[str, float]:
+    """What is compared. Without a verdict a question is in no comparison of judges, whatever its words settle: else
+    only the right ones would stay."""
     rows = ((ident, run.questions[ident]) for ident in idents if ident in run.questions)
-    return {ident: row.metrics[metric] for ident, row in rows if metric in row.metrics}
+    known = ((ident, row) for ident, row in rows if not (metric in JUDGED and _is_unread(row)))
+    return {ident: row.metrics[metric] for ident, row in known if metric in row.metrics}
+
+
+def _is_unread(row: Scored) -> bool:
+    return row.metrics.get(UNREAD, 0.0) > 0
 
 
 def _averages(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: fmean(values) for name in METRICS if (values := [row[name] for row in rows if name in row])}
+    found = {name: [row[name] for row in rows if name in row] for name in METRICS}
+    means = {name: fmean(values) for name, values in found.items() if values}
+    for name, share in _unknown(rows).items():
+        if name in means:
+            means[name] *= 1 - share
+    return means
+
+
+def _unknown(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Judged metric → share of the judged rows that lack it, where there are such."""
+    judged_rows = [row for row in rows if UNREAD in row]
+    shares = {name: fmean(name not in row for row in judged_rows) for name in JUDGED if judged_rows}
+    return {name: share for name, share in shares.items() if share}
 
 
 def _recalls(trajectory: Trajectory) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from coseek.data.files import Json, JsonObject
 from coseek.measure.intervals import Difference, Interval, holm
-from coseek.measure.score import ALL, Comparison, Scores, Summary
+from coseek.measure.score import ALL, JUDGED, Comparison, Scores, Summary
 
 MAIN = ("em", "cover_em", "f1", "recall", "recall_per_search", "answer_hit", "searches", "agent_tokens")
 """The metrics that a table shows unless told otherwise."""
@@ -17,8 +17,6 @@ PAIRED = ("em", "f1", "recall", "searches", "agent_tokens")
 _COUNTS = frozenset(
     {"searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s"}
 )
-JUDGED = ("judge_acc", "gen_acc")
-"""The metrics that need a judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Table:
         for number, column in enumerate(self.columns):
             table.add_column(Text(column), justify="left" if number == 0 else "right")
         for row in self.rows:
-            table.add_row(*(Text(cell.replace(" [", "\n[") if number else cell) for number, cell in enumerate(row)))
+            table.add_row(*(Text(_stacked(cell) if number else cell) for number, cell in enumerate(row)))
         return table
 
 
@@ -136,13 +134,15 @@ def scores_json(scores: Scores) -> JsonObject:
 
 
 def show(interval: Interval | None, decimals: int = 3) -> str:
-    """`0.512 [0.470, 0.555]`; a dash for what could not be measured."""
+    """`0.512 [0.470, 0.555]`; a dash for what could not be measured. `≥ 0.667 [0.000, 1.000] (1 of 3 unread)` where a
+    judge's verdicts could not be read: nobody shall take it for the whole."""
     if interval is None:
         return "–"
-    mean = f"{interval.mean:.{decimals}f}"
+    mean = f"{'≥ ' if interval.unread else ''}{interval.mean:.{decimals}f}"
+    unread = f" ({interval.unread} of {interval.n} unread)" if interval.unread else ""
     if interval.low is None or interval.high is None:
-        return mean
-    return f"{mean} [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
+        return mean + unread
+    return f"{mean} [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]{unread}"
 
 
 def _cells(summary: Summary, metrics: Sequence[str]) -> list[str]:
@@ -175,28 +175,38 @@ def left_out(summaries: Sequence[Summary], metrics: Sequence[str] = ()) -> list[
             notes.append(f"{one.run}: {one.missing} questions are missing.")
         for name in metrics:
             found = one.metrics.get(name)
-            if name in JUDGED and found is not None and found.n < one.metrics["em"].n:
-                unread = one.metrics["em"].n - found.n
-                notes.append(f"{one.run}: {unread} questions have no readable verdict; they are not in {name}.")
+            if name in JUDGED and found is not None and found.most is not None:
+                notes.append(
+                    f"{one.run}: {found.unread} of {found.n} verdicts could not be read and count as not right, so "
+                    f"{name} is a lower bound; it is {found.most:.3f} at most."
+                )
     return notes
 
 
 def _unpaired(comparison: Comparison) -> list[str]:
     """Questions that only one side has, taken from the first metric (all metrics share them, but for gold passages)."""
-    first = next(iter(comparison.metrics.values()), None)
+    plain = (found for name, found in comparison.metrics.items() if name not in JUDGED)
+    first = next(plain, next(iter(comparison.metrics.values()), None))
     if first is None:
         return [f"{comparison.run} shares no question with {comparison.against}."]
+    unread = (
+        f"{comparison.run}: {comparison.unread} questions lack a readable verdict on one side or the other; no judged "
+        f"metric compares them."
+    )
+    notes = [unread] if comparison.unread else []
     if not (first.only_a or first.only_b):
-        return []
+        return notes
     return [
+        *notes,
         f"{comparison.run}: compared on {first.difference.n} shared questions; {first.only_a} only in "
-        f"{comparison.against}, {first.only_b} only in {comparison.run}."
+        f"{comparison.against}, {first.only_b} only in {comparison.run}.",
     ]
 
 
 def interval_json(interval: Interval) -> JsonObject:
     """A mean with its interval, for programs."""
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
+    found: JsonObject = {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
+    return {**found, "unread": interval.unread, "most": interval.most} if interval.unread else found
 
 
 def _difference_json(found: Difference) -> JsonObject:
@@ -207,6 +217,10 @@ def _difference_json(found: Difference) -> JsonObject:
         "only_against": found.only_a,
         "only_run": found.only_b,
     }
+
+
+def _stacked(cell: str) -> str:
+    return cell.replace(" [", "\n[").replace(" (", "\n(")
 
 
 def _line(cells: Sequence[str]) -> str:

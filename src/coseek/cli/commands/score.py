@@ -31,6 +31,7 @@ from coseek.measure.agreement import agreement_table
 from coseek.measure.component import SUFFIX, component_table
 from coseek.measure.score import (
     GROUPS,
+    JUDGED,
     METRICS,
     ScoredRun,
     Scores,
@@ -41,7 +42,7 @@ from coseek.measure.score import (
     summaries_of,
 )
 from coseek.measure.score_files import ROWS, SUMMARY, write_scores
-from coseek.measure.table import JUDGED, MAIN, Table, comparison_table, group_table, main_table, scores_json
+from coseek.measure.table import MAIN, Table, comparison_table, group_table, main_table, scores_json
 
 app = new_app()
 
