@@ -1,7 +1,9 @@
 """Terminal: what every command shares. Results go to stdout, everything said along the way to stderr."""
 
 import json
+import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +12,24 @@ from typing import Annotated, TypeAlias, cast
 import typer
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from coseek.cli.log_lines import QUIET_S, Clock, Pace, stamped
 from coseek.data.errors import SettingError
 from coseek.data.files import Json, JsonObject
 from coseek.data.settings import put
+
+WIDE = 10_000
+"""Columns of a file or a pipe: nothing is cut or folded."""
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
 """Type of the `--json` option of every command that has one."""
@@ -50,7 +65,19 @@ class _Console(Console):
 
 def stdout_console() -> Console:
     """For tables. Made when asked for, so that it writes to the stdout of now."""
-    return _Console(highlight=False)
+    return _uncut(_Console(highlight=False))
+
+
+def stderr_console(quiet: bool = False) -> Console:
+    """For what is said along the way."""
+    return _uncut(Console(stderr=True, highlight=False, quiet=quiet))
+
+
+def _uncut(console: Console) -> Console:
+    """The console, in a file or a pipe as wide as its text, unless COLUMNS says how wide: the library cuts at 80."""
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDE
+    return console
 
 
 def assignments(texts: Iterable[str], onto: JsonObject | None = None) -> JsonObject:
@@ -72,14 +99,40 @@ def display_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 
+class Bars:
+    """A bar for each task; a line now and then where there is no terminal. Short work says nothing there."""
+
+    def __init__(self, progress: Progress, plain: bool, clock: Clock) -> None:
+        self._progress, self._plain, self._clock = progress, plain, clock
+        self._paces: dict[TaskID, Pace] = {}
+
+    def add_task(self, description: str, total: int | None = None, completed: int = 0) -> TaskID:
+        """A new bar; its total may be known later. The description is text, not markup."""
+        task = self._progress.add_task(escape(description), total=total, completed=completed)
+        self._paces[task] = Pace(description, total, completed, self._clock)
+        return task
+
+    def update(self, task: TaskID, completed: int, total: int | None = None) -> None:
+        """So many are done."""
+        pace = self._paces[task]
+        pace.total, pace.done = pace.total if total is None else total, completed
+        self._progress.update(task, completed=completed, total=pace.total)
+        if self._plain and pace.due(wait_s=QUIET_S):
+            say(stamped(pace.line()))
+
+    def advance(self, task: TaskID, more: int) -> None:
+        """So many more are done."""
+        self.update(task, self._paces[task].done + more)
+
+
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar with counts and the time left, on stderr; silent when nobody looks at a terminal."""
-    console = Console(stderr=True)
+def progress_bar(clock: Clock = time.monotonic) -> Iterator[Bars]:
+    """A bar with counts and the time left, on stderr; a line now and then when nobody looks at a terminal."""
+    console = stderr_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     left = (TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, *left, console=console, disable=not console.is_terminal) as progress:
-        yield progress
+        yield Bars(progress, not console.is_terminal, clock)
 
 
 @contextmanager

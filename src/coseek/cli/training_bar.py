@@ -15,44 +15,44 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-QUIET_S = 20.0
-"""Where nobody looks at a terminal (a log, CI), a stage says a line at most this often."""
+from coseek.cli.log_lines import Clock, Pace, stamped
+from coseek.cli.terminal import stderr_console
 
 
 class Bar:
     """Implements `coseek.training.progress.Progress`."""
 
-    def __init__(self, progress: Progress, console: Console) -> None:
-        self._progress, self._console = progress, console
+    def __init__(self, progress: Progress, console: Console, clock: Clock) -> None:
+        self._progress, self._console, self._clock = progress, console, clock
         self._task: TaskID | None = None
-        self._name, self._total = "", 0
-        self._began = time.monotonic()
-        self._said = 0.0
+        self._began = clock()
+        self._pace = Pace("")
 
     def stage(self, name: str, total: int) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._name, self._total, self._said = name, total, -QUIET_S
+        self._pace = Pace(name, total, clock=self._clock)
         self._task = self._progress.add_task(name, total=total, note="")
 
     def advance(self, done: int, note: str = "") -> None:
         assert self._task is not None
         self._progress.update(self._task, completed=done, note=note)
-        now = time.monotonic()
-        if not self._console.is_terminal and (now - self._said > QUIET_S or done == self._total):
-            self._said = now
-            self.say(f"{self._name} {done}/{self._total} {note}")
+        self._pace.done = done
+        if not self._console.is_terminal and self._pace.due():
+            self.say(self._pace.line(note))
 
     def say(self, line: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        self._console.print(f"{minutes:2d}:{seconds:02d} {line}", markup=False, highlight=False, soft_wrap=True)
+        """With the minutes since the beginning in a terminal, and with the date and the time in a file."""
+        minutes, seconds = divmod(int(self._clock() - self._began), 60)
+        shown = f"{minutes:2d}:{seconds:02d} {line}" if self._console.is_terminal else stamped(line)
+        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def training_bar() -> Iterator[Bar]:
+def training_bar(clock: Clock = time.monotonic) -> Iterator[Bar]:
     """A bar on stderr; plain lines where there is no terminal."""
-    console = Console(stderr=True)
+    console = stderr_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     left = (TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, *left, console=console, disable=not console.is_terminal) as progress:
-        yield Bar(progress, console)
+        yield Bar(progress, console, clock)

@@ -9,7 +9,7 @@ from coseek.agents.context import served_context
 from coseek.agents.rollout import Limits, rollout
 from coseek.cli.agents import OFFERS, WRITERS, is_writer, limits_for, open_agent, settings_for
 from coseek.cli.retrievers import open_named
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
 from coseek.cli.watching import WatchedRetriever, watched
 from coseek.data.errors import SettingError
 from coseek.data.question import Question
@@ -46,7 +46,7 @@ def ask(
 
     The agent's words and the passages go to stderr as they come, the answer alone to stdout.
     """
-    console = Console(stderr=True, highlight=False, quiet=as_json)
+    console = stderr_console(quiet=as_json)
     chosen = settings_for(agent, protocol, wording, tokenizer).model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
     typed = [text.removeprefix("limits.") for text in limits or []]  # as `coseek run` spells them

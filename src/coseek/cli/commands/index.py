@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
+from coseek.cli.terminal import AsJson, Bars, assignments, new_app, print_json, progress_bar, resumable
 from coseek.retrieval.index import IndexCard, build_index
 
 app = new_app()
@@ -33,8 +33,8 @@ def index(
     """
     tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
     with resumable("the same command"), progress_bar() as progress:
-        bars = Bars(progress)
-        build_index(source, retriever, out, tree, bars.report)
+        stages = Stages(progress)
+        build_index(source, retriever, out, tree, stages.report)
     if as_json:
         print_json(IndexCard.read(out).to_json())
     else:
@@ -42,10 +42,10 @@ def index(
         print(f"{out}: {retriever} over {passages:,} passages. Try: coseek search {out} 'words to look for'")
 
 
-class Bars:
+class Stages:
     """A bar for each thing that is counted, one after the other."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Bars) -> None:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 

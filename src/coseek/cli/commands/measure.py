@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.markup import escape
 
 from coseek.cli.commands.score import split_names
 from coseek.cli.retrievers import open_named
@@ -192,7 +191,7 @@ def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) ->
 
 def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
     with progress_bar() as bar:
-        task = bar.add_task(escape(name), total=len(plan.questions))
+        task = bar.add_task(name, total=len(plan.questions))
         for batch in look_up(retriever, plan.questions, plan.depth):
             yield from batch
             bar.advance(task, len(batch))

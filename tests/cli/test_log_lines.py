@@ -1,0 +1,106 @@
+"""What is written into files and pipes: nothing is cut, and a line says when it was written and what is left to do."""
+
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from coseek.cli.log_lines import QUIET_S, Pace, stamped
+from coseek.cli.terminal import WIDE, progress_bar, stderr_console, stdout_console
+from coseek.cli.training_bar import training_bar
+
+STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d "
+
+
+class ByHand:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> ByHand:
+    return ByHand()
+
+
+def test_a_line_in_a_file_says_the_date_the_time_and_the_zone() -> None:
+    assert re.fullmatch(STAMP + "done", stamped("done"))
+
+
+def test_the_time_left_follows_from_what_was_done_in_this_process(clock: ByHand) -> None:
+    pace = Pace("warm start", 1_350, clock=clock)
+    pace.done = 350  # of an earlier attempt
+    assert pace.due() and pace.line() == "warm start 350/1350"
+    clock.now += 60
+    pace.done = 450
+    assert pace.due() and pace.line("EM .12") == "warm start 450/1350, 0:09:00 left, EM .12"
+    pace.done = 1_350
+    assert pace.due() and pace.line() == "warm start 1350/1350"
+
+
+def test_a_stage_says_no_more_than_a_line_every_twenty_seconds_and_its_end(clock: ByHand) -> None:
+    said: list[int] = []
+    pace = Pace("rl", 100, clock=clock)
+    for done in range(1, 101):
+        clock.now += 3
+        pace.done = done
+        if pace.due():
+            said.append(done)
+    assert said[0] == 1 and said[-1] == 100
+    assert all((later - sooner) * 3 >= QUIET_S for sooner, later in pairwise(said[:-1]))
+
+
+def test_short_work_says_nothing_in_a_file_and_long_work_does(
+    clock: ByHand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step_s in (0.1, 10.0):
+        with progress_bar(clock) as bars:
+            task = bars.add_task("questions [red]", total=8)
+            for done in range(1, 9):
+                clock.now += step_s
+                bars.update(task, completed=done)
+        lines = capsys.readouterr().err.splitlines()
+        assert bool(lines) == (step_s > 1)
+    assert re.fullmatch(STAMP + r"questions \[red\] 2/8, 0:01:\d\d left", lines[0])
+    assert re.fullmatch(STAMP + r"questions \[red\] 8/8", lines[-1])
+
+
+def test_the_lines_of_training_in_a_file_have_a_time(clock: ByHand, capsys: pytest.CaptureFixture[str]) -> None:
+    with training_bar(clock) as bar:
+        bar.stage("sft", 10)
+        bar.advance(1, "EM .10")
+        bar.say("a line")
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(STAMP + r"sft 1/10, EM \.10", first) and re.fullmatch(STAMP + "a line", second)
+
+
+def test_nothing_is_cut_in_a_file_unless_columns_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert stdout_console().width == stderr_console().width == WIDE
+    monkeypatch.setenv("COLUMNS", "60")
+    assert stdout_console().width == 60
+
+
+def test_a_table_in_a_pipe_holds_every_cell_whole(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
+    run = tmp_path / ("a-run-with-a-long-name-" * 4)
+    words = ("run", world, "--split", "test", "--count", 3, "--agent", "expert", "--retriever", index, "--out", run)
+    assert coseek(*words).code == 0
+    text = subprocess.run(
+        [sys.executable, "-m", "coseek", "score", run, "--metrics", "em,f1,recall"],
+        capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": "/bin"},
+    ).stdout  # fmt: skip
+    assert str(run) in text and "…" not in text
+    assert max(map(len, text.splitlines())) > 120
+    found = subprocess.run(
+        [sys.executable, "-m", "coseek", "search", index, "who was born"],
+        capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": "/bin"},
+    ).stdout  # fmt: skip
+    assert len(found.splitlines()) <= 11  # a line a hit, however long its passage is
