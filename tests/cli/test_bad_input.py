@@ -396,3 +396,12 @@ def test_a_poisonous_source_of_an_import_is_named(home: Path, refused: Refused) 
 
 def test_words_that_are_no_text_are_refused(refused: Refused) -> None:
     assert "argument 2 ('who \ufffd') is not UTF-8 text" in refused("ask", "who \udcff", *ASK[2:])
+
+
+def test_the_name_of_a_model_on_a_hub_is_answered_with_the_line_that_fetches_it(refused: Refused) -> None:
+    words = ("index", "set", "--retriever", "dense", "--encoder", "BAAI/bge-small-en-v1.5", "--out", "new")
+    line = "hf download BAAI/bge-small-en-v1.5 --local-dir models/bge-small-en-v1.5, then name models/bge-small-en-v1.5"
+    assert line in refused(*words)
+    line = "hf download Qwen/Qwen2.5-3B-Instruct --local-dir models/Qwen2.5-3B-Instruct"
+    assert line in refused("ask", "who", "--agent", "Qwen/Qwen2.5-3B-Instruct", "--retriever", "bm25")
+    assert line in refused(*RUN, "--tokenizer", "Qwen/Qwen2.5-3B-Instruct")

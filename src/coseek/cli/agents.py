@@ -21,6 +21,7 @@ from coseek.cli.terminal import say
 from coseek.data.audit import Decode
 from coseek.data.errors import DataError, SettingError, UserError, nearest
 from coseek.data.files import JsonObject, read_yaml
+from coseek.data.hub import fetch_command, missing
 from coseek.data.own_part import Offers, is_own
 from coseek.data.registry import find, names
 from coseek.data.run import Run
@@ -96,6 +97,8 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
         return AgentCard() if tokenizer == BYTES else AgentCard.read(Path(tokenizer))
     folder = Path(name)
     if not folder.is_dir():
+        if fetch_command(name):
+            raise DataError(missing("model folder", name))
         known = names(WRITERS)
         raise UserError(
             f"no agent named {name!r}{nearest(name, known)} Known: {', '.join(known)}, the path of a model folder or "

@@ -13,6 +13,7 @@ from transformers.utils import logging as library_logging
 
 from coseek.data.errors import DataError
 from coseek.data.files import atomic_folder
+from coseek.data.hub import missing
 from coseek.models.tokenizer import HfTokenizer
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -26,7 +27,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Runtime
 def load_model(folder: Path, dtype: Precision = "float32") -> PreTrainedModel:
     """Open the causal language model in a folder. Nothing is ever fetched from a network."""
     if not folder.is_dir():
-        raise DataError(f"there is no model folder {folder}; check the path")
+        raise DataError(missing("model folder", folder))
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a model folder: it has no config.json")
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coseek.data.errors import DataError, SettingError
+from coseek.data.hub import missing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -51,7 +52,7 @@ class HfTokenizer:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         if not folder.is_dir():
-            raise DataError(f"there is no model folder {folder}; check the path")
+            raise DataError(missing("model folder", folder))
         try:
             fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:

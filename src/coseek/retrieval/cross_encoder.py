@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.data.errors import DataError, RetrieverError
+from coseek.data.hub import missing
 from coseek.retrieval.opening import needs
 from coseek.retrieval.vectors.encoder import quiet
 
@@ -93,7 +94,7 @@ class CrossEncoder:
 def check_folder(folder: Path) -> None:
     """Refuse what is no model folder, before torch is woken to say the same."""
     if not folder.is_dir():
-        raise DataError(f"there is no cross-encoder folder {folder}; check the path")
+        raise DataError(missing("cross-encoder folder", folder))
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a cross-encoder folder: it has no config.json")
 

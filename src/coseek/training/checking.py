@@ -4,10 +4,11 @@ from pathlib import Path
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.data.errors import DataError, SettingError, UnknownName
+from coseek.data.hub import missing
 from coseek.retrieval.index import retriever_names
 from coseek.rewards.reward import make_reward
 from coseek.training.frozen import check_frozen
-from coseek.training.recipe import AgentRecipe, paths_of
+from coseek.training.recipe import AgentRecipe, Named, paths_of
 from coseek.training.stages import stages_of
 
 
@@ -32,7 +33,15 @@ def check_paths(recipe: AgentRecipe) -> None:
     """Refuse a recipe that names what is not there."""
     for named in paths_of(recipe):
         if not named.path.exists():
-            raise DataError(f"there is no {named.path}, which the recipe names as {named.setting}; check the path")
+            raise DataError(sentence_of(named))
+
+
+def sentence_of(named: Named) -> str:
+    """What is said of a path that is not there."""
+    if named.holds == "model":
+        return missing("", named.path, named.setting)
+    known = " (docs/recipes.md says what makes it)" if named.setting in ("data.folder", "data.index") else ""
+    return f"there is no {named.path}, which the recipe names as {named.setting}; check the path{known}"
 
 
 def taught(recipe: AgentRecipe) -> list[Protocol]:

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.data.errors import DataError
 from coseek.data.files import Json, JsonObject, read_jsonl
+from coseek.data.hub import missing
 from coseek.data.settings import make_settings, overlay, save_settings
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -167,7 +168,7 @@ def problem_of(named: Named) -> str:
     """What is wrong with a path; empty when nothing is."""
     path = named.path
     if not path.exists():
-        return f"there is no {path}"
+        return missing("", path) if named.holds == "model" else f"there is no {path}"
     lacking = [name for name in _inside(named) if not list(path.glob(name))] if path.is_dir() else []
     return f"{path} holds no {' and no '.join(lacking)}" if lacking else ""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coseek.data.errors import DataError
 from coseek.data.files import JsonObject, read_json
+from coseek.data.hub import way_out
 from coseek.models.laptop import LaptopSettings
 from coseek.training.recipe import AgentRecipe, MachineSettings
 from coseek.training.settings import LearnerSettings
@@ -85,7 +86,7 @@ def shape_of(recipe: AgentRecipe) -> tuple[Shape, str]:
     size = _QWEN_SIZE.search(path.parent.name.lower())
     if size is None or size[1] not in QWEN25:
         known = ", ".join(f"Qwen2.5-{name.upper()}" for name in QWEN25)
-        raise DataError(f"there is no {path}, and its shape is known only of {known}; put the model there")
+        raise DataError(f"there is no {path}, and its shape is known only of {known}; {way_out(str(path.parent))}")
     return QWEN25[size[1]], f"the published shape of Qwen2.5-{size[1].upper()}"
 
 

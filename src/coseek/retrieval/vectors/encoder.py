@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from coseek.data.errors import DataError, MissingExtra, SettingError, UserError, nearest
 from coseek.data.fingerprint import fingerprint
+from coseek.data.hub import fetch_command, missing
 
 Vectors: TypeAlias = NDArray[np.float32]
 WeightType: TypeAlias = Literal["float32", "bfloat16"]
@@ -138,6 +139,8 @@ def encoder_folder(name: str) -> Path:
         return Path(spec.origin).parent / "model"
     folder = Path(name)
     if not folder.is_dir():
+        if fetch_command(name):
+            raise DataError(missing("encoder folder", name))
         raise UserError(f"no encoder {name!r}{nearest(name, _SHIPPED)} Give a sentence-transformers folder or 'minilm'")
     if not (folder / "modules.json").is_file():
         raise DataError(f"{folder} is not a sentence-transformers folder (it has no modules.json)")

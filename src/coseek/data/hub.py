@@ -1,0 +1,42 @@
+"""Hub: what to do where a folder is needed and the name of a model on a hub was given. Nothing is ever fetched here.
+
+The command is that of huggingface_hub, which comes with transformers: `hf download OWNER/NAME --local-dir FOLDER`.
+"""
+
+import re
+from pathlib import Path
+from shlex import quote
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
+FAMILIES = {"Qwen": "Qwen", "e5-": "intfloat", "multilingual-e5-": "intfloat", "bge-": "BAAI"}
+"""What the names of models begin with that our recipes and pages name → who publishes them."""
+
+
+def missing(kind: str, path: Path | str, setting: str = "") -> str:
+    """The sentence for a folder that is not there: `there is no model folder X; check the path`, and how to fetch it
+    where it may be a model on a hub. `setting` says who names it."""
+    named = f", which the recipe names as {setting}" if setting else ""
+    return f"there is no {kind + ' ' if kind else ''}{path}{named}; {way_out(str(path))}"
+
+
+def way_out(name: str) -> str:
+    """`check the path`, or the command that fetches the model of this name."""
+    fetch = fetch_command(name)
+    if not fetch:
+        return "check the path"
+    hub_name, folder = fetch
+    line = f"hf download {hub_name} --local-dir {quote(folder)}"
+    then = "" if folder == name else f", then name {folder}"
+    return f"check the path, or fetch it first, if it is the model {hub_name} on the Hugging Face Hub: {line}{then}"
+
+
+def fetch_command(name: str) -> tuple[str, str] | None:
+    """The name on the hub and the folder to fetch it into; `None` for what is only a path."""
+    parts = Path(name).parts
+    last = parts[-1] if parts else ""
+    owner = next((owner for begins, owner in FAMILIES.items() if last.startswith(begins)), None)
+    if owner is not None and _NAME.fullmatch(f"{owner}/{last}"):
+        return f"{owner}/{last}", name if parts[:-1] not in ((), (owner,)) else f"models/{last}"
+    if _NAME.fullmatch(name) and not Path(parts[0]).is_dir():
+        return name, f"models/{last}"
+    return None
