@@ -24,8 +24,9 @@ from coseek.labels.parts import Parts
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.training.together.checking import maker_module
 from coseek.training.together.course import Course
-from coseek.training.together.labelling import label_round, labelled, maker_module
+from coseek.training.together.labelling import label_round, labelled
 
 LIMITS = "agent.limits={max_turns: 4, max_turn_tokens: 4000, max_observation_tokens: 8000, max_tokens: 64000}"
 

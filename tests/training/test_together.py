@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from coseek.data.errors import CoseekError, DataError, SettingError
+from coseek.training.together.checking import check_together
 from coseek.training.together.recipe import (
     GIVEN,
     TogetherRecipe,
@@ -114,14 +115,11 @@ def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Pa
 def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
     tmp_path: Path, more: tuple[str, ...], way_out: str
 ) -> None:
-    from coseek.training.together.course import Course
-    from coseek.training.together.rounds import check
-
     there = [f"agent.{name}={tmp_path}" for name in ("policy.folder", "frozen.generator.model")]
     with pytest.raises(SettingError, match=f"take labels.settings.{way_out}"):
-        check(Course(load_together_recipe("laptop", ["agent=s3-laptop", *there, *more]), tmp_path / "run"))
+        check_together(load_together_recipe("laptop", ["agent=s3-laptop", *there, *more]))
     also = [*there, *more, f"labels.settings.{way_out}"]
-    check(Course(load_together_recipe("laptop", ["agent=s3-laptop", *also]), tmp_path / "run"))
+    check_together(load_together_recipe("laptop", ["agent=s3-laptop", *also]))
 
 
 def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from coseek.cli.extras import EXTRA_OF
 from coseek.data.errors import CoseekError, DiskFault, MissingExtra, SettingError, UserError
 from coseek.data.plain_json import whole_text
 from coseek.data.registry import find, names
-from coseek.data.settings import mistake
+from coseek.data.settings import mistakes
 
 COMMANDS = "coseek.cli.commands"
 _FULL = "what was there before is untouched; free some space and go on"
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return complain(error, code=2)
     except ValidationError as error:  # in settings that were made of others, which were not read by `make_settings`
-        return complain(SettingError(mistake(error)), code=2)
+        return complain(SettingError(*(sentence for _, sentence in mistakes(error))), code=2)
     except CoseekError as error:
         return complain(error, code=1)
     except KeyboardInterrupt:
@@ -74,8 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complain(error: CoseekError, code: int) -> int:
-    """One line on stderr, whatever the message holds."""
-    print("coseek:", " ".join(str(error).split()), file=sys.stderr)
+    """One line on stderr for each mistake, whatever the message holds."""
+    for sentence in error.sentences if isinstance(error, UserError) else (str(error),):
+        print("coseek:", " ".join(sentence.split()), file=sys.stderr)
     return code
 
 

@@ -2,15 +2,26 @@
 
 from pathlib import Path
 
-from coseek.data.files import JsonObject
+from coseek.data.files import JsonObject, read_yaml
 from coseek.retrieval.index import IndexCard
-from coseek.retrieval.opening import Writes, open_retriever
+from coseek.retrieval.opening import Opening, Writes, open_retriever
 from coseek.retrieval.retriever import Retriever
 
 
 def open_named(name: str) -> Retriever:
     """Open what a user named on the command line."""
     return open_retriever(name, model=open_model)
+
+
+def check_there(name: str) -> None:
+    """Refuse what is no retriever, before anything is opened."""
+    path = Path(name).expanduser()
+    if name.startswith(("http://", "https://")):
+        return
+    if path.suffix in (".yaml", ".yml"):
+        Opening(path.parent).check(read_yaml(path, "retriever file"), str(path))
+    else:
+        IndexCard.read(path)
 
 
 def open_model(name: str) -> Writes:

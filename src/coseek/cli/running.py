@@ -6,7 +6,7 @@ from pathlib import Path
 from coseek.agents.rollout import Limits
 from coseek.cli.agents import AgentSettings
 from coseek.data.dataset import Dataset
-from coseek.data.errors import DataError, SettingError
+from coseek.data.errors import DataError, SettingError, nearest
 from coseek.data.files import JsonObject
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
@@ -50,6 +50,19 @@ def questions_at(path: Path, split: str | None) -> list[Question]:
     if split is None and len(dataset.splits) != 1:
         raise SettingError(f"{path} has the splits {', '.join(dataset.splits) or 'none'}; choose one with --split")
     return dataset.questions(split or dataset.splits[0])
+
+
+def check_questions(path: Path, split: str | None) -> None:
+    """Refuse questions that are not there, before anything else is opened. What is in the files is not read."""
+    if not path.is_dir():
+        if not path.exists():
+            raise DataError(f"there is no file {path}; check the path")
+        return
+    splits = Dataset(path).splits
+    if split is not None and split not in splits:
+        raise SettingError(
+            f"{path} has no split {split!r}{nearest(split, splits)} It has: {', '.join(splits) or 'none'}"
+        )
 
 
 def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) -> None:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -24,9 +23,8 @@ from rich.progress import (
 )
 
 from coseek.cli.log_lines import QUIET_S, Clock, Pace, stamped
-from coseek.data.errors import SettingError
 from coseek.data.files import Json, JsonObject
-from coseek.data.settings import put
+from coseek.data.settings import assign
 
 WIDE = 10_000
 """Columns of a file or a pipe: nothing is cut or folded."""
@@ -82,16 +80,7 @@ def _uncut(console: Console) -> Console:
 
 def assignments(texts: Iterable[str], onto: JsonObject | None = None) -> JsonObject:
     """`a.b=c` arguments as a tree of settings, put into `onto` when it is given; values are YAML."""
-    tree: JsonObject = {} if onto is None else onto
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise SettingError(f"{text!r} is not a setting; write name=value")
-        try:
-            put(tree, name.split("."), cast(Json, yaml.safe_load(value)))
-        except yaml.YAMLError:
-            raise SettingError(f"the value of {text!r} is not valid YAML; put quotes around it") from None
-    return tree
+    return assign({} if onto is None else onto, list(texts))
 
 
 def display_path(path: Path) -> str:

@@ -15,7 +15,8 @@ CoseekError
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 
 class CoseekError(Exception):
@@ -23,15 +24,32 @@ class CoseekError(Exception):
 
 
 class UserError(CoseekError):
-    """A mistake that the user can mend."""
+    """A mistake that the user can mend, or several of them: each argument is one sentence."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """One a mistake."""
+        return tuple(map(str, self.args))
+
+    def __str__(self) -> str:
+        return " | ".join(self.sentences)
 
 
 class DataError(UserError):
     """A file or folder that cannot be used as it is."""
 
 
+Place: TypeAlias = tuple[str | int, ...]
+"""Names of groups and positions in lists that lead to a setting."""
+
+
 class SettingError(UserError):
     """A setting that does not exist or cannot have this value."""
+
+    def __init__(self, *sentences: str, places: Sequence[Place] = ()) -> None:
+        super().__init__(*sentences)
+        self.places = tuple(places)
+        """Where in the given tree the mistakes are, as far as that is known."""
 
 
 class UnknownName(UserError):

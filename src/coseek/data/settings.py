@@ -1,6 +1,7 @@
 """Settings: typed, described where they are declared, and saved with the run. A misspelt one fails at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TypeVar, cast, get_origin
 
@@ -8,8 +9,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from coseek.data.errors import SettingError, closest
+from coseek.data.errors import Place, SettingError, closest
 from coseek.data.files import Json, JsonObject, read_yaml
+from coseek.data.mistakes import Mistakes
 
 
 class Settings(BaseModel):
@@ -42,6 +44,8 @@ NEEDS = {
 """What pydantic calls a mistake, or what that begins with → what a setting needs instead."""
 LONGEST = 80
 """Characters of a refused value that a message shows."""
+MOST = 12
+"""Wrong settings that an error names; whoever has more of them has given another kind of file."""
 
 
 def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
@@ -51,15 +55,21 @@ def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S
 
 def assign(tree: JsonObject, overrides: Sequence[str]) -> JsonObject:
     """Put `a.b=c` overrides into a tree, whose groups they may change; values are YAML. Returns the tree."""
+    wrong = Mistakes()
     for override in overrides:
-        name, equals, value = override.partition("=")
-        if not equals:
-            raise SettingError(f"{override!r} is not a setting; write name=value")
-        try:
-            put(tree, name.split("."), cast(Json, yaml.safe_load(value)))
-        except yaml.YAMLError:
-            raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
+        wrong.of(_assign, tree, override)
+    wrong.refuse()
     return tree
+
+
+def _assign(tree: JsonObject, override: str) -> None:
+    name, equals, value = override.partition("=")
+    if not equals or not name:
+        raise SettingError(f"{override!r} is not a setting; write name=value")
+    try:
+        put(tree, name.split("."), cast(Json, yaml.safe_load(value)))
+    except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none is no YAMLError
+        raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
 
 
 def put(tree: JsonObject, path: Sequence[str], value: Json) -> None:
@@ -84,7 +94,7 @@ def overlay(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> Json
 
 
 def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str = "", typed: Sequence[str] = ()) -> S:
-    """Check a tree of plain values; the first mistake becomes one sentence.
+    """Check a tree of plain values; each mistake becomes one sentence of a `SettingError`.
 
     It begins with the file that the values are from, if it is named, unless the mistake may be in one of the settings
     that were `typed` over the file.
@@ -92,26 +102,37 @@ def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str 
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        where, said = _place(error.errors()[0], tree), mistake(error, kind, tree)
+        found = mistakes(error, kind, tree)
     except SettingError as error:  # a validator's own
-        where, said = (), str(error)
-    from_file = source and not any(_may_be(override, where) for override in typed)
-    raise SettingError(f"{source}: {said}" if from_file else said)
+        found = [((), sentence) for sentence in error.sentences]
+    sentences = []
+    for where, said in found:
+        from_file = source and not any(_may_be(override, where) for override in typed)
+        sentences.append(f"{source}: {said}" if from_file else said)
+    raise SettingError(*sentences, places=[where for where, _ in found])
 
 
-def mistake(
+def mistakes(
     error: ValidationError, kind: type[BaseModel] | None = None, tree: Mapping[str, object] | None = None
-) -> str:
-    """The first mistake in one sentence: which setting, what it needs, and what it was given."""
-    first, *others = error.errors()
-    place = _place(first, tree)
+) -> list[tuple[Place, str]]:
+    """Each wrong setting with a sentence: which it is, what it needs, and what it was given. At most `MOST`."""
+    by_place: dict[Place, list[ErrorDetails]] = {}
+    for each in error.errors():
+        by_place.setdefault(_place(each, tree), []).append(each)
+    found = [(place, _sentence(place, wrong, kind)) for place, wrong in list(by_place.items())[:MOST]]
+    more = len(by_place) - len(found)
+    return [*found, ((), f"and {more} more settings are wrong")] if more else found
+
+
+def _sentence(place: Place, wrong: Sequence[ErrorDetails], kind: type[BaseModel] | None) -> str:
+    """What is wrong with one setting. What may be several things is refused once for each of them."""
+    first = wrong[0]
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         return f"no setting named {where!r}{_hint(kind, place) if kind else ''}"
     if first["type"] == "missing":
         return f"the setting {where!r} is missing; add it"
-    # What may be several things is refused once for each of them, at the same place.
-    needs = dict.fromkeys(_need(each) for each in (first, *others) if _place(each, tree) == place)
+    needs = dict.fromkeys(map(_need, wrong))
     if "" not in needs:
         return f"setting {where!r} needs {' or '.join(needs)}, got {_shown(first['input'])}"
     said = str(first.get("ctx", {}).get("error", first["msg"]))
@@ -133,7 +154,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> tuple[str | int, ...]:
+def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
     """The setting that is wrong. Pydantic says behind it which of several kinds of values was tried."""
     below: object = tree
     if tree is None:
@@ -188,6 +209,19 @@ def _group(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
     options = getattr(inner, "__args__", (inner,))
     groups = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     return groups[0] if groups else None
+
+
+def without(tree: JsonObject, places: Sequence[Place]) -> JsonObject | None:
+    """A copy of a tree without the settings at these places; `None` where one of them is not known, or not there."""
+    made = deepcopy(tree)
+    for place in places:
+        below: Json = made
+        for part in place[:-1]:
+            below = below.get(str(part)) if isinstance(below, dict) else None
+        if not place or not isinstance(below, dict) or place[-1] not in below:
+            return None
+        del below[str(place[-1])]
+    return made
 
 
 def save_settings(settings: Settings) -> JsonObject:

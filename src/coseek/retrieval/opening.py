@@ -82,6 +82,11 @@ class Opening:
         return self.model(str(self.path(name)) if self.path(name).is_dir() else name)
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
+        part, settings = self._settings(tree, where)
+        return part.open(settings, self)
+
+    def _settings(self, tree: Mapping[str, object], where: str) -> tuple[Part, Settings]:
+        """The part that these lines name, and its settings; nothing is opened."""
         name = tree.get("retriever")
         if not isinstance(name, str):
             raise SettingError(f"{where} needs a line `retriever: NAME`")
@@ -90,8 +95,11 @@ class Opening:
             raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")
         part = cast(Part, module)
         own = {key: value for key, value in tree.items() if key != "retriever"}
-        settings = make_settings(part.SETTINGS, own, where)
-        return part.open(settings, self)
+        return part, make_settings(part.SETTINGS, own, where)
+
+    def check(self, tree: Mapping[str, object], where: str) -> None:
+        """Refuse lines whose name or settings are wrong. What they stand on is not looked at."""
+        self._settings(tree, where)
 
 
 def own_parts(source: Source, folder: Path = Path()) -> list[str]:

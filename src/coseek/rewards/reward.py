@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
 from coseek.data.errors import DataError, SettingError, UnknownName
+from coseek.data.mistakes import Mistakes
 from coseek.data.own_part import Offers, is_own, own_name
 from coseek.data.registry import find, names, yaml_file
 from coseek.data.settings import Settings, load_settings, make_settings
@@ -209,7 +210,10 @@ def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
             f"the reward names no part; write for example exact_match: 1.0 (known: {', '.join(reward_names())}), "
             f"or preset: search-r1 (known: {', '.join(preset_names())})"
         )
-    parts = tuple(_make_part(name, tree) for name, tree in trees.items())
+    wrong = Mistakes()
+    made = [wrong.of(_make_part, name, tree) for name, tree in trees.items()]
+    wrong.refuse()
+    parts = tuple(part for part in made if part is not None)
     called, times = Counter(part.name for part in parts).most_common(1)[0]
     if times > 1:
         raise SettingError(f"two parts of the reward would be called {called!r} in the log; rename the file of one")
@@ -235,7 +239,7 @@ def _make_part(name: str, tree: PartSpec) -> Part:
     try:
         options = make_settings(module.Options, tree)
     except SettingError as error:
-        raise SettingError(f"reward {name!r}: {error}") from None
+        raise SettingError(*(f"reward {name!r}: {sentence}" for sentence in error.sentences)) from None
     if options.gate and "weight" in options.model_fields_set:
         raise SettingError(f"reward {name!r} is a gate, which multiplies the others; leave out its weight")
     return Part(own_name(name), module, options)

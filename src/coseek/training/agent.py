@@ -49,7 +49,7 @@ from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Reward, make_reward
 from coseek.training.beginning import begin
-from coseek.training.checking import check_paths, check_settings, taught
+from coseek.training.checking import check_recipe, taught
 from coseek.training.frozen import Frozen, open_frozen
 from coseek.training.learning.checkpoint import load_healthy
 from coseek.training.learning.policy import Policy
@@ -125,8 +125,7 @@ class AgentTraining:
 
     def check(self) -> None:
         """Find what is wrong with the recipe before anything is written."""
-        check_paths(self.recipe)
-        check_settings(self.recipe)
+        check_recipe(self.recipe)
 
     def train(self) -> None:
         """Everything up to the trained policy."""

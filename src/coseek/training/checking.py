@@ -1,53 +1,145 @@
-"""Checking: what can be found wrong with an agent's recipe before anything is written."""
+"""Checking: what can be found wrong with a recipe before torch is imported and anything is written, all at once."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from coseek.agents.generator import load_generator_prompt
+from coseek.agents.judge import load_judge_prompt
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.data.errors import DataError, SettingError, UnknownName
 from coseek.data.hub import missing
+from coseek.data.imports import format_names
+from coseek.data.mistakes import Mistakes
+from coseek.data.own_part import is_own
+from coseek.data.settings import make_settings, without
+from coseek.labels.folder import Labels
 from coseek.retrieval.index import retriever_names
+from coseek.retrieval.opening import Opening
+from coseek.retrieval.vectors.encoder import encoder_folder
+from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.rewards.reward import make_reward
 from coseek.training.frozen import check_frozen
-from coseek.training.recipe import AgentRecipe, Named, paths_of
+from coseek.training.recipe import AgentRecipe, Named, load_recipe, paths_of, recipe_source
+from coseek.training.retriever.recipe import RetrieverRecipe
 from coseek.training.stages import stages_of
+
+
+def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
+    """`load_recipe` and `check_recipe` in one: settings that do not exist and names of what is not there are refused in
+    one error."""
+    wrong = Mistakes()
+    recipe = wrong.of(load_recipe, name, overrides)
+    if recipe is None:
+        recipe = _without_mistakes(name, overrides, wrong)
+    if recipe is not None:
+        wrong.of(check_recipe, recipe)
+    wrong.refuse()
+    assert recipe is not None
+    return recipe
+
+
+def _without_mistakes(name: str, overrides: Sequence[str], wrong: Mistakes) -> AgentRecipe | None:
+    """The recipe without its wrong settings, so that the rest can be looked at; `None` where that is no recipe."""
+    (error,) = wrong.errors
+    if not isinstance(error, SettingError) or not error.places:
+        return None
+    tree = without(recipe_source(name, overrides)[0], error.places)
+    try:
+        return None if tree is None else make_settings(AgentRecipe, tree)
+    except SettingError:  # what is left out was needed
+        return None
+
+
+def check_recipe(recipe: AgentRecipe) -> None:
+    """Refuse a recipe that names what is not there, and settings that do not go together: all mistakes in one error."""
+    wrong = Mistakes()
+    wrong.of(check_paths, recipe)
+    wrong.of(check_settings, recipe)
+    wrong.refuse()
 
 
 def check_settings(recipe: AgentRecipe) -> None:
     """Refuse settings that do not go together. Looks for no file."""
-    for learnt in (stage.recipe for stage in stages_of(recipe, Path())):
-        check_frozen(learnt.frozen, make_reward(learnt.reward), learnt.data.world is not None)
-        if learnt.select.naive_rag == "wrong" and learnt.frozen.generator is None:
-            raise SettingError("select.naive_rag=wrong asks a frozen generator; name one with frozen.generator.model")
-    taught(recipe)
-    if recipe.data.retriever not in retriever_names():
-        raise UnknownName("retriever", recipe.data.retriever, retriever_names())
-    if recipe.data.imported is not None and not recipe.data.imported.sources:
-        raise SettingError("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
+    wrong = Mistakes()
+    for stage in stages_of(recipe, Path()):
+        wrong.of(check_stage, stage.recipe)
+    wrong.of(taught, recipe)
+    for check in (check_data, check_demonstrations, check_prompts):
+        wrong.of(check, recipe)
+    wrong.refuse()
+
+
+def check_stage(recipe: AgentRecipe) -> None:
+    """Refuse a reward that names no part of ours, or one that nobody can pay."""
+    check_frozen(recipe.frozen, make_reward(recipe.reward), recipe.data.world is not None)
+    if recipe.select.naive_rag == "wrong" and recipe.frozen.generator is None:
+        raise SettingError("select.naive_rag=wrong asks a frozen generator; name one with frozen.generator.model")
+
+
+def check_data(recipe: AgentRecipe) -> None:
+    """Refuse names of retrievers and formats that there are not."""
+    wrong, data = Mistakes(), recipe.data
+    wrong.of(known, "retriever", data.retriever, retriever_names())
+    if data.imported is not None:
+        if not is_own(data.imported.format):
+            wrong.of(known, "format", data.imported.format, format_names())
+        if not data.imported.sources:
+            wrong.say("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
+    if data.engine is not None:
+        over = {"over": data.index or "the run's own index"} if data.engine.get("retriever") == "noisy" else {}
+        wrong.of(Opening().check, {**over, **data.engine}, "data.engine")
+    wrong.refuse()
+
+
+def check_demonstrations(recipe: AgentRecipe) -> None:
+    """Refuse a warm start that nobody can demonstrate."""
     if recipe.warm_start is None and recipe.learn == "demonstrations":
         raise SettingError("learn: demonstrations needs some; give the recipe a warm_start")
     if recipe.warm_start and recipe.warm_start.writer == "expert" and recipe.data.world is None:
         raise SettingError("the expert demonstrates in laptop worlds only; take warm_start.writer=rules for other data")
 
 
+def check_prompts(recipe: AgentRecipe) -> None:
+    """Refuse prompts of frozen models that are not there."""
+    wrong, frozen = Mistakes(), recipe.frozen
+    if frozen.generator is not None:
+        wrong.of(load_generator_prompt, frozen.generator)
+    if frozen.judge is not None:
+        wrong.of(load_judge_prompt, frozen.judge)
+    wrong.refuse()
+
+
+def known(kind: str, name: str, names: Sequence[str]) -> None:
+    """Refuse a name that is none of these."""
+    if name not in names:
+        raise UnknownName(kind, name, names)
+
+
 def check_paths(recipe: AgentRecipe) -> None:
     """Refuse a recipe that names what is not there."""
+    wrong = Mistakes()
     for named in paths_of(recipe):
-        if not named.path.exists():
-            raise DataError(sentence_of(named))
+        wrong.of(check_path, named)
+    wrong.refuse()
 
 
-def sentence_of(named: Named) -> str:
-    """What is said of a path that is not there."""
+def check_path(named: Named) -> None:
+    """Refuse a path that is not there."""
+    if named.path.exists():
+        return
     if named.holds == "model":
-        return missing("", named.path, named.setting)
-    known = " (docs/recipes.md says what makes it)" if named.setting in ("data.folder", "data.index") else ""
-    return f"there is no {named.path}, which the recipe names as {named.setting}; check the path{known}"
+        raise DataError(missing("", named.path, named.setting))
+    way = " (docs/recipes.md says what makes it)" if named.setting in ("data.folder", "data.index") else ""
+    raise DataError(f"there is no {named.path}, which the recipe names as {named.setting}; check the path{way}")
 
 
 def taught(recipe: AgentRecipe) -> list[Protocol]:
     """The agent's protocol, then every other one that it is shown; prompts are all that tells them apart."""
     also = recipe.warm_start.also if recipe.warm_start else {}
-    own, *others = (load_protocol(name, recipe.wording) for name in (recipe.protocol, *also))
+    wrong = Mistakes()
+    found = [wrong.of(load_protocol, name, recipe.wording) for name in (recipe.protocol, *also)]
+    wrong.refuse()
+    own, *others = (protocol for protocol in found if protocol is not None)
     for other in others:
         if other.wording.file.prompt == own.wording.file.prompt:
             raise SettingError(
@@ -55,3 +147,18 @@ def taught(recipe: AgentRecipe) -> list[Protocol]:
                 "and a policy could not tell them apart; leave it out, or give it a prompt of its own"
             )
     return [own, *others]
+
+
+def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
+    """Refuse an encoder or labels that are not there."""
+    wrong = Mistakes()
+    if recipe.encoder is not None:
+        wrong.of(check_encoder, recipe.encoder)
+    for folder in recipe.labels:
+        wrong.of(Labels, Path(folder))
+    wrong.refuse()
+
+
+def check_encoder(name: str) -> None:
+    """Refuse what is no encoder, or one whose card contradicts its files."""
+    EncoderCard.of(encoder_folder(name))

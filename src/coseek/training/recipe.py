@@ -220,16 +220,17 @@ class AgentRecipe(Settings):
                 f"a stage cannot be named {name!r}; take letters, digits and dashes, and none of {', '.join(TAKEN)}"
             )
         own = cast(JsonObject, self.stages[name])
-        for setting in own:
-            if setting not in STAGED:
-                hint = nearest(setting, STAGED)
-                raise SettingError(f"stage {name!r} cannot set {setting!r}{hint} It may set: {', '.join(STAGED)}")
+        if odd := [setting for setting in own if setting not in STAGED]:
+            known = f"It may set: {', '.join(STAGED)}"
+            raise SettingError(
+                *(f"stage {name!r} cannot set {setting!r}{nearest(setting, STAGED)} {known}" for setting in odd)
+            )
         tree = save_settings(self)
         del tree["stages"]
         try:
             stage = make_settings(AgentRecipe, overlay(AgentRecipe, tree, own))
         except SettingError as error:
-            raise SettingError(f"stage {name!r}: {error}") from None
+            raise SettingError(*(f"stage {name!r}: {sentence}" for sentence in error.sentences)) from None
         if stage.learn == "demonstrations":
             raise SettingError(f"stage {name!r} learns nothing; demonstrations come before the stages, in warm_start")
         return stage
@@ -284,9 +285,13 @@ def recipe_path(name: str) -> Path:
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     """One of our recipes by name, or a file, laid over what it extends; then `a.b=c` overrides (values are YAML)."""
+    return make_settings(AgentRecipe, *recipe_source(name, overrides), overrides)
+
+
+def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject, Path | str]:
+    """A recipe as plain values, and the file that a mistake in it is in; empty for ours."""
     path = recipe_path(name)
-    file = "" if path.parent == RECIPES else path
-    return make_settings(AgentRecipe, assign(_read(path, ()), overrides), file, overrides)
+    return assign(_read(path, ()), overrides), "" if path.parent == RECIPES else path
 
 
 def recipe_tree(given: Json, file: Path) -> JsonObject:

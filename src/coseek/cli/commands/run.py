@@ -8,9 +8,10 @@ import typer
 from coseek.agents.answering import answer_all
 from coseek.cli.agents import WRITERS, limits_for, open_agent, settings_for, spent
 from coseek.cli.commands.score import print_tables
-from coseek.cli.retrievers import described, open_named
-from coseek.cli.running import RunSettings, check_gold, load_asked, open_run
+from coseek.cli.retrievers import check_there, described, open_named
+from coseek.cli.running import RunSettings, check_gold, check_questions, load_asked, open_run
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
+from coseek.data.mistakes import Mistakes
 from coseek.data.registry import names
 from coseek.data.settings import make_settings, save_settings
 from coseek.measure.score import Scores, score_runs
@@ -49,7 +50,15 @@ def run(
     The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
     questions end. Ctrl-C or a crash loses only what was under way; `--resume` does the rest.
     """
-    who = settings_for(agent, protocol, wording, tokenizer).model_copy(update={"temperature": temperature})
+    wrong = Mistakes()
+    who = wrong.of(settings_for, agent, protocol, wording, tokenizer)
+    wrong.of(check_there, retriever)
+    wrong.of(check_questions, questions, split)
+    if who is not None:
+        wrong.of(limits_for, who)  # which reads the protocol and its wording
+    wrong.refuse()
+    assert who is not None
+    who = who.model_copy(update={"temperature": temperature})
     given = RunSettings(
         questions=str(questions),
         split=split,

@@ -13,9 +13,11 @@ from coseek.cli.training_bar import training_bar
 from coseek.data.errors import MissingExtra, SettingError
 from coseek.data.files import read_json
 from coseek.data.settings import make_settings, save_settings
+from coseek.training.checking import check_retriever_recipe, check_settings, checked_recipe
 from coseek.training.generator_recipe import GeneratorRecipe
 from coseek.training.recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
 from coseek.training.retriever.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
+from coseek.training.together.checking import check_together
 from coseek.training.together.recipe import load_together_recipe, together_recipe_names, together_recipe_path
 
 ShowSettings: TypeAlias = Annotated[
@@ -52,12 +54,12 @@ def train_agent(
     A run can be stopped at any moment and goes on with --resume, to the same result as if it had not been stopped.
     With --dry-run nothing is trained or written: it ends with 2 when something that the recipe names is missing.
     """
-    read = load_recipe(recipe, settings or [])
     if show:
-        print_settings(read, as_json)
+        print_settings(load_recipe(recipe, settings or []), as_json)
     elif dry_run:
-        rehearse(read, as_json)
+        rehearse(load_recipe(recipe, settings or []), as_json)
     else:
+        read = checked_recipe(recipe, settings or [])
         go(read, out or Path("runs") / recipe_path(recipe).stem, resume, as_json)
 
 
@@ -124,6 +126,7 @@ def train_retriever(
         print_settings(shown_retriever(recipe, settings or [], given), as_json)
         return
     read = load_retriever_recipe(recipe, settings or [], given)
+    check_retriever_recipe(read)
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
     check_libraries()
     from coseek.training.learning.workers import workers_here
@@ -170,6 +173,7 @@ def train_together(
     if show:
         print_settings(read, as_json)
         return
+    check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
     check_libraries()
     from coseek.training.together.course import Course  # torch
@@ -215,6 +219,7 @@ def print_files(files: Mapping[str, str]) -> None:
 
 def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
     """The dry run: a table, and one sentence about what is missing."""
+    check_settings(recipe)
     from coseek.training.dry_run import dry_run  # torch
 
     found = dry_run(recipe)

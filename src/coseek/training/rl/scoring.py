@@ -88,10 +88,10 @@ class Scoring:
 def check_needs(reward: RewardFunction, there: set[str]) -> None:
     """Refuse a reward that pays for what nobody is there to say; `there` are the needs that are met."""
     order: tuple[Need, ...] = ("component", "baseline", "judge")
-    for need in order:
-        if need in reward.needs and need not in there:
-            part = next(part.name for part in reward.parts if need in part.needs)
-            raise SettingError(f"the reward {part!r} needs {WAY_OUT[need]}")
+    lacking = [need for need in order if need in reward.needs and need not in there]
+    if lacking:
+        named = {need: next(part.name for part in reward.parts if need in part.needs) for need in lacking}
+        raise SettingError(*(f"the reward {part!r} needs {WAY_OUT[need]}" for need, part in named.items()))
 
 
 def _hears(said: Said, question_id: str, known: dict[tuple[str, str], Verdict]) -> Said:

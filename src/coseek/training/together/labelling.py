@@ -10,89 +10,24 @@ from typing import cast
 
 from coseek.agents.answering import answer_all
 from coseek.agents.judge import is_world
-from coseek.data.errors import DataError, RunError, SettingError
+from coseek.data.errors import DataError, RunError
 from coseek.data.files import JsonObject, read_json, write_json
 from coseek.data.fingerprint import fingerprint
 from coseek.data.question import Question, save_questions
-from coseek.data.registry import find
-from coseek.data.settings import Settings, make_settings, save_settings
+from coseek.data.settings import save_settings
 from coseek.labels.folder import Labels
-from coseek.labels.maker import OFFERS, PACKAGE, RUN, MakerModule, RollsOut, Terms
+from coseek.labels.maker import RUN, RollsOut
 from coseek.labels.making import make_labels
-from coseek.labels.parts import GOLD, ORACLE, Parts, Speaker
+from coseek.labels.parts import ORACLE, Parts, Speaker
 from coseek.labels.tally import FAULT, Tally
 from coseek.labels.turn import SearchTurn, turns_of
-from coseek.measure.score import answers_itself
 from coseek.retrieval.retriever import digest_of
 from coseek.training.order import derive_seed
+from coseek.training.together.checking import maker_module, own_settings, terms_of
 from coseek.training.together.course import SHORT, Course
-from coseek.training.together.recipe import LabellingSettings, TogetherRecipe
 
 CACHE = "frozen.sqlite"
 """What scoring models wrote, in the run's folder: rounds share it."""
-
-
-def maker_module(method: str) -> MakerModule:
-    """A method of `coseek label`."""
-    return cast(MakerModule, find("method", PACKAGE, method, OFFERS))
-
-
-def terms_of(labels: LabellingSettings) -> Terms:
-    """What the method of these labels needs and gives."""
-    return maker_module(labels.method).terms(own_settings(labels))
-
-
-def own_settings(labels: LabellingSettings) -> Settings:
-    """The method's own settings. How many runs a question has is said once, for methods that make runs as well."""
-    module = maker_module(labels.method)
-    own = make_settings(module.SETTINGS, labels.settings, f"labels.settings (labels.method={labels.method})")
-    if not module.terms(own).rolls_out:
-        return own
-    if "samples" in labels.settings:
-        raise SettingError("labels.samples says how many runs a question has; leave labels.settings.samples out")
-    return own.model_copy(update={"samples": labels.samples})
-
-
-def check_labels(recipe: TogetherRecipe) -> None:
-    """Refuse, before an agent is trained for them, labels that could not be made or learnt from."""
-    labels = recipe.labels
-    method, terms = labels.method, terms_of(labels)
-    if terms.scorer and labels.scorer is None:
-        raise SettingError(
-            f"labels.method={method} needs somebody who scores passages; name with labels.scorer a model (a folder, a "
-            "URL, a YAML file), oracle for laptop worlds, or gold for questions with gold passages"
-        )
-    if terms.likelihood and labels.likelihood is None:
-        raise SettingError(
-            f"labels.method={method} needs a model that says how likely an answer is; name its folder with "
-            "labels.likelihood"
-        )
-    if terms.answers and not answers_itself(recipe.agent.protocol):
-        raise SettingError(
-            f"labels.method={method} asks whether the agent ends with the right answer, and an agent of the protocol "
-            f"{recipe.agent.protocol} writes none; take labels.settings.{terms.answers}"
-        )
-    if recipe.retriever.loss.kind == "kl" and not terms.targets:
-        raise SettingError(
-            f"retriever.loss.kind=kl learns from targets, and labels.method={method} gives none; take "
-            "retriever.loss.kind=contrastive, or labels.method=replug"
-        )
-    _check_names(recipe)
-
-
-def _check_names(recipe: TogetherRecipe) -> None:
-    """Whoever scores is there."""
-    labels, data = recipe.labels, recipe.agent.data
-    if labels.scorer == ORACLE and data.world is None and not is_world(data.folder or ""):
-        raise SettingError(
-            "labels.scorer: the oracle knows laptop worlds only; name a model (a folder, a URL, a YAML file), or gold "
-            "for questions with gold passages"
-        )
-    for setting, name in (("scorer", labels.scorer), ("likelihood", labels.likelihood)):
-        if name is None or name in (ORACLE, GOLD) or name.startswith(("http://", "https://")):
-            continue
-        if not Path(name).expanduser().exists():
-            raise DataError(f"there is no {name}, which the recipe names as labels.{setting}; check the path")
 
 
 def label_round(course: Course, number: int) -> None:

@@ -24,13 +24,12 @@ from coseek.data.files import JsonObject
 from coseek.data.settings import save_settings
 from coseek.retrieval.building import INDEX_CARD
 from coseek.retrieval.index import build_index
-from coseek.retrieval.vectors.encoder import encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.training.agent import FREE, AgentTraining
 from coseek.training.beginning import begin
 from coseek.training.retriever.training import RetrieverTraining
+from coseek.training.together.checking import check_together
 from coseek.training.together.course import Course
-from coseek.training.together.labelling import check_labels, label_round
+from coseek.training.together.labelling import label_round
 from coseek.training.together.pairs import Pairs
 from coseek.training.together.recipe import TogetherRecipe
 
@@ -49,7 +48,7 @@ class Together:
         """Write the recipe down, or check that it is the one that the folder was begun with."""
         course = self.course
         if course.workers.first:
-            check(course)
+            check_together(course.recipe)
             begin(course.folder, course.recipe, resume, bound)
 
     def train(self) -> int:
@@ -127,15 +126,6 @@ def train_agent(training: AgentTraining) -> None:
     """One agent, or what is left of its training."""
     training.begin(resume=True)
     training.train()
-
-
-def check(course: Course) -> None:
-    """Find what is wrong with the recipe before anything is written."""
-    recipe = course.recipe
-    AgentTraining(recipe.agent, course.folder, workers=course.workers).check()
-    check_labels(recipe)
-    if recipe.start.encoder is not None:
-        EncoderCard.of(encoder_folder(recipe.start.encoder))
 
 
 def bound(recipe: TogetherRecipe) -> JsonObject:

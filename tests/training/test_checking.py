@@ -1,0 +1,168 @@
+"""Checking: every mistake of a recipe is named at once, and before torch is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coseek.data.errors import SettingError, UserError
+from coseek.data.mistakes import Mistakes
+from coseek.data.settings import MOST, Settings, make_settings
+from coseek.training.checking import check_recipe, checked_recipe
+from coseek.training.recipe import load_recipe, recipe_names
+from coseek.training.retriever.recipe import retriever_recipe_names
+from coseek.training.together.checking import check_together
+from coseek.training.together.recipe import load_together_recipe
+
+PROGRAM = """
+import sys
+from coseek.cli.main import main
+code = main(sys.argv[1:])
+print("torch" in sys.modules)
+sys.exit(code)
+"""
+
+
+def typed(folder: Path, *words: object) -> tuple[int, bool, list[str]]:
+    """A command in a process of its own: its exit code, whether torch was imported, and what it complained of."""
+    here = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, words)],
+        capture_output=True, text=True, cwd=folder, env=here, check=False,
+    )  # fmt: skip
+    return ran.returncode, ran.stdout.splitlines()[-1:] == ["True"], ran.stderr.splitlines()
+
+
+def test_all_mistakes_of_a_recipe_are_named_by_one_call_before_torch_is_imported(tmp_path: Path) -> None:
+    code, torch, said = typed(
+        tmp_path, "train", "agent", "quickstart", "reward={exact_mach: 1.0}", "protocol=serch-r1", "data.world=null",
+        "data.unseen=null", "data.folder=nowhere", "data.index=indexes/none", "warm_start.writer=rules",
+        "rl.stepz=3", "limits.max_turns=many", "--out", "run",
+    )  # fmt: skip
+    assert (code, torch) == (2, False)
+    for part in (
+        "no setting named 'rl.stepz'; did you mean 'rl.steps'", "setting 'limits.max_turns' needs a whole number",
+        "no reward named 'exact_mach'; did you mean 'exact_match'",
+        "no protocol named 'serch-r1'; did you mean 'search-r1'",
+        "there is no nowhere, which the recipe names as data.folder",
+        "there is no indexes/none, which the recipe names as data.index",
+    ):  # fmt: skip
+        assert sum(part in line for line in said) == 1, (part, said)
+    assert len(said) == 6 and all(line.startswith("coseek: ") for line in said)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("agent", "quickstart", "--dry-run", "reward={exact_mach: 1, serches: 1}"), ("exact_mach", "serches")),
+        (
+            ("retriever", "agentic-r", "encoder=nowhere", "--labels", "none", "--labels", "nothing"),
+            ("no encoder 'nowhere'", "none holds no labels", "nothing holds no labels"),
+        ),
+        (
+            ("together", "laptop", "agent.reward={f2: 1}", "labels.scorer=nobody", "start=nowhere"),
+            ("no reward named 'f2'", "there is no nobody", "no encoder 'nowhere'"),
+        ),
+        (("generator", "sft.stepz=3", "seed=x"), ("sft.stepz", "'seed' needs a whole number")),
+    ],
+)
+def test_no_training_command_wakes_torch_to_refuse(
+    words: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    code, torch, said = typed(tmp_path, "train", *words)
+    assert (code, torch, len(said)) == (2, False, len(parts)), said
+    assert all(any(part in line for line in said) for part in parts), said
+
+
+def test_all_mistakes_of_a_run_are_named_by_one_call(tmp_path: Path) -> None:
+    code, torch, said = typed(
+        tmp_path, "run", "nowhere", "--agent", "rules", "--protocol", "rga", "--retriever", "none", "--out", "run"
+    )
+    assert (code, torch, len(said)) == (2, False, 3), said
+    assert all(any(part in line for line in said) for part in ("nowhere", "no index none", "did you mean 'rag'"))
+
+
+def test_every_kind_of_mistake_of_an_agents_recipe_is_found() -> None:
+    with pytest.raises(SettingError) as caught:
+        checked_recipe(
+            "zerosearch-laptop",
+            [
+                "reward={preset: serch-r1, f2: 1}", "wording=laptp", "data.retriever=bm26",
+                "data.engine={retriever: noisi}", "frozen.generator={model: Qwen/Qwen2.5-3B, prompt: genrator}",
+                "frozen.judge={model: oracle, prompt: jugde}", "warm_start.also={rga: .1}",
+            ],
+        )  # fmt: skip
+    said = caught.value.sentences
+    for part in ("serch-r1", "laptp", "bm26", "noisi", "hf download Qwen", "genrator", "jugde"):
+        assert sum(part in sentence for sentence in said) >= 1, (part, said)
+    assert len(said) == len(set(said))
+
+
+def test_parts_of_a_reward_are_all_looked_at() -> None:
+    with pytest.raises(SettingError) as caught:
+        checked_recipe("quickstart", ["reward={exact_mach: 1, f1: {wieght: 2}, component: 1}"])
+    assert len(caught.value.sentences) == 2  # what a reward needs is asked when its parts are known
+    with pytest.raises(SettingError, match=r"needs a frozen generator|needs a judge"):
+        checked_recipe("quickstart", ["reward={gen_acc: 1.0, gbr: 1.0}"])
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if "laptop" in name or name == "quickstart"])
+def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are_made_first(name: str) -> None:
+    wrong = Mistakes()
+    wrong.of(check_recipe, load_recipe(name))
+    assert all("frozen.generator" in sentence or "policy.folder" in sentence for sentence in wrong.sentences)
+
+
+def test_our_recipe_for_co_training_is_without_mistakes() -> None:
+    check_together(load_together_recipe("laptop"))
+    assert retriever_recipe_names()
+
+
+class Inner(Settings):
+    steps: int = 1
+    share: float = 0.5
+
+
+class Outer(Settings):
+    name: str = ""
+    inner: Inner = Inner()
+
+
+def test_every_wrong_setting_is_a_sentence_of_its_own() -> None:
+    tree = {"nmae": 1, "inner": {"steps": "many", "sahre": 2}, "name": [1]}
+    with pytest.raises(SettingError) as caught:
+        make_settings(Outer, tree, "mine.yaml", ["name=[1]"])
+    assert set(caught.value.sentences) == {
+        "mine.yaml: no setting named 'nmae'; did you mean 'name'? Known here: inner, name",
+        "mine.yaml: setting 'inner.steps' needs a whole number, got 'many'",
+        "mine.yaml: no setting named 'inner.sahre'; did you mean 'inner.share'? Known here: share, steps",
+        "setting 'name' needs text, got [1]",
+    }
+    assert set(caught.value.places) == {("nmae",), ("inner", "steps"), ("inner", "sahre"), ("name",)}
+    assert str(caught.value).count(" | ") == 3
+
+
+def test_a_file_of_another_kind_does_not_fill_the_screen() -> None:
+    with pytest.raises(SettingError) as caught:
+        make_settings(Outer, {f"key {number}": number for number in range(1_000)})
+    assert len(caught.value.sentences) == MOST + 1
+    assert caught.value.sentences[-1] == f"and {1_000 - MOST} more settings are wrong"
+
+
+def test_a_single_mistake_is_raised_as_it_is() -> None:
+    wrong = Mistakes()
+    assert wrong.of(int, "3") == 3
+    wrong.refuse()
+
+    def refuses() -> None:
+        raise UserError("one")
+
+    wrong.of(refuses)
+    wrong.of(refuses)
+    with pytest.raises(UserError, match=r"^one$"):
+        wrong.refuse()
+    with pytest.raises(ZeroDivisionError):
+        wrong.of(lambda: 1 / 0)
