@@ -17,9 +17,9 @@ from pathlib import Path
 from bench.real_sets import RAW, ROOT, SETS, RealSet, boundless, questions_of, rules_agent, write_table
 
 from coseek.agents.rollout import rollout
-from coseek.agents.writers.rules import Rules
 from coseek.data.dataset import Dataset
 from coseek.data.errors import RetrieverError
+from coseek.data.evidence import evidence_of
 from coseek.data.question import Question
 from coseek.measure.found import Answered, Found, Measuring, look_up
 from coseek.measure.rankings import Metric
@@ -161,10 +161,9 @@ def one_shot(real: RealSet, method: str, retriever: Retriever, questions: Sequen
 def rules_over(real: RealSet, retriever: Retriever, questions: Sequence[Question], k: int, method: str) -> Line:
     """The agent through the ordinary driver; only its budgets of tokens are lifted, since it reads no tokens."""
     runs = rollout(rules_agent(), retriever, questions, list(range(len(questions))), boundless(k))
-    rules = Rules()
     found: list[Answered] = []
     for run in runs:
-        ids = tuple(rules.evidence(run.question.question, run.searches))
+        ids = evidence_of(run)  # as `coseek score` looks at it
         found.append((run.question, Found(ids, tuple(-float(rank) for rank in range(len(ids))), None)))
     searches = sum(len(run.searches) for run in runs) / len(runs)
     return Line(real, questions, MEASURING.measure(method, found), searches)

@@ -1,23 +1,36 @@
 import random
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from coseek.agents.answering import answer_all
+from coseek.agents.context import served_context
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.writer import Move
 from coseek.agents.writers.rules import Rules, RulesSettings, guess
 from coseek.agents.writing import WriterModel
+from coseek.cli.watching import watched
+from coseek.data.audit import audit_run
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
+from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason
+from coseek.measure.found import Found, Measuring, look_up
 from coseek.measure.fusion import fused
-from coseek.measure.retrieval import all_gold_at
+from coseek.measure.rankings import Metric
+from coseek.measure.retrieval import all_gold_at, served
+from coseek.measure.score import score_run
 from coseek.models.model import SoFar
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
 
 CORPUS = Corpus(
     [
@@ -85,9 +98,56 @@ def test_its_runs_are_ordinary_valid_trajectories() -> None:
     (run,) = rollout(Agent(protocol, model), BM25, [QUESTION], [0], Limits(passages_per_search=3))
     assert (run.stop, run.valid) == (StopReason.ANSWERED, True)
     assert set(fused(run)) == {hit.passage.id for search in run.searches for hit in search.hits}
-    selected = Rules().with_evidence(run, count=2)
-    assert all_gold_at(selected, 2)
-    assert replace(selected, selected_ids=()) == run
+    assert run.evidence == tuple(Rules().evidence(QUESTION.question, run.searches))
+    assert all_gold_at(run, 2)
+    selected = Rules().with_evidence(replace(run, evidence=None), count=2)
+    assert replace(selected, selected_ids=()) == run and selected.selected_ids == run.evidence[:2]
+
+
+def test_what_a_stored_run_found_is_scored_as_the_agent_ranked_it(tmp_path: Path) -> None:
+    """The bench ranks by the agent's own order; the command reads the run. One number for both."""
+    protocol = load_protocol("search-r1", "laptop")
+    agent = Agent(protocol, WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
+    world = make_world(WorldSettings(size="tiny", train=0, dev=0, test=40))
+    questions = list(world.questions["test"])
+    run = Run.create(tmp_path / "run", {})
+    answer_all(run, agent, Bm25.over(world.corpus), questions, Limits(passages_per_search=5, max_tokens=64_000))
+    measuring = Measuring(tuple(map(Metric.named, ("all_gold@5", "all_gold@10", "recall@5", "recall@10"))))
+    found = [
+        (row.question, Found(ids, tuple(-float(rank) for rank in range(len(ids))), None))
+        for row in run.trajectories()
+        for ids in [tuple(Rules().evidence(row.question.question, row.searches))]
+    ]
+    bench = measuring.measure("bench", found)
+    command = score_run("command", run.trajectories())
+    once = look_up(Bm25.over(world.corpus), questions, 5)
+    shot = measuring.measure("shot", (answer for batch in once for answer in batch))
+    for name in ("all_gold@5", "all_gold@10", "recall@5", "recall@10"):
+        for ident, row in bench.questions.items():
+            assert row.metrics[name] == command.questions[ident].metrics[name]
+    as_met = score_run("old", (replace(row, evidence=None) for row in run.trajectories()))
+    means = [
+        fmean(one.metrics["all_gold@5"] for one in scored.questions.values()) for scored in (shot, as_met, command)
+    ]
+    assert means[0] == means[1] < means[2]  # as they were met, the first five are those of the first search
+    assert audit_run(run.folder).violations == ()
+
+
+def test_a_generator_is_given_what_the_agent_ranked_best_first() -> None:
+    protocol = load_protocol("search-r1", "laptop")
+    model = WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    (run,) = rollout(Agent(protocol, model), BM25, [QUESTION], [0], Limits(passages_per_search=3))
+    assert run.evidence is not None
+    assert [passage.id for passage in served_context(run)] == list(run.evidence)
+    assert [passage.id for passage in served_context(replace(run, evidence=None))] == [one.id for one in served(run)]
+
+
+def test_a_watched_agent_ranks_as_the_agent_does() -> None:
+    protocol = load_protocol("search-r1", "laptop")
+    model = WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    agent = watched(Agent(protocol, model), Console(quiet=True))
+    (run,) = rollout(agent, BM25, [QUESTION], [0], Limits(passages_per_search=3))
+    assert run.evidence == tuple(Rules().evidence(QUESTION.question, run.searches))
 
 
 @pytest.mark.parametrize(

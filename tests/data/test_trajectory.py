@@ -52,6 +52,7 @@ trajectories = st.builds(
     complaint=text,
     detail=text,
     selected_ids=st.lists(text, max_size=2).map(tuple),
+    evidence=st.none() | st.lists(text, max_size=2).map(tuple),
     seed=st.integers(0, 2**63),
     timings=st.dictionaries(text, finite, max_size=2),
 )

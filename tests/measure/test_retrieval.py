@@ -1,9 +1,14 @@
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
 
-from coseek.data.trajectory import Search
+from coseek.data.evidence import evidence_of, ranked
+from coseek.data.passage import Passage
+from coseek.data.trajectory import Search, Trajectory
 from coseek.measure import retrieval
+from coseek.measure.score import score_trajectory
 
 
 def test_recall_is_told_apart_by_search_and_by_run() -> None:
@@ -36,7 +41,7 @@ def test_passages_count_once_in_the_order_of_first_sight() -> None:
 
 def test_selected_passages_rank_before_what_was_only_served() -> None:
     trajectory = run(found("x", OTHER, ORBO), found("y", MIRA), selected_ids=("mira", "orbo"))
-    assert retrieval.ranking(trajectory) == ["mira", "orbo", "other"]
+    assert evidence_of(trajectory) == ("mira", "orbo", "other")
     assert retrieval.all_gold_at(trajectory, 2) is True
     assert retrieval.all_gold_at(replace(trajectory, selected_ids=()), 2) is False
 
@@ -49,3 +54,41 @@ def test_writing_the_gold_answer_is_no_hit() -> None:
 def test_no_answer_is_put_together_from_two_passages() -> None:
     question = replace(QUESTION, answers=("company founded by Mira Tan Mira Tan is a person",))
     assert not retrieval.answer_hit(run(found("x", ORBO, MIRA), question=question))
+
+
+def test_an_order_that_is_stored_is_the_one_that_is_scored() -> None:
+    trajectory = run(found("x", OTHER, ORBO), found("y", MIRA), selected_ids=("orbo",))
+    stored = replace(trajectory, evidence=("mira", "orbo", "other"))
+    assert [retrieval.all_gold_at(one, 2) for one in (trajectory, stored)] == [False, True]
+    assert [retrieval.recall_at(one, 1) for one in (trajectory, stored)] == [0.5, 0.5]
+    assert retrieval.recall_at(replace(stored, evidence=("other", "mira", "orbo")), 1) == 0
+    scores = score_trajectory(stored)
+    assert (scores["recall@5"], scores["recall@10"], scores["all_gold@5"], scores["all_gold@10"]) == (1, 1, 1, 1)
+
+
+def test_ten_passages_of_a_run_are_more_than_five() -> None:
+    many = [Passage(f"p{number}", "", "x") for number in range(6)]
+    trajectory = run(found("x", *many), found("y", ORBO, MIRA))
+    scores = score_trajectory(trajectory)
+    assert (scores["all_gold@5"], scores["all_gold@10"], scores["recall@5"], scores["recall@10"]) == (0, 1, 0, 1)
+
+
+def test_a_run_of_an_older_version_is_scored_by_the_rule_and_comes_back_as_it_was() -> None:
+    old = run(found("x", OTHER, ORBO), found("y", MIRA), selected_ids=("mira",)).to_json()
+    assert "evidence" not in old
+    read = Trajectory.from_json(old)
+    assert evidence_of(read) == ("mira", "other", "orbo") and read.to_json() == old
+    new = replace(read, evidence=("mira", "orbo", "other"))
+    assert Trajectory.from_json(new.to_json()) == new and new.to_json()["evidence"] == ["mira", "orbo", "other"]
+
+
+idents = st.sampled_from("abcdef")
+
+
+@given(st.lists(st.lists(idents, max_size=4), max_size=4), st.lists(idents, max_size=8))
+def test_the_evidence_holds_everything_that_was_retrieved_once(lists: list[list[str]], first: list[str]) -> None:
+    searches = [found("x", *(Passage(ident, "", "x") for ident in ids)) for ids in lists]
+    order = ranked(searches, first)
+    assert sorted(order) == sorted({ident for ids in lists for ident in ids})
+    chosen = list(dict.fromkeys(ident for ident in first if ident in order))
+    assert list(order[: len(chosen)]) == chosen

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from coseek.data.evidence import evidence_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 
@@ -10,8 +11,9 @@ def served_context(trajectory: Trajectory) -> list[Passage]:
     """The union of what the agent selected, in the order served (s3, appendix A.5).
 
     A search without a selection contributes all its passages, one with an empty selection none. Passages with the same
-    title and text are one. A run whose searches hold no selection, but which names `selected_ids` (an agent by rule
-    that ranked its evidence afterwards), serves those.
+    title and text are one. A run whose searches hold no selection serves its evidence, best first: for an agent that
+    does not rank what it finds, all passages as they were retrieved. Where it names `selected_ids` all the same (an
+    agent by rule that ranked its evidence afterwards), those alone.
     """
     unique: dict[tuple[str, str], Passage] = {}
     for passage in _chosen(trajectory):
@@ -20,9 +22,10 @@ def served_context(trajectory: Trajectory) -> list[Passage]:
 
 
 def _chosen(trajectory: Trajectory) -> Iterator[Passage]:
-    if trajectory.selected_ids and all(search.selected is None for search in trajectory.searches):
+    if all(search.selected is None for search in trajectory.searches):
         found = {hit.passage.id: hit.passage for search in trajectory.searches for hit in search.hits}
-        yield from (found[ident] for ident in trajectory.selected_ids if ident in found)
+        best = trajectory.selected_ids or evidence_of(trajectory)
+        yield from (found[ident] for ident in best if ident in found)
         return
     for search in trajectory.searches:
         for hit in search.hits:

@@ -9,6 +9,7 @@ from coseek.agents.episode import Episode, Found
 from coseek.agents.protocol import Protocol
 from coseek.agents.turns import past_turn, search_turns, turn_number
 from coseek.data.errors import DataError
+from coseek.data.evidence import ranked
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Author, Search, Segment, Trajectory
 from coseek.retrieval.query import Query
@@ -129,4 +130,8 @@ def as_found_by(run: Trajectory, place: int, hits: tuple[Hit, ...]) -> Trajector
     searches = list[Search](run.searches)
     searches[place] = replace(search, hits=hits, selected=selected)
     chosen = dict.fromkeys(ident for each in searches for ident in each.selected or ())
-    return replace(run, searches=tuple(searches), selected_ids=tuple(chosen))
+    # An agent's own order is kept under the new names; the order of the rule follows from the searches.
+    own = run.evidence not in (None, ranked(run.searches, run.selected_ids))
+    first = [names.get(ident, ident) for ident in run.evidence or ()] if own else chosen
+    evidence = None if run.evidence is None else ranked(searches, first)
+    return replace(run, searches=tuple(searches), selected_ids=tuple(chosen), evidence=evidence)

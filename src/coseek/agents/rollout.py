@@ -19,10 +19,11 @@ from coseek.agents.reading import Visit
 from coseek.agents.recording import checked_search, checked_turn
 from coseek.agents.turns import search_turn
 from coseek.data.errors import RetrieverError, RunError
+from coseek.data.evidence import ranked
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Search, Segment, StopReason, Trajectory
-from coseek.models.model import Forking, Model, Request, SoFar, Turn, TurnEnd
+from coseek.models.model import Forking, Model, Ranking, Request, SoFar, Turn, TurnEnd
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 
@@ -312,6 +313,11 @@ class Driver:
         if row.noting is not None:
             self.model.close(row.aside_key)
 
+    def _evidence(self, row: Episode) -> tuple[str, ...]:
+        """What the run found, best first: by the agent's own order, else by the rule for all."""
+        own = self.model.evidence(row.so_far) if isinstance(self.model, Ranking) else None
+        return ranked(row.searches, row.selected_ids if own is None else own)
+
     def _finish(self, row: Episode, stop: StopReason, answer: str | None = None, detail: str = "") -> None:
         self._close(row)
         del self.rows[row.key]
@@ -332,6 +338,7 @@ class Driver:
             timings={"wall_s": time.perf_counter() - row.began, "retriever_s": row.retriever_s},
             exact=row.exact,
             cost_usd=row.cost_usd or None,
+            evidence=self._evidence(row),
         )
         self.done[row.key] = trajectory
         if self.on_done:

@@ -5,9 +5,11 @@ tokenizer of the policy put the words into ids, so a writer's trajectory is an o
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from coseek.data.trajectory import Search
 from coseek.models.model import SoFar
 
 
@@ -32,6 +34,15 @@ class Writer(Protocol):
 
     def write(self, so_far: SoFar, rng: random.Random) -> Move:
         """The next move. `rng` is seeded by the row and the turn, so a resumed run writes the same."""
+        ...
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """A writer that ranks what was found."""
+
+    def evidence(self, question: str, searches: Sequence[Search]) -> Sequence[str]:
+        """Ids of all passages found, best first."""
         ...
 
 

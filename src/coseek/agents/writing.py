@@ -1,12 +1,13 @@
 """Writing: a writer (rules, scripted demonstrations) as a model, so that the ordinary driver runs it."""
 
 import random
+from collections.abc import Sequence
 
 from coseek.agents.grammar import Action
 from coseek.agents.moves import move_ids, note_ids
 from coseek.agents.protocol import Protocol
-from coseek.agents.writer import Concluding, Move, Writer
-from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
+from coseek.agents.writer import Concluding, Move, Ranks, Writer
+from coseek.models.model import Request, SoFar, Tokenizer, Turn, TurnEnd
 
 
 class WriterModel:
@@ -45,6 +46,12 @@ class WriterModel:
         if not may_search and isinstance(self.writer, Concluding):
             return self.writer.conclude(request.so_far, rng)
         return self.writer.write(request.so_far, rng)
+
+    def evidence(self, so_far: SoFar) -> Sequence[str] | None:
+        """Implements `Ranking`: the writer's own order, where it has one."""
+        if not isinstance(self.writer, Ranks):
+            return None
+        return self.writer.evidence(so_far.question.question, so_far.searches)
 
     def close(self, key: int) -> None:
         self._waiting = [request for request in self._waiting if request.key != key]

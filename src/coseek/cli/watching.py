@@ -7,7 +7,7 @@ from rich.text import Text
 
 from coseek.agents.rollout import Agent
 from coseek.data.passage import Hit
-from coseek.models.model import Model, Request, Turn
+from coseek.models.model import Model, Ranking, Request, SoFar, Turn
 from coseek.retrieval.query import Asked
 from coseek.retrieval.retriever import Retriever
 
@@ -30,6 +30,9 @@ class WatchedModel:
         for turn in turns:
             self.console.print(Text(self.tokenizer.decode(turn.ids).strip(), style="cyan"))
         return turns
+
+    def evidence(self, so_far: SoFar) -> Sequence[str] | None:
+        return self.model.evidence(so_far) if isinstance(self.model, Ranking) else None
 
     def close(self, key: int) -> None:
         self.model.close(key)

@@ -169,7 +169,8 @@ def check_trajectory(
         for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
             yield what, position
     yield from _order(trajectory)
-    checks = (_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets), _selection(trajectory))
+    checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets)]
+    checks += [_selection(trajectory), _evidence(trajectory)]
     for what in (*chain(*checks), *_asides(trajectory, budgets, decode)):
         yield what, None
     tokens = len(trajectory.ids)
@@ -285,6 +286,21 @@ def _selection(trajectory: Trajectory) -> Iterator[str]:
     for ident in trajectory.selected_ids:
         if ident not in served:
             yield f"the selected passage {ident!r} was never retrieved"
+
+
+def _evidence(trajectory: Trajectory) -> Iterator[str]:
+    """All that was retrieved, each passage once. Which comes first is the agent's to say."""
+    if trajectory.evidence is None:  # older than this field
+        return
+    found, counted = {hit.passage.id for search in trajectory.searches for hit in search.hits}, set[str]()
+    for ident in trajectory.evidence:
+        if ident in counted:
+            yield f"the passage {ident!r} stands twice in the evidence"
+        elif ident not in found:
+            yield f"the passage {ident!r} of the evidence was never retrieved"
+        counted.add(ident)
+    if lacking := sorted(found - counted):
+        yield f"the passage {lacking[0]!r} was retrieved and is not in the evidence"
 
 
 def _asides(trajectory: Trajectory, budgets: Budgets, decode: Decode | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import cast
 
 from coseek.data.errors import DataError
-from coseek.data.files import JsonObject
+from coseek.data.files import Json, JsonObject
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 
@@ -154,6 +154,9 @@ class Trajectory:
     text encoded once and 0 stands for unknown log-probabilities, so the run is measured and never trained on."""
     cost_usd: float | None = None
     """What a server asked for the model's turns, in dollars; `None` where nothing is paid or a part is not known."""
+    evidence: tuple[str, ...] | None = None
+    """Ids of all passages that were retrieved, each once, best first (`data/evidence.py`). `None` in older runs, which
+    do not hold it."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -194,6 +197,7 @@ class Trajectory:
             "detail": self.detail,
             "searches": [search.to_json() for search in self.searches],
             "selected_ids": list(self.selected_ids),
+            **({} if self.evidence is None else {"evidence": list(self.evidence)}),
             "segments": [segment.to_json() for segment in self.segments],
             "seed": self.seed,
             "timings": dict(self.timings),
@@ -230,4 +234,13 @@ class Trajectory:
             timings=cast(dict[str, float], row["timings"]),
             exact=bool(row.get("exact", True)),
             cost_usd=cast("float | None", row.get("cost_usd")),
+            evidence=_idents(row.get("evidence")),
         )
+
+
+def _idents(value: Json) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(ident, str) for ident in value):
+        raise DataError("evidence is a list of passage ids")
+    return tuple(cast(list[str], value))

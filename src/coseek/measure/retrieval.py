@@ -1,10 +1,12 @@
 """Retrieval: what a run found, judged on its structured hits and never on rendered text.
 
-Passages are counted once each, in the order in which they were served. A search that failed found nothing to judge,
-so it is left out of per-search means (and counted as a fault elsewhere). Where a question names no gold passages
-there is nothing to recall, and the answer is `None`: no number, rather than a 0.
+Passages are counted once each, in the order in which they were served; what looks at the first k of a run looks at its
+evidence (`data/evidence.py`), in which the best come first. A search that failed found nothing to judge, so it is left
+out of per-search means (and counted as a fault elsewhere). Where a question names no gold passages there is nothing to
+recall, and the answer is `None`: no number, rather than a 0.
 """
 
+from coseek.data.evidence import evidence_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
@@ -17,12 +19,6 @@ def served(trajectory: Trajectory) -> list[Passage]:
         for hit in search.hits:
             first.setdefault(hit.passage.id, hit.passage)
     return list(first.values())
-
-
-def ranking(trajectory: Trajectory) -> list[str]:
-    """The ids of the run's evidence, best first: what the agent selected, then what else it was served, as served."""
-    rest = (passage.id for passage in served(trajectory))
-    return list(dict.fromkeys((*trajectory.selected_ids, *rest)))
 
 
 def run_recall(trajectory: Trajectory, max_passages: int | None = None) -> float | None:
@@ -40,9 +36,14 @@ def search_recalls(trajectory: Trajectory) -> list[float]:
     return [value for value in recalls if value is not None]
 
 
+def recall_at(trajectory: Trajectory, k: int) -> float | None:
+    """Recall@k: the share of the gold passages among the first `k` of the run's evidence."""
+    return rankings.recall(trajectory.question.gold_ids, evidence_of(trajectory), k)
+
+
 def all_gold_at(trajectory: Trajectory, k: int) -> bool | None:
-    """All-gold@k: every gold passage is among the first `k` of the run's `ranking`."""
-    return rankings.all_gold(trajectory.question.gold_ids, ranking(trajectory), k)
+    """All-gold@k: every gold passage is among the first `k` of the run's evidence."""
+    return rankings.all_gold(trajectory.question.gold_ids, evidence_of(trajectory), k)
 
 
 def answer_hit(trajectory: Trajectory) -> bool:

@@ -34,6 +34,8 @@ ALL = "all"
 IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
 """Groups of the questions from data sets that something was trained on, and of the others."""
 
+EVIDENCE_CUTS = (5, 10)
+"""How many passages of a run's evidence are looked at."""
 JUDGED = ("judge_acc", "gen_acc")
 """The metrics that need a judge."""
 UNREAD = "unread_verdicts"
@@ -116,7 +118,10 @@ METRICS: dict[str, str] = {
     UNREAD: "answers of which the judge gave no verdict that could be read",
     "recall": "gold passages found in the run",
     "recall_per_search": "gold passages found by one search, mean over the run's searches",
-    "all_gold@5": "every gold passage is among the run's best five",
+    "recall@5": "gold passages among the first five of the run's evidence",
+    "recall@10": "gold passages among the first ten of the run's evidence",
+    "all_gold@5": "every gold passage is among the first five of the run's evidence",
+    "all_gold@10": "every gold passage is among the first ten of the run's evidence",
     "answer_hit": "a gold answer stands in a retrieved passage",
     "searches": "searches a question",
     "turns": "turns the agent wrote",
@@ -428,9 +433,15 @@ def _unknown(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _recalls(trajectory: Trajectory) -> dict[str, float | None]:
     each = retrieval.search_recalls(trajectory)
-    all_five = retrieval.all_gold_at(trajectory, 5)
+    first: dict[str, float | None] = {}
+    for k in EVIDENCE_CUTS:
+        all_gold = retrieval.all_gold_at(trajectory, k)
+        first |= {
+            f"recall@{k}": retrieval.recall_at(trajectory, k),
+            f"all_gold@{k}": None if all_gold is None else float(all_gold),
+        }
     return {
         "recall": retrieval.run_recall(trajectory),
         "recall_per_search": fmean(each) if each else None,
-        "all_gold@5": None if all_five is None else float(all_five),
+        **first,
     }

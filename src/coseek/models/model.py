@@ -110,6 +110,15 @@ class Model(Protocol):
 
 
 @runtime_checkable
+class Ranking(Protocol):
+    """A model that may rank what a run found: agents by rule do."""
+
+    def evidence(self, so_far: SoFar) -> Sequence[str] | None:
+        """Ids of the passages found, best first; `None` where it has no order of its own."""
+        ...
+
+
+@runtime_checkable
 class Forking(Model, Protocol):
     """A model that lets several rows go on from one past, which is read once.
 

@@ -75,9 +75,10 @@ class Rules:
         return [passage.id for passage in (*notes.taken, *notes.ranked(self.settings))]
 
     def with_evidence(self, trajectory: Trajectory, count: int = 5) -> Trajectory:
-        """The trajectory with the `count` best passages as its `selected_ids`, which measures rank first."""
-        ids = self.evidence(trajectory.question.question, trajectory.searches)
-        return replace(trajectory, selected_ids=tuple(ids[:count]))
+        """The trajectory with this agent's ranking as its `evidence`, and the `count` best passages as its
+        `selected_ids`: for runs of other agents, and those that are older than `evidence`."""
+        ids = tuple(self.evidence(trajectory.question.question, trajectory.searches))
+        return replace(trajectory, selected_ids=ids[:count], evidence=ids)
 
     def _read(self, question: str, searches: Sequence[Search]) -> "_Notes":
         """Go through the searches as they came and take the best passage after each."""

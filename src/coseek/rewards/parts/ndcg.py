@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from coseek.data.evidence import evidence_of
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
 from coseek.measure.found import relevance
-from coseek.measure.retrieval import ranking
 from coseek.rewards.reward import PartOptions, needs_gold_passages
 
 
@@ -27,7 +27,7 @@ def reward(trajectory: Trajectory, options: Options) -> float:
     needs_gold_passages(trajectory, "ndcg")
     gold = relevance(trajectory.question)
     if options.over == "run":
-        return rankings.ndcg(gold, ranking(trajectory), options.k) or 0.0
+        return rankings.ndcg(gold, evidence_of(trajectory), options.k) or 0.0
     found = ([hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None)
     values = [rankings.ndcg(gold, ids, options.k) or 0.0 for ids in found]
     return fmean(values) if values else 0.0

@@ -127,4 +127,4 @@ def _written(
 
 def notes_of(run: Trajectory) -> list[Trajectory]:
     """The notes that a run wrote beside its context (Search-o1), each as a ledger of its own."""
-    return [replace(run, segments=aside, asides=(), searches=(), answer=None) for aside in run.asides]
+    return [replace(run, segments=aside, asides=(), searches=(), answer=None, evidence=None) for aside in run.asides]
