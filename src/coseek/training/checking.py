@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from coseek.agents.judge import is_world
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.data.errors import DataError, SettingError, UnknownName
-from coseek.retrieval.index import retriever_names
+from coseek.data.errors import DataError, SettingError, UnknownName, nearest
+from coseek.models.laptop import check_shape
+from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.rewards.reward import make_reward
 from coseek.training.frozen import check_frozen
-from coseek.training.recipe import AgentRecipe, paths_of
+from coseek.training.recipe import AgentRecipe, DataSettings, Named, paths_of
 from coseek.training.stages import stages_of
 
 
@@ -20,6 +22,11 @@ def check_settings(recipe: AgentRecipe) -> None:
     taught(recipe)
     if recipe.data.retriever not in retriever_names():
         raise UnknownName("retriever", recipe.data.retriever, retriever_names())
+    if recipe.data.index is None:
+        check_retriever(recipe.data.retriever, recipe.data.retriever_settings)
+    check_splits(recipe.data)
+    if recipe.policy.folder is None:
+        check_shape(recipe.policy.laptop)
     if recipe.data.imported is not None and not recipe.data.imported.sources:
         raise SettingError("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
     if recipe.warm_start is None and recipe.learn == "demonstrations":
@@ -29,10 +36,47 @@ def check_settings(recipe: AgentRecipe) -> None:
 
 
 def check_paths(recipe: AgentRecipe) -> None:
-    """Refuse a recipe that names what is not there."""
+    """Refuse a recipe that names what is not there, or what is something else."""
     for named in paths_of(recipe):
-        if not named.path.exists():
-            raise DataError(f"there is no {named.path}, which the recipe names as {named.setting}; check the path")
+        if problem := problem_of(named):
+            raise DataError(f"{problem}, which the recipe names as {named.setting}; check the path")
+
+
+def problem_of(named: Named) -> str:
+    """What is wrong with a path; empty when nothing is."""
+    path = named.path
+    if not path.exists():
+        return f"there is no {path}"
+    lacking = [kinds[0] for kinds in _inside(named) if not any(any(path.glob(kind)) for kind in kinds)]
+    return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
+
+
+def _inside(named: Named) -> tuple[tuple[str, ...], ...]:
+    """Files that must be in a folder of this kind; of each row one."""
+    if named.setting == "data.folder":
+        return (("corpus.jsonl", "corpus.jsonl.gz"), ("questions.*.jsonl",))
+    if named.setting == "frozen.judge.model" and is_world(str(named.path)):
+        return ()
+    if named.setting in ("data.retriever_settings.encoder", "frozen.generator.counted_by"):
+        return (("*.json",),)
+    model = (("config.json",), ("*.safetensors", "*.bin"))
+    return {"data": (), "index": (("index.json",),), "model": model}[named.holds]
+
+
+def check_splits(data: DataSettings) -> None:
+    """Refuse a split that the data will not have, where that is known before they are made."""
+    made: dict[str, int] | dict[str, float]
+    if data.world is not None:
+        made = {split: getattr(data.world, split) for split in ("train", "dev", "test")}
+    elif data.imported is not None:
+        made = data.imported.shares
+    else:
+        return  # `paths_of` names the files
+    for setting in ("train", "dev", "test"):
+        split = getattr(data, setting)
+        if split not in made:
+            hint = f"{nearest(split, made)} They have: {', '.join(made)}"
+            raise SettingError(f"data.{setting}={split} is no split of these data{hint}")
 
 
 def taught(recipe: AgentRecipe) -> list[Protocol]:
