@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from tests.measure.samples import ORBO, fault, found, run
 
-from coseek.data.errors import DataError
+from coseek.data.errors import DataError, SettingError
 from coseek.data.run import Run
 
 TRAJECTORIES = [run(found("orbo", ORBO)), run(seed=1), fault(seed=2)]
@@ -71,4 +71,75 @@ def test_a_run_is_never_begun_among_other_files(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a run"):
+        Run(tmp_path)
+
+
+PARTS = {"questions": "one", "agent": "two"}
+
+
+def begun(folder: Path) -> Run:
+    made = Run.create(folder, {})
+    with made.open_for_append(PARTS) as file:
+        Run.append(file, TRAJECTORIES[0])
+    return made
+
+
+def test_trajectories_of_other_parts_never_stand_in_one_run(tmp_path: Path) -> None:
+    made = begun(tmp_path / "run")
+    before = made.trajectories_path.read_bytes()
+    changed = {"questions": "another", "agent": "another"}
+    with (
+        pytest.raises(SettingError, match=r"other parts than there are now \(what differs: questions, agent\)"),
+        made.open_for_append(changed) as file,
+    ):
+        Run.append(file, TRAJECTORIES[1])
+    assert made.trajectories_path.read_bytes() == before
+    with made.open_for_append({**PARTS, "retriever": "younger than the run"}) as file:
+        Run.append(file, TRAJECTORIES[1])
+    with pytest.raises(SettingError, match="what differs: retriever"):
+        made.bind({"retriever": "another"})
+
+
+def test_a_run_of_an_older_version_goes_on_only_when_its_user_vouches_for_its_parts(tmp_path: Path) -> None:
+    made = stored(tmp_path / "run")  # without identities, as 0.2 wrote it
+    with pytest.raises(DataError, match=r"add the line `identities: \{\}` to it") as refused:
+        made.bind(PARTS)
+    assert "\n" not in str(refused.value)
+    with (tmp_path / "run" / "run.yaml").open("a", encoding="utf-8") as file:
+        file.write("identities: {}\n")
+    made.bind(PARTS)
+    with pytest.raises(SettingError, match="what differs: agent"):
+        made.bind({**PARTS, "agent": "another"})
+
+
+def test_what_a_failed_start_left_is_begun_anew_and_what_somebody_else_wrote_is_not(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", {"seed": 0}).trajectories_path.touch()
+    assert Run.create(tmp_path / "run", {"seed": 1}).settings == {"seed": 1}
+    assert Run.begin(tmp_path / "run", {"seed": 2}, resume=True).settings == {"seed": 2}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.yaml").write_text("name: http://127.0.0.1:8000\n")
+    with pytest.raises(DataError, match="holds a run already"):
+        Run.create(tmp_path / "mine", {})
+    assert (tmp_path / "mine" / "run.yaml").read_text() == "name: http://127.0.0.1:8000\n"
+
+
+def test_a_run_inside_of_another_folder_is_made_anew_by_other_parts_alone(tmp_path: Path) -> None:
+    made = begun(tmp_path / "table" / "cell")
+    (made.folder / "reply.one.jsonl").write_text("{}")
+    same = Run.made_with(made.folder, {}, PARTS)
+    assert len(same.done()) == 1 and (made.folder / "reply.one.jsonl").exists()
+    assert len(Run.made_with(made.folder, {}, {"agent": "two"}).done()) == 1  # nobody could say what it searches now
+    other = Run.made_with(made.folder, {}, {**PARTS, "agent": "another"})
+    assert not other.done() and [path.name for path in made.folder.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize("inside", ["table", "pairs"])
+def test_a_training_run_says_where_its_runs_are(inside: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(DataError, match="training run, and holds no runs"):
+        Run(tmp_path)
+    for name in ("c", "a", "b"):
+        Run.create(tmp_path / inside / name, {})
+    named = f"{tmp_path / inside / 'a'} or {tmp_path / inside / 'b'}"
+    with pytest.raises(DataError, match=f"such as {named}$"):
         Run(tmp_path)

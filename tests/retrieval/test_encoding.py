@@ -119,7 +119,7 @@ def test_two_builds_of_one_index_do_not_mix(tmp_path: Path, encoder: Path, corpu
     met: list[str] = []
 
     def meanwhile(what: str, done: int, total: int) -> None:
-        with pytest.raises(UserError, match="being written by another build") as refused:
+        with pytest.raises(UserError, match="is being written by this process") as refused:
             build_index(corpus, "dense", tmp_path / "index", settings)
         met.append(str(refused.value))
 

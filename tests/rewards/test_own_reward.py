@@ -52,6 +52,7 @@ def test_a_reward_of_ones_own_reaches_recipe_and_stages_by_the_command_line(here
 def test_a_run_does_not_go_on_with_another_reward_under_the_same_name(here: Path) -> None:
     recipe = load_recipe("quickstart", ["reward={brevity.py: 1.0}"])
     begin(here / "out", recipe, resume=False)
+    (here / "out" / "metrics.jsonl").write_text("{}\n")
     begin(here / "out", recipe, resume=True)
     written = yaml.safe_load((here / "out" / "recipe.yaml").read_text(encoding="utf-8"))
     assert list(written["own_parts"]) == ["brevity.py"]

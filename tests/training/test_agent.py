@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.data.test_lock import holder
 
-from coseek.data.errors import DataError, SettingError, UserError
+from coseek.data.errors import DataError, InUse, SettingError, UserError
 from coseek.data.run import Run
 from coseek.training.recipe import AgentRecipe, load_recipe
 
@@ -58,11 +59,33 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     from coseek.training.agent import AgentTraining
 
     AgentTraining(tiny(), tmp_path).begin(resume=False)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "corpus.jsonl").write_text("{}")
     with pytest.raises(DataError, match="--resume"):
         AgentTraining(tiny(), tmp_path).begin(resume=False)
     AgentTraining(tiny(), tmp_path).begin(resume=True)
     with pytest.raises(SettingError, match="begun with seed = 0, and now 9 is asked for"):
         AgentTraining(tiny().model_copy(update={"seed": 9}), tmp_path).begin(resume=True)
+
+
+def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) -> None:
+    from coseek.training.agent import AgentTraining
+    from coseek.training.learning.journal import Journal
+
+    with holder("folder", tmp_path / "run"), holder("folder", tmp_path / "rl"):
+        with pytest.raises(InUse):
+            AgentTraining(tiny(), tmp_path / "run").begin(resume=True)
+        with pytest.raises(InUse):
+            Journal(tmp_path / "rl", {}, {}, {}, resume=True)
+    assert not (tmp_path / "run" / "recipe.yaml").exists() and not (tmp_path / "rl" / "metrics.jsonl").exists()
+
+
+def test_only_the_first_of_several_workers_takes_the_lock(tmp_path: Path) -> None:
+    from coseek.training.agent import AgentTraining
+    from coseek.training.learning.workers import Workers
+
+    with holder("folder", tmp_path / "run"):  # which the first worker has
+        AgentTraining(tiny(), tmp_path / "run", workers=Workers(1, 2)).begin(resume=False)
 
 
 def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> None:
@@ -77,6 +100,10 @@ def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> No
         ("data.retriever=bm52", "did you mean 'bm25'"),
         ("reward={exact_mach: 1.0}", "did you mean 'exact_match'"),
         ("policy.folder=nowhere", "there is no nowhere"),
+        ("data.train=trian", "did you mean 'train'"),
+        ("data.retriever_settings={kk1: 1.0}", "did you mean 'k1'"),
+        ("policy.laptop.heads=3", "heads must divide hidden"),
+        ("policy.folder=/", "/ holds no config.json and no"),
         ("warm_start.also={s3-think: 0.1}", "could not tell them apart"),
         ("data={folder: nowhere}", "there is no nowhere"),
         ("data={imported: {format: 2wiki, sources: []}}", "name the files"),

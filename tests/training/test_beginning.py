@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from coseek.data.errors import DataError, SettingError
+from coseek.data.question import Question, save_questions
 from coseek.data.settings import Settings
 from coseek.training.beginning import FILE, begin
 from coseek.training.settings import SftSettings
@@ -40,3 +41,81 @@ def test_a_recipe_that_was_emptied_is_one_sentence(tmp_path: Path) -> None:
         begin(tmp_path, SftSettings(), resume=True)
     (tmp_path / FILE).write_text("")
     begin(tmp_path, SftSettings(), resume=True)  # settings younger than the folder count as their defaults
+
+
+def test_a_start_that_failed_leaves_a_folder_that_may_be_begun_anew(tmp_path: Path) -> None:
+    begin(tmp_path, Plan(steps=1), resume=False)
+    for resume, steps in ((False, 2), (True, 3)):
+        begin(tmp_path, Plan(steps=steps), resume)
+        assert f"steps: {steps}" in (tmp_path / FILE).read_text()
+    (tmp_path / "rl").mkdir()
+    (tmp_path / "rl" / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match="--resume"):
+        begin(tmp_path, Plan(steps=3), resume=False)
+    with pytest.raises(SettingError, match="begun with steps = 3, and now 4"):
+        begin(tmp_path, Plan(steps=4), resume=True)
+
+
+def test_a_recipe_that_somebody_wrote_is_never_taken_for_a_failed_start(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("extends: quickstart\n")
+    with pytest.raises(DataError, match="choose another --out"):
+        begin(tmp_path, Plan(), resume=False)
+    assert (tmp_path / FILE).read_text() == "extends: quickstart\n"
+
+
+def test_training_does_not_go_on_with_parts_that_were_replaced(tmp_path: Path) -> None:
+    begin(tmp_path, Plan(), resume=False, identities={"policy.folder": "one", "data.train": "one"})
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    for changed in ("policy.folder", "data.train"):
+        now = {"policy.folder": "one", "data.train": "one", changed: "another"}
+        with pytest.raises(SettingError, match=rf"what differs: {changed}\)"):
+            begin(tmp_path, Plan(), resume=True, identities=now)
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text[: text.index("identities:")] + text[text.index("created:") :])  # as 0.2 wrote it
+    with pytest.raises(DataError, match=r"add the line `identities: \{\}`"):
+        begin(tmp_path, Plan(), resume=True, identities={"policy.folder": "one"})
+    begin(tmp_path, Plan(), resume=True)  # a recipe that names nothing has nothing that could be replaced
+
+
+@pytest.mark.slow
+def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_changes(tmp_path: Path) -> None:
+    from coseek.agents.wording import FOLDER as WORDINGS
+    from coseek.models.laptop import LaptopSettings, make_policy
+    from coseek.retrieval.index import build_index
+    from coseek.training.agent import AgentTraining
+    from coseek.training.identities import agent_identities
+    from coseek.training.recipe import load_recipe
+    from coseek.world.settings import WorldSettings
+    from coseek.world.world import make_world
+
+    shape = LaptopSettings(hidden=16, layers=("conv",), heads=2, kv_heads=1, feed_forward=16, vocabulary=300)
+    data, index, words = tmp_path / "set", tmp_path / "index", tmp_path / "words.yaml"
+    said = (WORDINGS / "laptop.yaml").read_text()
+    make_world(WorldSettings(size="tiny", train=4, dev=3, test=2)).save(data)
+    build_index(data, "bm25", index)
+    for name in ("policy", "generator"):
+        make_policy(shape, ["a book"], [], tmp_path / name, seed=0)
+    words.write_text(said)
+    named = [f"data.folder={data}", f"data.index={index}", f"policy.folder={tmp_path / 'policy'}", f"wording={words}"]
+    named += ["data.world=null", "data.unseen=null", "warm_start=null"]
+    recipe = load_recipe("quickstart", [*named, f"frozen.generator.model={tmp_path / 'generator'}"])
+
+    def identities() -> dict[str, str]:
+        return dict(agent_identities(recipe, AgentTraining(recipe, tmp_path / "run").index))
+
+    def changed() -> set[str]:
+        now = identities()
+        assert now.keys() == before.keys()
+        return {name for name in now if now[name] != before[name]}
+
+    before = identities()
+    names = {"data.train", "data.dev", "data.test", "data.index", "policy.folder", "frozen.generator.model", str(words)}
+    assert before.keys() == names and changed() == set()
+    make_policy(shape, ["a book"], [], tmp_path / "policy", seed=1)
+    assert changed() == {"policy.folder"}
+    make_policy(shape, ["a book"], [], tmp_path / "generator", seed=1)
+    save_questions(data / "questions.dev.jsonl", [Question("q", "who", ("a",))])
+    words.write_text(said + "nothing_found: none\n")
+    assert changed() == {"policy.folder", "frozen.generator.model", "data.dev", str(words)}
+    build_index(data, "bm25", index, {"k1": 2.0})
+    assert changed() == names - {"data.train", "data.test"}

@@ -105,6 +105,8 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_
 def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
     from coseek.training.agent import AgentTraining
 
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
     recipe = load_recipe("qagent-laptop", ["seed=5", f"frozen.generator.model={tmp_path}"])
     AgentTraining(recipe, tmp_path / "run").begin(resume=False)
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml")) == recipe

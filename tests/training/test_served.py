@@ -133,6 +133,7 @@ def test_a_run_that_was_begun_before_a_setting_was_there_is_measured_with_it(tmp
     written = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     del written["recipe"]["table"]["wide_rag"]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(written))
+    (tmp_path / "table.json").write_text("{}")
     AgentTraining(load_recipe("quickstart", [*TINY, "table.wide_rag=9"]), tmp_path).begin(resume=True)
     with pytest.raises(SettingError, match=r"begun with table\.rag_passages = 4, and now 5"):
         AgentTraining(load_recipe("quickstart", [*TINY, "table.rag_passages=5"]), tmp_path).begin(resume=True)

@@ -11,6 +11,7 @@ from coseek.agents.reading import Does, Reads, Tool
 from coseek.agents.wording import Wording, WordingFile
 from coseek.data.errors import DataError, SettingError
 from coseek.data.files import read_yaml
+from coseek.data.identities import digest
 from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, make_settings
 from coseek.data.trajectory import Author
@@ -100,6 +101,8 @@ class Protocol:
     """Kinds of retrievers that it is meant for; empty for any."""
     suited: dict[str, int] = field(default_factory=dict)
     """Budgets that suit it, by the name of the limit."""
+    identity: str = ""
+    """A digest of the file's tags, order and switches; the wording has its own."""
 
     def tag_for(self, author: Author, action: Action = Action.NONE) -> Tag | None:
         """The first tag with this author and action."""
@@ -156,6 +159,7 @@ def load_protocol(name: str, wording: str = "default") -> Protocol:
         file.notes,
         tuple(file.retrievers),
         dict(file.limits),
+        digest(file.model_dump_json(exclude={"about", "limits", "wording"}, exclude_defaults=True)),
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from coseek.agents.episode import Episode, Found
@@ -20,6 +20,7 @@ from coseek.agents.recording import checked_search, checked_turn
 from coseek.agents.turns import search_turn
 from coseek.data.errors import RetrieverError, RunError
 from coseek.data.evidence import ranked
+from coseek.data.identities import Identities
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Search, Segment, StopReason, Trajectory
@@ -34,6 +35,9 @@ class Agent:
 
     protocol: Protocol
     model: Model
+    identities: Identities = field(default_factory=dict)
+    """What the model's turns depend on besides what it reads, where that is known: digests of its weights (`agent`) and
+    tokenizer, and how it samples. A run folder records them."""
 
 
 def rollout(

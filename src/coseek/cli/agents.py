@@ -7,6 +7,7 @@ wording: default
 server: {dialect: vllm, model: policy, key_env: MY_KEY}
 """
 
+import hashlib
 from pathlib import Path
 from typing import Literal, cast
 
@@ -21,6 +22,7 @@ from coseek.cli.terminal import say
 from coseek.data.audit import Decode
 from coseek.data.errors import DataError, SettingError, UserError, nearest
 from coseek.data.files import JsonObject, read_yaml
+from coseek.data.fingerprint import TOKENIZER, fingerprint
 from coseek.data.hub import fetch_command, missing
 from coseek.data.own_part import Offers, is_own
 from coseek.data.registry import find, names
@@ -135,10 +137,36 @@ def open_agent(settings: AgentSettings) -> Agent:
     protocol = load_protocol(settings.protocol, settings.wording)
     tokenizer = open_tokenizer(settings, protocol)
     if is_writer(settings.name):
-        return Agent(protocol, WriterModel(open_writer(settings.name), protocol, tokenizer))
-    if settings.is_remote:
-        return Agent(protocol, open_server(settings, protocol, tokenizer))
-    return Agent(protocol, open_model(settings, protocol, tokenizer))
+        model: Model = WriterModel(open_writer(settings.name), protocol, tokenizer)
+    elif settings.is_remote:
+        model = open_server(settings, protocol, tokenizer)
+    else:
+        model = open_model(settings, protocol, tokenizer)
+    return Agent(protocol, model, made_of(settings, model))
+
+
+def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:
+    """What the agent's turns depend on: see `Agent.identities`. A server does not show its weights, but says which
+    model it serves."""
+    agent = f"{model.served.model} at {settings.name}" if isinstance(model, RemoteModel) else content_of(settings.name)
+    sampling = [f"temperature {settings.temperature:g}"]
+    if not (is_writer(settings.name) or settings.is_remote):
+        sampling.append(f"precision {settings.precision}")
+    tokenizer = settings.tokenizer or (BYTES if is_writer(settings.name) else settings.name)
+    return {
+        "agent": agent,
+        "tokenizer": content_of(tokenizer, TOKENIZER),
+        "sampling": ", ".join(sampling),
+    }
+
+
+def content_of(name: str, files: str = "*") -> str:
+    """A digest of the folder (its `files`) or of the Python file behind a name; the name itself where there is neither
+    (`rules`, `bytes`)."""
+    path = Path(name).expanduser()
+    if is_own(name) and path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return fingerprint(path, files) if not is_writer(name) and path.is_dir() else name
 
 
 def open_writer(name: str) -> Writer:

@@ -1,4 +1,4 @@
-"""Running: what `coseek run` is told, and the run folder that it begins or goes on with."""
+"""Running: what `coseek run` is told, and the questions that it asks."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,10 +7,8 @@ from coseek.agents.rollout import Limits
 from coseek.cli.agents import AgentSettings
 from coseek.data.dataset import Dataset
 from coseek.data.errors import DataError, SettingError, nearest
-from coseek.data.files import JsonObject
 from coseek.data.question import Question, load_questions
-from coseek.data.run import Run
-from coseek.data.settings import Settings, first_difference, save_settings
+from coseek.data.settings import Settings
 from coseek.retrieval.retriever import Retriever
 
 
@@ -80,15 +78,3 @@ def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) 
                     f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus that "
                     f"{index} searches; use the index of these questions' own corpus"
                 )
-
-
-def open_run(folder: Path, settings: RunSettings, index: JsonObject, resume: bool) -> Run:
-    """A new run folder, or the one to go on with, which must have been begun with the same settings."""
-    wanted: JsonObject = {**save_settings(settings), "index": index}
-    if not (resume and (folder / "run.yaml").exists()):
-        return Run.create(folder, wanted)
-    run = Run(folder)
-    different = first_difference(run.settings, wanted)
-    if different:
-        raise SettingError(f"{folder} was begun with {different} is asked for; use the same settings, or another --out")
-    return run

@@ -6,6 +6,7 @@ CoseekError
 │   ├── SettingError     a misspelt or impossible setting
 │   ├── UnknownName      no such retriever, protocol, reward …; the nearest name is offered
 │   ├── IndexMismatch    an index that was built from another corpus
+│   ├── InUse            a folder or file that another process is writing
 │   ├── DiskFault        a disk that is full or closed; what was there before is still there
 │   └── MissingExtra     an optional library; the message holds the line that installs it
 ├── PartFault            a part failed: recorded on the trajectory and counted, never scored
@@ -62,6 +63,10 @@ class UnknownName(UserError):
 
 class IndexMismatch(UserError):
     """An index that belongs to another corpus or another encoder."""
+
+
+class InUse(UserError):
+    """A folder or file that another process is writing."""
 
 
 class DiskFault(UserError):

@@ -18,6 +18,9 @@ from coseek.data.plain_json import NotPlain, read_plain, text_fault_in
 
 JsonObject: TypeAlias = dict[str, "Json"]
 
+RECORDS = ("run.yaml", "recipe.yaml", "labels.yaml")
+"""Files that say what a folder was begun with. They are written first, and are no result."""
+
 
 def open_text(path: Path) -> IO[str]:
     """Open UTF-8 text for reading, through gzip when the name ends in `.gz`."""
@@ -151,6 +154,18 @@ def refuse_strangers(folder: Path, mark: str, own: Collection[str] = ()) -> None
             raise DataError(
                 f"{folder} holds something else already ({path.name}, and no {mark}); choose a new or an empty folder"
             )
+
+
+def is_failed_start(folder: Path, record: str) -> bool:
+    """Whether a folder holds the `record` of a start and no result, so that it may be begun anew: nothing but records
+    (`RECORDS`), empty files, hidden files and logs. A file of that name which somebody else wrote is no record."""
+    if not (folder / record).exists() or "created" not in read_yaml(folder / record, "record"):
+        return False
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and path.stat().st_size and not (hidden or path.suffix == ".log" or path.name in RECORDS):
+            return False
+    return True
 
 
 def make_folder(folder: Path) -> None:

@@ -8,14 +8,19 @@ _CHUNK_BYTES = 65_536
 _KINDS = (".json", ".safetensors", ".bin", ".txt", ".jinja", ".model")
 
 
-def fingerprint(folder: Path) -> str:
-    """A digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each.
+TOKENIZER = "*token*"
+"""Names of the files that a tokenizer is read from."""
+
+
+def fingerprint(folder: Path, names: str = "*") -> str:
+    """A digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each. `names` is a pattern
+    for the files that count.
 
     Not the whole of every file: models are opened often, and have gigabytes. Retrained weights differ nearly
     everywhere, so pieces tell them apart.
     """
     sha = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in _KINDS and path.is_file()):
+    for path in sorted(path for path in folder.rglob(names) if path.suffix in _KINDS and path.is_file()):
         size = path.stat().st_size
         sha.update(f"{path.relative_to(folder).as_posix()}:{size}\n".encode())
         with path.open("rb") as file:

@@ -1,9 +1,11 @@
-"""Run: a folder with `run.yaml` (settings, versions, commit, seeds), `trajectories.jsonl` and `metrics.jsonl`."""
+"""Run: a folder with `run.yaml` (settings, identities, versions, commit), `trajectories.jsonl` and `metrics.jsonl`."""
 
 import json
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,16 +13,21 @@ from typing import IO
 
 import yaml
 
-from coseek.data.errors import DataError
+from coseek.data.errors import DataError, SettingError
 from coseek.data.files import (
     JsonObject,
     atomic_write,
     dump_line,
+    is_failed_start,
     read_jsonl,
     read_yaml,
     refuse_strangers,
     write_jsonl,
 )
+from coseek.data.identities import KEY, Identities, changed_parts, check_identities
+from coseek.data.lock import NAME as LOCK
+from coseek.data.lock import lock_folder
+from coseek.data.settings import first_difference
 from coseek.data.trajectory import StopReason, Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
@@ -32,18 +39,49 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "run.yaml").exists():
-            raise DataError(f"{folder} is not a run: it has no run.yaml; make one with `coseek run`")
+            raise DataError(f"{folder} is not a run: {_what_it_is(folder)}")
         self.folder = folder
 
     @classmethod
     def create(cls, folder: Path, settings: JsonObject) -> "Run":
-        """A new run; a folder that holds one already, or anything else, is refused: nothing is ever overwritten."""
-        if (folder / "run.yaml").exists():
-            raise DataError(f"{folder} holds a run already; go on with it with --resume, or choose another --out")
+        """A new run. A folder that holds results, or anything else, is refused; what a failed start left is not."""
         refuse_strangers(folder, "run.yaml")
-        with atomic_write(folder / "run.yaml") as file:
-            yaml.safe_dump({"settings": settings, **provenance()}, file, sort_keys=False, allow_unicode=True)
+        with lock_folder(folder):
+            if (folder / "run.yaml").exists() and not is_failed_start(folder, "run.yaml"):
+                raise DataError(f"{folder} holds a run already; go on with it with --resume, or choose another --out")
+            _write_record(folder, {"settings": settings, **provenance()})
         return cls(folder)
+
+    @classmethod
+    def begin(cls, folder: Path, settings: JsonObject, resume: bool) -> "Run":
+        """A new run, or with `resume` the one to go on with, which must have been begun with the same settings."""
+        if not (resume and (folder / "run.yaml").exists()) or is_failed_start(folder, "run.yaml"):
+            return cls.create(folder, settings)
+        run = cls(folder)
+        if different := first_difference(run.settings, settings):
+            raise SettingError(
+                f"{folder} was begun with {different} is asked for; use the same settings, or another --out"
+            )
+        return run
+
+    @classmethod
+    def made_with(cls, folder: Path, settings: JsonObject, identities: Identities) -> "Run":
+        """The run in a folder if these parts made it, else a new one in its place.
+
+        For folders inside of others, which nobody else writes: what other parts made there is removed.
+        """
+        with lock_folder(folder):
+            recorded = cls(folder).record.get(KEY) if (folder / "run.yaml").exists() else None
+            if recorded and not changed_parts(recorded, identities):
+                return cls(folder)
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != LOCK:
+                    path.unlink()
+            run = cls.create(folder, settings)
+            run.bind(identities)
+            return run
 
     @property
     def record(self) -> JsonObject:
@@ -56,6 +94,21 @@ class Run:
         if not isinstance(settings, dict):
             raise DataError(f"{self.folder / 'run.yaml'} holds no settings; make the run anew with `coseek run`")
         return settings
+
+    def bind(self, identities: Identities) -> None:
+        """Record what makes the trajectories; once there are some, refuse other parts than were recorded."""
+        with lock_folder(self.folder):
+            record, known = self.record, {}
+            recorded = record.get(KEY)
+            if self._has_rows:
+                check_identities(self.folder / "run.yaml", recorded, identities)
+                known = recorded if isinstance(recorded, dict) else {}
+            if (whole := {**known, **identities}) != recorded:
+                _write_record(self.folder, {**record, KEY: whole})
+
+    @property
+    def _has_rows(self) -> bool:
+        return self.trajectories_path.exists() and self.trajectories_path.stat().st_size > 0
 
     @property
     def trajectories_path(self) -> Path:
@@ -80,22 +133,50 @@ class Run:
 
     def drop_faults(self) -> int:
         """Take out the trajectories that a fault ended, so that they are made anew; returns how many there were."""
-        drop_partial_line(self.trajectories_path)
-        rows = [row for _, row in read_jsonl(self.trajectories_path)] if self.trajectories_path.exists() else []
-        kept = [row for row in rows if not StopReason(str(row["stop"])).is_fault]
-        if len(kept) < len(rows):
-            write_jsonl(self.trajectories_path, kept)
-        return len(rows) - len(kept)
+        with lock_folder(self.folder):
+            drop_partial_line(self.trajectories_path)
+            rows = [row for _, row in read_jsonl(self.trajectories_path)] if self.trajectories_path.exists() else []
+            kept = [row for row in rows if not StopReason(str(row["stop"])).is_fault]
+            if len(kept) < len(rows):
+                write_jsonl(self.trajectories_path, kept)
+            return len(rows) - len(kept)
 
-    def open_for_append(self) -> IO[str]:
-        """The trajectories file, ready for more. A last line that a kill cut short is dropped first."""
-        drop_partial_line(self.trajectories_path)
-        return self.trajectories_path.open("a", encoding="utf-8")
+    @contextmanager
+    def open_for_append(self, identities: Identities | None = None) -> Iterator[IO[str]]:
+        """The trajectories file, ready for more, with the folder locked. A line that a kill cut short is dropped first.
+
+        `identities` say what will make the trajectories: see `bind`.
+        """
+        with lock_folder(self.folder):
+            if identities is not None:
+                self.bind(identities)
+            drop_partial_line(self.trajectories_path)
+            with self.trajectories_path.open("a", encoding="utf-8") as file:
+                yield file
 
     @staticmethod
     def append(file: IO[str], trajectory: Trajectory) -> None:
         file.write(dump_line(trajectory.to_json()))
         file.flush()
+
+
+def _write_record(folder: Path, record: JsonObject) -> None:
+    with atomic_write(folder / "run.yaml") as file:
+        yaml.safe_dump(record, file, sort_keys=False, allow_unicode=True)
+
+
+def _what_it_is(folder: Path) -> str:
+    """Why a folder is no run, and where runs may be found."""
+    if not (folder / "recipe.yaml").exists():
+        return "it has no run.yaml; make one with `coseek run`"
+    for name in ("table", "pairs"):
+        if inside := [str(path.parent) for path in sorted((folder / name).glob("*/run.yaml"))]:
+            named = " or ".join(inside[:2])
+            return f"it is a training run, whose runs lie in {folder / name}; name one of them, such as {named}"
+    return (
+        "it is a training run, and holds no runs that could be scored; the training of an agent puts some into its "
+        "folder `table` when it is over, so go on with it with --resume"
+    )
 
 
 def drop_partial_line(path: Path) -> None:

@@ -6,6 +6,7 @@ years later.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import IO, Generic, Protocol, Self, TypeVar
 
 from coseek.data.errors import DataError
-from coseek.data.files import JsonObject, atomic_write, dump_line, read_jsonl
+from coseek.data.files import JsonObject, atomic_write, dump_line, parse_line
+from coseek.data.lock import lock_beside
 from coseek.data.run import drop_partial_line
 
 SCHEMA = 1
@@ -142,38 +144,50 @@ class Sheet(Generic[E]):
         return cls(folder / f"{kind.__name__.lower()}.{name}.jsonl", kind, identity, card)
 
     def entries(self) -> dict[tuple[str, ...], E]:
-        """All entries by key; none when the file is not there yet. A last line that a kill cut short is dropped."""
-        drop_partial_line(self.path)
+        """All entries by key; none when the file is not there yet. Changes nothing: somebody may be appending."""
         return {entry.key: entry for entry in self._lines()}
 
     def _lines(self) -> Iterator[E]:
         if not self.path.exists():
             return
-        for line, row in read_jsonl(self.path):
-            where = f"{self.path}, line {line}"
-            if line == 1:
-                if row.get("schema") != SCHEMA or row.get("identity") != self.identity:
-                    raise DataError(f"{where}: another part wrote this sheet; delete the file to write it again")
-                continue
-            try:
-                yield self.kind.from_json(row)
-            except (KeyError, AssertionError, ValueError):
-                raise DataError(f"{where}: not an entry of this sheet; delete the line") from None
+        with self.path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"{self.path}, line {number}"
+                if not line.endswith(b"\n") and not _is_json(line):
+                    return  # the last line, cut short by a kill, or written at this moment
+                row = parse_line(line, where)
+                if number == 1:
+                    if row.get("schema") != SCHEMA or row.get("identity") != self.identity:
+                        raise DataError(f"{where}: another part wrote this sheet; delete the file to write it again")
+                    continue
+                try:
+                    yield self.kind.from_json(row)
+                except (KeyError, AssertionError, ValueError):
+                    raise DataError(f"{where}: not an entry of this sheet; delete the line") from None
 
     @contextmanager
     def appending(self) -> Iterator[IO[str]]:
-        """The file, ready for more entries. A last line that a kill cut short is dropped first."""
-        if not self.path.exists():
-            with atomic_write(self.path) as file:
-                file.write(dump_line({"schema": SCHEMA, "identity": self.identity, "by": self.card}))
-        drop_partial_line(self.path)
-        with self.path.open("a", encoding="utf-8") as file:
-            yield file
+        """The file, locked and ready for more entries. A last line that a kill cut short is dropped first."""
+        with lock_beside(self.path):
+            if not self.path.exists():
+                with atomic_write(self.path) as file:
+                    file.write(dump_line({"schema": SCHEMA, "identity": self.identity, "by": self.card}))
+            drop_partial_line(self.path)
+            with self.path.open("a", encoding="utf-8") as file:
+                yield file
 
     @staticmethod
     def append(file: IO[str], entry: Entry) -> None:
         file.write(dump_line(entry.to_json()))
         file.flush()
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(row: JsonObject, name: str) -> str | None:

@@ -11,7 +11,16 @@ from typing import TypeVar, cast
 import yaml
 
 from coseek.data.errors import DataError, SettingError
-from coseek.data.files import JsonObject, atomic_write, dump_line, parse_line, read_jsonl, write_jsonl
+from coseek.data.files import (
+    JsonObject,
+    atomic_write,
+    dump_line,
+    is_failed_start,
+    parse_line,
+    read_jsonl,
+    write_jsonl,
+)
+from coseek.data.lock import Lock, kept_lock, lock_folder
 from coseek.data.run import drop_partial_line, provenance
 from coseek.data.settings import first_difference
 from coseek.labels.label import Dropped, LabelSet, TurnId
@@ -27,28 +36,35 @@ class Labels:
         if not (folder / "labels.yaml").exists():
             raise DataError(f"{folder} holds no labels: it has no labels.yaml; make them with `coseek label`")
         self.folder = folder
+        self._lock: Lock | None = None
+        """Kept by those labels that are being made."""
 
     @classmethod
     def create(cls, folder: Path, settings: JsonObject, identity: str) -> "Labels":
-        """A new folder; one that holds labels already is refused."""
-        cls.refuse_old(folder)
-        with atomic_write(folder / "labels.yaml") as file:
-            record = {"settings": settings, "identity": identity, **provenance()}
-            yaml.safe_dump(record, file, sort_keys=False, allow_unicode=True)
-        return cls(folder)
+        """A new folder, locked as long as the object lives; one that holds labels already is refused."""
+        with kept_lock(folder) as lock:
+            cls.refuse_old(folder)
+            with atomic_write(folder / "labels.yaml") as file:
+                record = {"settings": settings, "identity": identity, **provenance()}
+                yaml.safe_dump(record, file, sort_keys=False, allow_unicode=True)
+            labels = cls(folder)
+            labels._lock = lock
+            return labels
 
     @staticmethod
     def refuse_old(folder: Path) -> None:
-        """Refuse a folder that holds labels, so that nothing is ever overwritten."""
-        if (folder / "labels.yaml").exists():
+        """Refuse a folder that holds labels, so that nothing is ever overwritten; a start that failed left none."""
+        if (folder / "labels.yaml").exists() and not is_failed_start(folder, "labels.yaml"):
             raise DataError(f"{folder} holds labels already; go on with them with --resume, or choose another --out")
 
     @classmethod
     def begin(cls, folder: Path, settings: JsonObject, identity: str, resume: bool) -> "Labels":
-        """A new folder, or the one to go on with, which must have been begun with the same settings and parts."""
-        if not (resume and (folder / "labels.yaml").exists()):
+        """A new folder, or the one to go on with, which must have been begun with the same settings and parts. It is
+        locked as long as the object lives."""
+        if not (resume and (folder / "labels.yaml").exists()) or is_failed_start(folder, "labels.yaml"):
             return cls.create(folder, settings, identity)
         labels = cls(folder)
+        labels._lock = lock_folder(folder)
         different = first_difference(labels.record["settings"], settings)
         if different:
             raise SettingError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from coseek.data.files import JsonObject
+from coseek.data.lock import Lock, lock_beside
 from coseek.data.sheet import Entry, Sheet
 from coseek.labels.label import TurnId
 
@@ -63,7 +64,7 @@ class Kept(Generic[E]):
     def __init__(self, sheet: Sheet[E]) -> None:
         self.sheet = sheet
         self._known = sheet.entries()
-        self._begun = False
+        self._lock: Lock | None = None
 
     def get(self, key: tuple[str, ...]) -> E | None:
         """What is known; `None` for what is not, or was a fault."""
@@ -71,10 +72,11 @@ class Kept(Generic[E]):
         return None if entry is None or entry.fault is not None else entry
 
     def keep(self, entries: Sequence[E]) -> None:
-        """Append these at once."""
-        if not self._begun:
+        """Append these at once. From the first time on, the sheet is locked as long as this object lives."""
+        if self._lock is None:
+            self._lock = lock_beside(self.sheet.path)
             with self.sheet.appending():  # makes the file, or mends what a kill cut short
-                self._begun = True
+                pass
         with self.sheet.path.open("a", encoding="utf-8") as file:
             for entry in entries:
                 self.sheet.append(file, entry)

@@ -48,16 +48,21 @@ def make_policy(
     save_model(new_model(settings, tokenizer, seed), tokenizer, folder)
 
 
-def new_model(settings: LaptopSettings, tokenizer: HfTokenizer, seed: int) -> "PreTrainedModel":
-    """An untrained policy in float32; the same seed gives the same weights, and the global generator is left alone."""
-    import torch
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
+def check_shape(settings: LaptopSettings) -> None:
+    """Refuse a shape that no network can have."""
     if settings.hidden % settings.heads or settings.heads % settings.kv_heads:
         raise SettingError(
             f"heads must divide hidden and kv_heads must divide heads; got hidden {settings.hidden}, "
             f"heads {settings.heads}, kv_heads {settings.kv_heads}"
         )
+
+
+def new_model(settings: LaptopSettings, tokenizer: HfTokenizer, seed: int) -> "PreTrainedModel":
+    """An untrained policy in float32; the same seed gives the same weights, and the global generator is left alone."""
+    import torch
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    check_shape(settings)
     config = Lfm2Config(
         vocab_size=tokenizer.size,
         hidden_size=settings.hidden,

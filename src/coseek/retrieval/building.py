@@ -7,8 +7,7 @@ one rename makes it the index.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,29 +30,29 @@ def build_resumably(out: Path, card: JsonObject, fill: Callable[[Path], None]) -
 
     The card is written first, as `index.json`. `fill` finds what an earlier build of the same card left, and
     must give the same bytes wherever that one was stopped. A user's mistake leaves nothing of a build that had just
-    begun; any other end leaves what is finished.
+    begun; any other end leaves what is finished. Who calls it holds the lock of `out`.
     """
     make_folder(out.parent)
     recover_folder(out)
     part = out.with_name(f".{out.name}.building")
-    with _alone(part):
-        fresh = not (part / INDEX_CARD).is_file() or read_json(part / INDEX_CARD) != card
-        if fresh:
-            empty(part)
-            write_json(part / INDEX_CARD, card)
-        try:
-            fill(part)
-        except UserError as mistake:
-            if fresh and not isinstance(mistake, DiskFault):
-                shutil.rmtree(part)
-            raise
-        for left in sorted(part.rglob(".*.part")):  # of files and folders that a kill cut short before their rename
-            if left.is_dir():
-                shutil.rmtree(left)
-            elif left.exists():  # not in a folder that has just gone
-                left.unlink()
-        sync(part)
-        _replace(part, out)
+    part.mkdir(exist_ok=True)
+    fresh = not (part / INDEX_CARD).is_file() or read_json(part / INDEX_CARD) != card
+    if fresh:
+        empty(part)
+        write_json(part / INDEX_CARD, card)
+    try:
+        fill(part)
+    except UserError as mistake:
+        if fresh and not isinstance(mistake, DiskFault):
+            shutil.rmtree(part)
+        raise
+    for left in sorted(part.rglob(".*.part")):  # of files and folders that a kill cut short before their rename
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif left.exists():  # not in a folder that has just gone
+            left.unlink()
+    sync(part)
+    _replace(part, out)
 
 
 def empty(folder: Path, keep: str | None = None) -> None:
@@ -84,35 +83,3 @@ def _replace(part: Path, out: Path) -> None:
         raise
     if old.exists():
         shutil.rmtree(old)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Make the folder and lock it, where the system has locks: two builds of one index would mix their rows."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        folder.mkdir(exist_ok=True)
-        yield
-        return
-    handle = _opened(folder)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            while not (folder.exists() and os.path.samestat(os.fstat(handle), folder.stat())):
-                # The build before us ended between our opening and our locking: what is locked is its index now.
-                os.close(handle)
-                handle = _opened(folder)
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{folder} is being written by another build; wait for it, or choose another --out"
-            ) from None
-        yield
-    finally:
-        os.close(handle)
-
-
-def _opened(folder: Path) -> int:
-    folder.mkdir(exist_ok=True)
-    return os.open(folder, os.O_RDONLY)

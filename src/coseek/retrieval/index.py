@@ -24,6 +24,7 @@ from coseek.data import registry
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.errors import DataError, IndexMismatch, SettingError
 from coseek.data.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
+from coseek.data.lock import lock_beside
 from coseek.data.own_part import is_own
 from coseek.data.passage import Corpus
 from coseek.data.settings import Settings, make_settings, save_settings
@@ -111,6 +112,11 @@ def retriever_names() -> list[str]:
     return [name for name in registry.names(PACKAGE) if hasattr(registry.find("retriever", PACKAGE, name), "load")]
 
 
+def check_retriever(retriever: str, settings: Mapping[str, object]) -> None:
+    """Refuse settings that an index of this retriever could not be made with. Reads and writes nothing."""
+    _settings(_part(retriever), settings)
+
+
 def build_index(
     source: Path | str | Corpus,
     retriever: str,
@@ -131,17 +137,18 @@ def build_index(
         checked = cast(_Settles, part).settle(checked)
     if out.exists() and not (out.is_dir() and ((out / _CARD).is_file() or not any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an index; choose another folder for the index")
-    path = None if isinstance(source, Corpus) else _corpus_file(source)
-    corpus = source if isinstance(source, Corpus) else _read(_corpus_file(source))
-    card = IndexCard(
-        retriever=retriever,
-        settings=save_settings(checked),
-        digest=corpus.digest,
-        passages=len(corpus),
-        corpus_path=None if path is None else os.path.relpath(path.resolve(), out.resolve()),
-        coseek=_version(),
-    )
-    _write(part, corpus, checked, card, out, report)
+    with lock_beside(out, again=False):  # two builds of one index would mix their rows
+        path = None if isinstance(source, Corpus) else _corpus_file(source)
+        corpus = source if isinstance(source, Corpus) else _read(_corpus_file(source))
+        card = IndexCard(
+            retriever=retriever,
+            settings=save_settings(checked),
+            digest=corpus.digest,
+            passages=len(corpus),
+            corpus_path=None if path is None else os.path.relpath(path.resolve(), out.resolve()),
+            coseek=_version(),
+        )
+        _write(part, corpus, checked, card, out, report)
     return part.load(out, corpus, checked)
 
 

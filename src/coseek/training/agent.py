@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Protocol as TypingProtocol
-from typing import cast, runtime_checkable
+from typing import runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
@@ -30,8 +30,8 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.data.dataset import Dataset
 from coseek.data.errors import DataError
-from coseek.data.files import JsonObject
 from coseek.data.imports import import_data
+from coseek.data.lock import Lock, kept_lock
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.settings import save_settings
@@ -51,12 +51,14 @@ from coseek.rewards.reward import Reward, make_reward
 from coseek.training.beginning import begin
 from coseek.training.checking import check_recipe, taught
 from coseek.training.frozen import Frozen, open_frozen
+from coseek.training.identities import agent_identities, policy_identities
 from coseek.training.learning.checkpoint import load_healthy
 from coseek.training.learning.policy import Policy
 from coseek.training.learning.workers import Workers, placed, workers_here
 from coseek.training.order import derive_seed
 from coseek.training.progress import Progress, Silent
 from coseek.training.recipe import AgentRecipe
+from coseek.training.resumption import MoreSteps, bound
 from coseek.training.rl.baselines import Baselines
 from coseek.training.rl.health import Unhealthy
 from coseek.training.rl.loop import train_rl
@@ -80,20 +82,6 @@ class QuestionSet:
     retriever: Retriever
 
 
-FREE = {"rl": "health", "table": "wide_rag"}
-"""What may change when a run goes on: what counts as healthy, and what else is measured, moves no weight."""
-
-
-def _bound(recipe: AgentRecipe) -> JsonObject:
-    """A recipe without what may change, of its stages neither."""
-    tree = save_settings(recipe)
-    for part in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
-        for group, name in FREE.items():
-            if isinstance(settings := part.get(group), dict):
-                settings.pop(name, None)
-    return tree
-
-
 @runtime_checkable
 class Follows(TypingProtocol):
     """A retriever that gets better or worse while an agent learns."""
@@ -112,16 +100,28 @@ class AgentTraining:
     progress: Progress = field(default_factory=Silent)
     workers: Workers = field(default_factory=workers_here)
     """The first one does everything; the others help it with reinforcement learning."""
+    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
+    """The first worker's claim to the folder, from `begin` on."""
 
     def __post_init__(self) -> None:
         if not self.workers.first:
             self.progress = Silent()
 
     def begin(self, resume: bool) -> None:
-        """Write the recipe down, or check that it is the one that the folder was begun with."""
-        if self.workers.first:
+        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
+        if not self.workers.first:
+            return
+        with kept_lock(self.folder) as self._lock:
             self.check()
-            begin(self.folder, self.recipe, resume, _bound)
+            if self.recipe.policy.folder is not None:
+                HfTokenizer.load(Path(self.recipe.policy.folder).expanduser())  # refused here if it cannot be opened
+            identities = agent_identities(self.recipe, self.index)
+            begin(self.folder, self.recipe, resume, bound, identities, self._go_on)
+
+    def _go_on(self, began: AgentRecipe) -> None:
+        """Take over what may change in a recipe when its training goes on."""
+        own_engine = self.recipe.data.engine is not None
+        MoreSteps(self.recipe, self.folder, lambda: own_engine and isinstance(self.engine, Follows)).take(began)
 
     def check(self) -> None:
         """Find what is wrong with the recipe before anything is written."""
@@ -180,13 +180,16 @@ class AgentTraining:
 
     @cached_property
     def retrievers(self) -> dict[str, Retriever]:
-        there = self.recipe.data.index
         return {
-            name: open_index(self._index_path(name))
-            if there is None or self._made_here(name)
-            else open_retriever(there, model=open_writer)
+            name: open_index(self._index_path(name)) if self.index is None or self._made_here(name) else self.index
             for name in self.set_folders
         }
+
+    @cached_property
+    def index(self) -> Retriever | None:
+        """What `data.index` names; nothing where the index is made here."""
+        there = self.recipe.data.index
+        return None if there is None else open_retriever(there, model=open_writer)
 
     @cached_property
     def engine(self) -> Retriever:
@@ -336,12 +339,15 @@ class AgentTraining:
             return Scoring(reward)
         return self.frozen.scoring(reward, self.baselines(recipe) if "baseline" in reward.needs else None)
 
-    def asked(self, recipe: AgentRecipe, scoring: Scoring) -> list[Question]:
+    def asked(self, stage: Stage, scoring: Scoring) -> list[Question]:
         """The questions that a stage trains on."""
-        failed = recipe.select.naive_rag == "wrong"
-        baselines = (scoring.baselines or self.baselines(recipe)) if failed else None
-        questions = self.questions(recipe.data.train)
-        return select(questions, recipe.select, accuracy_of(recipe), baselines, self.progress.say)
+        recipe, questions = stage.recipe, self.questions(stage.recipe.data.train)
+        if recipe.select.naive_rag == "any":
+            return select(questions, recipe.select, accuracy_of(recipe), None, self.progress.say)
+        if (known := stage.chosen()) is not None:
+            return known
+        baselines = scoring.baselines or self.baselines(recipe)
+        return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, self.progress.say))
 
     def _looked_at(self, recipe: AgentRecipe) -> list[Question]:
         return self.questions(recipe.data.dev)[: recipe.table.dev_questions]
@@ -393,7 +399,7 @@ class AgentTraining:
         try:
             train_rl(
                 policy,
-                self.workers.agree(lambda: self.asked(recipe, scoring)),
+                self.workers.agree(lambda: self.asked(stage, scoring)),
                 run,
                 scoring,
                 settings,
@@ -409,7 +415,13 @@ class AgentTraining:
 
     def _speaker(self, model: PreTrainedModel, stage: Stage, temperature: float) -> Agent:
         """The agent as a stage lets it write."""
-        return Agent(self.protocol, self.sampler(model, self.protocol, temperature, stage.recipe.limits))
+        sampler = self.sampler(model, self.protocol, temperature, stage.recipe.limits)
+        return Agent(self.protocol, sampler, self.made_of(stage.begins, temperature))
+
+    def made_of(self, policy: str, temperature: float) -> dict[str, str]:
+        """What the turns of one of the policies depend on: see `Agent.identities`."""
+        tokenizer = self.policy_folder("start")
+        return policy_identities(self.policy_folder(policy), tokenizer, temperature, self.recipe.precision)
 
     def _keep_healthy(self, policy: Policy, model: PreTrainedModel, stage: Stage) -> None:
         """Save the policy of the last healthy checkpoint, beside where the trained one would be.
@@ -429,7 +441,7 @@ class AgentTraining:
         """Rejection sampling: many runs of every training question, and lessons from those that were right."""
         recipe, settings = stage.recipe, stage.recipe.rejection
         scoring = self.scoring(recipe)
-        run = self._samples(stage, model, self.asked(recipe, scoring))
+        run = self._samples(stage, model, self.asked(stage, scoring))
         kept = right_runs(run.trajectories(), scoring, settings, stage.seed("kept"))
         self.progress.say(f"{len(kept)} runs were right and are learnt from")
         agent = self._speaker(model, stage, 1.0)
@@ -448,14 +460,15 @@ class AgentTraining:
     def _samples(self, stage: Stage, model: PreTrainedModel, questions: Sequence[Question]) -> Run:
         """The runs that rejection sampling chooses from, as a run folder."""
         recipe, settings = stage.recipe, stage.recipe.rejection
-        folder = stage.folder / "samples"
-        began = (folder / "run.yaml").exists()
-        run = Run(folder) if began else Run.create(folder, {"agent": stage.begins, **save_settings(settings)})
+        run = Run.begin(stage.folder / "samples", {"agent": stage.begins, **save_settings(settings)}, resume=True)
+        engine = self.engine
+        if isinstance(engine, Follows):
+            engine.progress(0, 1)  # whatever an earlier stage left it at, and a resumed one did not
         self.progress.stage("samples", len(questions) * settings.samples)
         answer_all(
             run,
             self._speaker(model, stage, settings.temperature),
-            self.engine,
+            engine,
             questions,
             recipe.limits,
             seed=stage.seed("samples"),

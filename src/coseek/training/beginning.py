@@ -1,47 +1,69 @@
-"""Beginning: a training folder remembers the recipe that it was begun with, and goes on with no other."""
+"""Beginning: a training folder remembers what it was begun with, and goes on with nothing else."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import yaml
 
 from coseek.data.errors import DataError, SettingError
-from coseek.data.files import JsonObject, atomic_write, refuse_strangers
+from coseek.data.files import JsonObject, atomic_write, is_failed_start, refuse_strangers
+from coseek.data.identities import KEY, Identities, check_identities
 from coseek.data.own_part import digests
 from coseek.data.run import provenance
 from coseek.data.settings import Settings, first_difference, make_settings, save_settings
 
 FILE = "recipe.yaml"
-"""The whole recipe, versions and commit; and which files of one's own it names, with their digests."""
+"""The whole recipe, versions and commit; and the digests of what it names: Python files, models, questions, indexes."""
 OWN = "own_parts"
 
 R = TypeVar("R", bound=Settings)
 
 
-def begin(folder: Path, recipe: R, resume: bool, bound: Callable[[R], JsonObject] = save_settings) -> None:
+def begin(
+    folder: Path,
+    recipe: R,
+    resume: bool,
+    bound: Callable[[R], JsonObject] = save_settings,
+    identities: Identities | None = None,
+    going_on: Callable[[R], None] | None = None,
+) -> None:
     """Write the recipe into a new folder, or check that it is the one that the folder was begun with.
 
-    `bound` leaves out what may change when a run goes on. Settings that are younger than the folder count as their
-    defaults.
+    A folder in which a failed start left nothing but its record counts as new. `bound` leaves out what may change when
+    a run goes on. Settings that are younger than the folder count as their defaults. `identities` of what the recipe
+    names must be those of the start. `going_on` is called with the recipe that the folder was begun with, after all
+    checks and before the new recipe takes its place in the file; it may raise.
     """
-    path = folder / FILE
+    path, now = folder / FILE, dict(identities or {})
     refuse_strangers(folder, FILE)
-    if not path.exists():
-        with atomic_write(path) as file:
-            tree = {"recipe": save_settings(recipe), **provenance()}
-            if own := digests(save_settings(recipe)):
-                tree[OWN] = own
-            yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
+    if not path.exists() or is_failed_start(folder, FILE):
+        tree: JsonObject = {"recipe": save_settings(recipe), KEY: {**now}, **provenance()}
+        if own := digests(save_settings(recipe)):
+            tree[OWN] = own
+        _write(path, tree)
         return
     if not resume:
         raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
-    written = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    began = make_settings(type(recipe), written.get("recipe") or {}, path)
+    written = cast(JsonObject, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    began = make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path)
     if different := first_difference(bound(began), bound(recipe)):
         raise SettingError(f"{folder} was begun with {different} is asked for; take the same recipe, or another --out")
+    own_began = cast(JsonObject, written.get(OWN) or {})
     for name, digest in digests(save_settings(recipe)).items():
-        if written.get(OWN, {}).get(name) != digest:
+        if own_began.get(name) != digest:
             raise SettingError(
                 f"{name} is not the file that {folder} was begun with; put that one back, or choose another --out"
             )
+    check_identities(path, written.get(KEY), now)
+    if going_on is not None:
+        going_on(began)
+    known = cast(dict[str, str], written.get(KEY) or {})
+    tree = {**written, "recipe": save_settings(recipe), KEY: {**known, **now}}
+    if tree != written:
+        _write(path, tree)
+
+
+def _write(path: Path, tree: JsonObject) -> None:
+    with atomic_write(path) as file:
+        yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)

@@ -4,22 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.agents.generator import load_generator_prompt
-from coseek.agents.judge import load_judge_prompt
+from coseek.agents.judge import is_world, load_judge_prompt
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.data.errors import DataError, SettingError, UnknownName
+from coseek.data.errors import DataError, SettingError, UnknownName, nearest
 from coseek.data.hub import missing
 from coseek.data.imports import format_names
 from coseek.data.mistakes import Mistakes
 from coseek.data.own_part import is_own
 from coseek.data.settings import make_settings, without
 from coseek.labels.folder import Labels
-from coseek.retrieval.index import retriever_names
+from coseek.models.laptop import check_shape
+from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.retrieval.opening import Opening
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.rewards.reward import make_reward
 from coseek.training.frozen import check_frozen
-from coseek.training.recipe import AgentRecipe, Named, load_recipe, paths_of, recipe_source
+from coseek.training.recipe import AgentRecipe, DataSettings, Named, load_recipe, paths_of, recipe_source
 from coseek.training.retriever.recipe import RetrieverRecipe
 from coseek.training.stages import stages_of
 
@@ -66,6 +67,8 @@ def check_settings(recipe: AgentRecipe) -> None:
     wrong.of(taught, recipe)
     for check in (check_data, check_demonstrations, check_prompts):
         wrong.of(check, recipe)
+    if recipe.policy.folder is None:
+        wrong.of(check_shape, recipe.policy.laptop)
     wrong.refuse()
 
 
@@ -77,9 +80,13 @@ def check_stage(recipe: AgentRecipe) -> None:
 
 
 def check_data(recipe: AgentRecipe) -> None:
-    """Refuse names of retrievers and formats that there are not."""
+    """Refuse names of retrievers, formats and splits that there are not, and a retriever's wrong settings."""
     wrong, data = Mistakes(), recipe.data
-    wrong.of(known, "retriever", data.retriever, retriever_names())
+    if data.retriever not in retriever_names():
+        wrong.of(known, "retriever", data.retriever, retriever_names())
+    elif data.index is None:
+        wrong.of(check_retriever, data.retriever, data.retriever_settings)
+    wrong.of(check_splits, data)
     if data.imported is not None:
         if not is_own(data.imported.format):
             wrong.of(known, "format", data.imported.format, format_names())
@@ -116,7 +123,7 @@ def known(kind: str, name: str, names: Sequence[str]) -> None:
 
 
 def check_paths(recipe: AgentRecipe) -> None:
-    """Refuse a recipe that names what is not there."""
+    """Refuse a recipe that names what is not there, or what is something else."""
     wrong = Mistakes()
     for named in paths_of(recipe):
         wrong.of(check_path, named)
@@ -124,13 +131,52 @@ def check_paths(recipe: AgentRecipe) -> None:
 
 
 def check_path(named: Named) -> None:
-    """Refuse a path that is not there."""
-    if named.path.exists():
-        return
-    if named.holds == "model":
+    """Refuse a path that is not there, or a folder of another kind."""
+    if not named.path.exists() and named.holds == "model":
         raise DataError(missing("", named.path, named.setting))
-    way = " (docs/recipes.md says what makes it)" if named.setting in ("data.folder", "data.index") else ""
-    raise DataError(f"there is no {named.path}, which the recipe names as {named.setting}; check the path{way}")
+    if problem := problem_of(named):
+        made = named.setting in ("data.folder", "data.index")
+        way = " (docs/recipes.md says what makes it)" if made else ""
+        raise DataError(f"{problem}, which the recipe names as {named.setting}; check the path{way}")
+
+
+def problem_of(named: Named) -> str:
+    """What is wrong with a path; empty when nothing is."""
+    path = named.path
+    if not path.exists():
+        return missing("", path) if named.holds == "model" else f"there is no {path}"
+    lacking = [kinds[0] for kinds in _inside(named) if not any(any(path.glob(kind)) for kind in kinds)]
+    return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
+
+
+def _inside(named: Named) -> tuple[tuple[str, ...], ...]:
+    """Files that must be in a folder of this kind; of each row one."""
+    if named.setting == "data.folder":
+        return (("corpus.jsonl", "corpus.jsonl.gz"), ("questions.*.jsonl",))
+    if named.setting == "frozen.judge.model" and is_world(str(named.path)):
+        return ()
+    if named.setting in ("data.retriever_settings.encoder", "frozen.generator.counted_by"):
+        return (("*.json",),)
+    model = (("config.json",), ("*.safetensors", "*.bin"))
+    return {"data": (), "index": (("index.json",),), "model": model}[named.holds]
+
+
+def check_splits(data: DataSettings) -> None:
+    """Refuse splits that the data will not have, where that is known before they are made."""
+    made: dict[str, int] | dict[str, float]
+    if data.world is not None:
+        made = {split: getattr(data.world, split) for split in ("train", "dev", "test")}
+    elif data.imported is not None:
+        made = data.imported.shares
+    else:
+        return  # `paths_of` names the files
+    wrong = Mistakes()
+    for setting in ("train", "dev", "test"):
+        split = getattr(data, setting)
+        if split not in made:
+            hint = f"{nearest(split, made)} They have: {', '.join(made)}"
+            wrong.say(f"data.{setting}={split} is no split of these data{hint}")
+    wrong.refuse()
 
 
 def taught(recipe: AgentRecipe) -> list[Protocol]:

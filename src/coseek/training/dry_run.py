@@ -18,14 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.data.errors import DataError
 from coseek.data.files import Json, JsonObject, read_jsonl
-from coseek.data.hub import missing
 from coseek.data.settings import make_settings, overlay, save_settings
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.loading import save_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.training.agent import AgentTraining
-from coseek.training.checking import check_settings
+from coseek.training.checking import check_settings, problem_of
 from coseek.training.estimate import GIB, Memory, Shape, Work, memory_of, shape_of, work_of
 from coseek.training.frozen import ORACLE
 from coseek.training.progress import Progress, Silent
@@ -162,22 +161,6 @@ def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
         for (name, one), step in zip(whole, steps, strict=True)
     ]
     return DryRun(recipe, paths, shape, source, tuple(looks))
-
-
-def problem_of(named: Named) -> str:
-    """What is wrong with a path; empty when nothing is."""
-    path = named.path
-    if not path.exists():
-        return missing("", path) if named.holds == "model" else f"there is no {path}"
-    lacking = [name for name in _inside(named) if not list(path.glob(name))] if path.is_dir() else []
-    return f"{path} holds no {' and no '.join(lacking)}" if lacking else ""
-
-
-def _inside(named: Named) -> tuple[str, ...]:
-    """Files that must be in a folder of this kind."""
-    if named.setting == "data.folder":
-        return ("corpus.jsonl*", "questions.*.jsonl")
-    return {"data": (), "index": ("index.json",), "model": ("config.json", "*.safetensors")}[named.holds]
 
 
 # --- one step in small

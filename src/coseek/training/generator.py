@@ -30,6 +30,7 @@ from coseek.agents.generator import (
     load_generator_prompt,
 )
 from coseek.data.files import atomic_write, write_json
+from coseek.data.lock import Lock, kept_lock
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
@@ -64,10 +65,13 @@ class GeneratorTraining:
     recipe: GeneratorRecipe
     folder: Path
     progress: Progress = field(default_factory=Silent)
+    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
+    """The claim to the folder, from `begin` on."""
 
     def begin(self, resume: bool) -> None:
-        """Write the recipe down, or check that it is the one that the folder was begun with."""
-        begin(self.folder, self.recipe, resume)
+        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
+        with kept_lock(self.folder) as self._lock:
+            begin(self.folder, self.recipe, resume)
 
     def train(self) -> None:
         """Everything up to the trained generator."""

@@ -17,6 +17,7 @@ from coseek.data.files import Json, JsonObject, read_yaml
 from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, assign, make_settings, overlay, save_settings
 from coseek.models.laptop import LaptopSettings
+from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
 from coseek.training.frozen import ORACLE, FrozenSettings
 from coseek.training.settings import RejectionSettings, RlSettings, SftSettings
@@ -255,7 +256,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[Named]:
         ("data.engine.over", engine.get("over"), "index"),
         ("data.engine.model", engine.get("model"), "model"),
         ("data.engine.questions", engine.get("questions"), "data"),
-        ("data.retriever_settings.encoder", None if data.index else data.retriever_settings.get("encoder"), "model"),
+        ("data.retriever_settings.encoder", None if data.index else _encoder(data), "model"),
         ("policy.folder", recipe.policy.folder, "model"),
     ]
     if (generator := recipe.frozen.generator) is not None:
@@ -271,6 +272,12 @@ def paths_of(recipe: AgentRecipe) -> Iterator[Named]:
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
         for setting, split in [*splits, ("data.dev", data.dev), ("data.test", data.test)]:
             yield Named(setting, folder / f"questions.{split}.jsonl", "data")
+
+
+def _encoder(data: DataSettings) -> object:
+    """The folder of the encoder that vectors are made with; nothing for one that a package ships."""
+    named = data.retriever_settings.get("encoder")
+    return None if isinstance(named, str) and is_shipped(named) else named
 
 
 def recipe_names() -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from coseek.agents.answering import answer_all
+from coseek.agents.answering import answer_all, identities_of
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.writers.rules import Rules
@@ -99,29 +99,16 @@ def measure(training: AgentTraining) -> dict[str, Scores]:
 
 
 def answer_cell(training: AgentTraining, row: Row, column: QuestionSet, done: int) -> None:
-    """One agent on one set, in a run folder of its own."""
-    folder = cell_folder(training, row, column)
+    """One agent on one set, in a run folder of its own. A cell that another policy made is made anew."""
+    folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
     if row.passages:
         plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
-        run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, plain)
-        served.naive_rag(run, column.retriever, column.questions, row.passages, training.recipe.table.seed)
+        run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
+        served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
         return
-    limits = limits_of(training, row)
-    name = str(training.policy_folder(row.policy)) if row.policy else row.name
-    tokenizer = None if row.policy else str(training.policy_folder("start"))
-    settings: JsonObject = {
-        "agent": {
-            "name": name,
-            "protocol": row.protocol,
-            "wording": training.recipe.wording,
-            "temperature": row.temperature,
-            "tokenizer": tokenizer,
-        },
-        "set": column.name,
-        "limits": save_settings(limits),
-        "seed": training.recipe.table.seed,
-    }
-    run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, settings)
+    protocol, made_of = load_protocol(row.protocol, training.recipe.wording), made_of_row(training, row)
+    identities = identities_of(made_of, protocol, column.retriever, column.questions, limits, seed)
+    run = Run.made_with(folder, settings_of(training, row, column), identities)
     if len(run.done()) == len(column.questions):
         return
     answer_all(
@@ -130,20 +117,43 @@ def answer_cell(training: AgentTraining, row: Row, column: QuestionSet, done: in
         column.retriever,
         column.questions,
         limits,
-        seed=training.recipe.table.seed,
+        seed=seed,
         concurrency=training.recipe.concurrency,
         overlap=training.recipe.overlap,
         tell=lambda ended, _: training.progress.advance(done + ended, f"{row.label} on {column.name}"),
     )
 
 
+def settings_of(training: AgentTraining, row: Row, column: QuestionSet) -> JsonObject:
+    """What the `run.yaml` of a cell says."""
+    return {
+        "agent": {
+            "name": str(training.policy_folder(row.policy)) if row.policy else row.name,
+            "protocol": row.protocol,
+            "wording": training.recipe.wording,
+            "temperature": row.temperature,
+            "tokenizer": None if row.policy else str(training.policy_folder("start")),
+        },
+        "set": column.name,
+        "limits": save_settings(limits_of(training, row)),
+        "seed": training.recipe.table.seed,
+    }
+
+
+def made_of_row(training: AgentTraining, row: Row) -> dict[str, str]:
+    """What the row's turns depend on: see `Agent.identities`."""
+    if row.policy:
+        return training.made_of(row.policy, row.temperature)
+    return {"agent": row.name, "tokenizer": training.made_of("start", 0.0)["tokenizer"]}
+
+
 def agent_of(training: AgentTraining, row: Row) -> Agent:
     """The row's agent. The rule-based one writes in the policy's own ids, so that tokens are counted alike."""
-    protocol = load_protocol(row.protocol, training.recipe.wording)
+    protocol, made_of = load_protocol(row.protocol, training.recipe.wording), made_of_row(training, row)
     if not row.policy:
-        return Agent(protocol, WriterModel(Rules(), protocol, training.tokenizer))
+        return Agent(protocol, WriterModel(Rules(), protocol, training.tokenizer), made_of)
     model = load_model(training.policy_folder(row.policy))
-    return Agent(protocol, training.sampler(model, protocol, row.temperature))
+    return Agent(protocol, training.sampler(model, protocol, row.temperature), made_of)
 
 
 def limits_of(training: AgentTraining, row: Row) -> Limits:

@@ -14,6 +14,7 @@ from coseek.agents.answering import row_seed
 from coseek.agents.component import BATCH, answer_from, answer_sheet, mark, verdict_sheet
 from coseek.agents.generator import Generator
 from coseek.agents.judge import Claim
+from coseek.data.identities import questions_digest
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -36,9 +37,19 @@ CHAIN = "2+ hops"
 """The questions that one search does not settle: where a gain can be."""
 
 
+def identities_of(retriever: Retriever, questions: Sequence[Question], k: int, seed: int) -> dict[str, str]:
+    """All that a run of `naive_rag` depends on."""
+    return {
+        "questions": questions_digest(questions),
+        "agent": f"naive RAG, {k} passages",
+        "seed": str(seed),
+        "retriever": retriever.identity,
+    }
+
+
 def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: int, seed: int) -> None:
     """One search with the question itself, as a run without tokens that serves its first `k` passages."""
-    with run.open_for_append() as file:
+    with run.open_for_append(identities_of(retriever, questions, k, seed)) as file:
         done = {ident for ident, _ in run.done()}
         left = [question for question in questions if question.id not in done]
         for batch in look_up(retriever, left, k, BATCH):

@@ -227,6 +227,14 @@ class RlSettings(Settings):
         """Updates of the whole run: what a learning-rate schedule is spread over."""
         return self.steps * self.epochs * self.minibatches
 
+    @property
+    def spread_over_steps(self) -> str:
+        """The setting that says how something changes from the first step to the last; empty where nothing does. While
+        it is empty, a run may go on for more steps than it was begun with."""
+        groups = {"policy": self.policy, **({"critic": self.critic} if self.algorithm == "ppo" else {})}
+        decaying = [name for name, group in groups.items() if group.optimiser.decay != "constant"]
+        return f"rl.{decaying[0]}.optimiser.decay" if decaying else ""
+
 
 class Phase(Settings):
     """A stretch of a curriculum: which questions demonstrations are drawn from until `until` of training is over."""

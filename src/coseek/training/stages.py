@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.data.errors import DataError
-from coseek.data.question import Question
+from coseek.data.question import Question, load_questions, save_questions
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import Reward, make_reward
@@ -20,6 +20,8 @@ from coseek.training.settings import RejectionSettings
 Say: TypeAlias = Callable[[str], None]
 BATCH = 256
 """Runs that are scored at once."""
+CHOSEN = "questions.jsonl"
+"""The training questions of a stage whose questions a baseline chose."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,19 @@ class Stage:
     def seed(self, *parts: int | str) -> int:
         """A seed of its own; stages share no randomness."""
         return derive_seed(self.recipe.seed, *parts, *([self.name] if self.name else []))
+
+    # Which questions a baseline leaves over is written down: one that was a fault at the start, and is known when the
+    # run goes on, would change them all.
+
+    def chosen(self) -> list[Question] | None:
+        """The questions that were chosen when the stage began."""
+        path = self.folder / CHOSEN
+        return load_questions(path) if path.exists() else None
+
+    def choose(self, questions: list[Question]) -> list[Question]:
+        """Write the questions down; returns them."""
+        save_questions(self.folder / CHOSEN, questions)
+        return questions
 
 
 def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:

@@ -20,6 +20,7 @@ from coseek.cli.labelling import (
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject, refuse_strangers
+from coseek.data.lock import lock_folder
 from coseek.data.registry import find, names
 from coseek.data.run import Run
 from coseek.data.settings import make_settings, save_settings
@@ -133,10 +134,18 @@ def settings_of(
 def go(
     module: MakerModule, settings: LabelSettings, own: JsonObject, out: Path, resume: bool, cache: Path | None
 ) -> Summary:
-    """Open the parts, and label with a progress bar."""
+    """Make the labels, alone in their folder."""
     if not resume:
         Labels.refuse_old(out)
     refuse_strangers(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
+    with lock_folder(out):
+        return make(module, settings, own, out, resume, cache)
+
+
+def make(
+    module: MakerModule, settings: LabelSettings, own: JsonObject, out: Path, resume: bool, cache: Path | None
+) -> Summary:
+    """Open the parts, and label with a progress bar. Every part is checked before `labels.yaml` is written."""
     questions = run_questions(settings)
     parts = open_parts(settings, out, questions, cache)
     maker = module.open(make_settings(module.SETTINGS, own), parts)

@@ -1,5 +1,6 @@
 """A leaderboard of runs: systems by data sets, in Markdown, HTML and JSON."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from coseek.cli.frozen import (
     BootstrapSeed,
     BudgetTokens,
     CacheFile,
+    FrozenParts,
     JudgePromptFile,
     OneJudge,
     PromptFile,
@@ -21,6 +23,7 @@ from coseek.cli.frozen import (
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.data.errors import UserError
 from coseek.data.files import atomic_write, refuse_strangers, write_json
+from coseek.data.lock import lock_if_named
 from coseek.data.run import Run
 from coseek.measure.leaderboard import leaderboard as make_leaderboard
 from coseek.measure.score import METRICS, Scored, ScoredRun, check_metrics, dataset_of
@@ -65,6 +68,21 @@ def leaderboard(
     judges = [judge] if judge else []
     check_judged([metric], judges)
     parts = open_parts(answer_with, budget, prompt, judges, judge_prompt, cache)
+    with lock_if_named(out):
+        board = make_leaderboard(scored_by(runs, parts), metric, split_names(in_domain), parts.notes(), seed)
+        if out is not None:
+            write_json(out / BOARD, {**board.to_json(), **parts.to_json()})
+            for name, text in (("leaderboard.md", board.table().markdown()), ("leaderboard.html", board.html())):
+                with atomic_write(out / name) as file:
+                    file.write(text)
+    if as_json:
+        print_json({**board.to_json(), **parts.to_json()})
+    else:
+        stdout_console().print(board.table().rich())
+
+
+def scored_by(runs: Sequence[str], parts: FrozenParts) -> dict[tuple[str, str], ScoredRun]:
+    """(system, data set) → its run, scored."""
     found: dict[tuple[str, str], ScoredRun] = {}
     for text in runs:
         given, equals, path = text.rpartition("=")
@@ -78,16 +96,7 @@ def leaderboard(
             found[system, dataset] = part
     if not found:
         raise UserError("the runs hold no trajectories; see that `coseek run` has ended")
-    board = make_leaderboard(found, metric, split_names(in_domain), parts.notes(), seed)
-    if out is not None:
-        write_json(out / BOARD, {**board.to_json(), **parts.to_json()})
-        for name, text in (("leaderboard.md", board.table().markdown()), ("leaderboard.html", board.html())):
-            with atomic_write(out / name) as file:
-                file.write(text)
-    if as_json:
-        print_json({**board.to_json(), **parts.to_json()})
-    else:
-        stdout_console().print(board.table().rich())
+    return found
 
 
 def system_of(run: Run) -> str:

@@ -15,6 +15,7 @@ from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say, 
 from coseek.data.dataset import Dataset
 from coseek.data.errors import DataError, SettingError, UserError
 from coseek.data.files import Json, JsonObject, write_jsonl
+from coseek.data.lock import lock_if_named
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write_qrels, write_run
@@ -102,10 +103,11 @@ def measure(
     measuring = Measuring(chosen, judgements(qrels, questions))
     plan = Plan(questions, measuring, depth, missing, corpus, trec_out is not None)
     opened = {name: opened_source(name, plan) for name in retrievers}
-    measured = {name: measured_as(name, found, plan) for name, found in opened.items()}
-    scores = measuring.compare([one.run for one in measured.values()], questions, groups, seed)
-    if trec_out:
-        write_trec(trec_out, measured, plan)
+    with lock_if_named(trec_out):
+        measured = {name: measured_as(name, found, plan) for name, found in opened.items()}
+        scores = measuring.compare([one.run for one in measured.values()], questions, groups, seed)
+        if trec_out:
+            write_trec(trec_out, measured, plan)
     if per_question:
         write_jsonl(per_question, (row for one in measured.values() for row in question_rows(one)))
     if as_json:

@@ -9,10 +9,14 @@ from coseek.agents.answering import answer_all
 from coseek.cli.agents import WRITERS, limits_for, open_agent, settings_for, spent
 from coseek.cli.commands.score import print_tables
 from coseek.cli.retrievers import check_there, described, open_named
-from coseek.cli.running import RunSettings, check_gold, check_questions, load_asked, open_run
+from coseek.cli.running import RunSettings, check_gold, check_questions, load_asked
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
+from coseek.data.files import refuse_strangers
+from coseek.data.lock import lock_folder
 from coseek.data.mistakes import Mistakes
+from coseek.data.question import Question
 from coseek.data.registry import names
+from coseek.data.run import Run
 from coseek.data.settings import make_settings, save_settings
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import MAIN, scores_json
@@ -80,12 +84,21 @@ def run(
 
 def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
     """Answer all questions with a progress bar, then score what the run holds."""
+    refuse_strangers(out, "run.yaml")
+    with lock_folder(out):
+        kept, questions = answer(settings, out, resume)
+    return score_runs({str(out): kept.trajectories()}, questions=questions)
+
+
+def answer(settings: RunSettings, out: Path, resume: bool) -> tuple[Run, list[Question]]:
+    """Answer what the run does not hold yet. Every part is opened and checked before the run folder is written to."""
     retriever = open_named(settings.retriever)
     questions = load_asked(settings)
     check_gold(questions, retriever, settings.retriever)
     agent = open_agent(settings.agent)
     agent.protocol.check_retriever(retriever.name)
-    kept = open_run(out, settings, described(settings.retriever, retriever), resume)
+    recorded = {**save_settings(settings), "index": described(settings.retriever, retriever)}
+    kept = Run.begin(out, recorded, resume)
     with resumable("the same command with --resume"), progress_bar() as progress:
         task = progress.add_task("questions", total=None)
         answer_all(
@@ -100,4 +113,4 @@ def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
         )
     if line := spent(agent.model, settings.agent):
         say(line)
-    return score_runs({str(out): kept.trajectories()}, questions=questions)
+    return kept, questions

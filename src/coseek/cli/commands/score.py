@@ -25,6 +25,7 @@ from coseek.cli.frozen import (
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.data.errors import SettingError, UserError
 from coseek.data.files import JsonObject, refuse_strangers
+from coseek.data.lock import lock_if_named
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.measure.agreement import agreement_table
@@ -91,11 +92,12 @@ def score(
     check_judged(chosen, judge or [])
     check_groups(split_names(by))
     parts = open_parts(answer_with, budget, prompt, judge or [], judge_prompt, cache)
-    asked = [ask(Run(run), str(run), parts) for run in runs]
-    questions = intended([Run(run) for run in runs])
-    board = Board(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
-    if out is not None:
-        write_scores(out, board.runs, board.to_json(), board.tables())
+    with lock_if_named(out):
+        asked = [ask(Run(run), str(run), parts) for run in runs]
+        questions = intended([Run(run) for run in runs])
+        board = Board(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
+        if out is not None:
+            write_scores(out, board.runs, board.to_json(), board.tables())
     if as_json:
         print_json(board.to_json())
     else:

@@ -29,7 +29,8 @@ from coseek.cli.retrievers import open_named
 from coseek.cli.running import check_gold
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
 from coseek.data.errors import SettingError
-from coseek.data.files import write_json
+from coseek.data.files import JsonObject, write_json
+from coseek.data.lock import lock_if_named
 from coseek.data.passage import Hit
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
@@ -77,18 +78,24 @@ def combination_gain(
     check_judged([metric], judges)
     counts = whole_numbers(ks)
     parts = open_parts(answer_with, budget, prompt, judges, judge_prompt, cache)
-    gain = measured(Run(run), open_named(retriever), retriever, counts, parts, metric, seed)
-    tree = {**gain.to_json(), **parts.to_json()}
-    if out is not None:
-        write_json(out / "combination-gain.json", tree)
-        text = "\n\n".join(parts.notes())
-        plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
-        sections: list[Section] = [TableSection(metric, gain.table(), text), plot]
-        write_report(out / "combination-gain.html", "Combination gain", sections)
+    with lock_if_named(out):
+        gain = measured(Run(run), open_named(retriever), retriever, counts, parts, metric, seed)
+        tree = {**gain.to_json(), **parts.to_json()}
+        if out is not None:
+            write_gain(out, gain, parts, tree)
     if as_json:
         print_json(tree)
     else:
         stdout_console().print(gain.table().rich())
+
+
+def write_gain(out: Path, gain: CombinationGain, parts: FrozenParts, tree: JsonObject) -> None:
+    """The numbers, and a page with their plot."""
+    write_json(out / "combination-gain.json", tree)
+    text = "\n\n".join(parts.notes())
+    plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
+    sections: list[Section] = [TableSection(gain.metric, gain.table(), text), plot]
+    write_report(out / "combination-gain.html", "Combination gain", sections)
 
 
 def measured(

@@ -7,6 +7,7 @@ import torch
 
 from coseek.data.errors import DataError
 from coseek.data.files import JsonObject
+from coseek.data.lock import lock_folder
 from coseek.training.learning.checkpoint import (
     TrainingState,
     check_settings,
@@ -22,6 +23,8 @@ from coseek.training.metrics import MetricsLog
 
 class Journal:
     """Where a run is, written down. Opening it with `resume` puts the learners back to the last checkpoint.
+
+    The first worker locks the folder as long as the journal lives.
 
     A run that was stopped before its first checkpoint begins again; the outcome is the same either way.
     """
@@ -40,6 +43,7 @@ class Journal:
         self._workers = workers
         if not workers.first:
             workers.wait()  # the first one mends what a kill left behind, and alone writes here
+        self._lock = lock_folder(folder) if workers.first else None
         self._checkpoints = folder / "checkpoints"
         self._settings, self._learners, self._frozen = settings, learners, frozen
         self.step = 0

@@ -24,6 +24,7 @@ from transformers import set_seed
 
 from coseek.data.errors import DataError, RunError, SettingError
 from coseek.data.files import JsonObject, atomic_folder, atomic_write, read_json, write_json
+from coseek.data.lock import Lock, kept_lock
 from coseek.data.passage import Corpus, Passage
 from coseek.labels.label import LabelSet
 from coseek.measure.table import Table
@@ -33,6 +34,7 @@ from coseek.retrieval.vectors.embedding import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import encoder_folder, quiet
 from coseek.retrieval.vectors.encoder_card import EncoderCard, most_read
 from coseek.training.beginning import begin
+from coseek.training.identities import retriever_identities
 from coseek.training.learning.lora import attach
 from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.metrics import MetricsLog
@@ -72,16 +74,24 @@ class RetrieverTraining:
     folder: Path
     progress: Progress = field(default_factory=Silent)
     workers: Workers = ALONE
+    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
+    """The first worker's claim to the folder, from `begin` on."""
 
     def begin(self, resume: bool) -> None:
-        """Write the recipe down, or check that it is the one that the folder was begun with."""
+        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
         if self.workers.first:
-            # What is wrong with labels or encoder is said before anything is written.
-            if self.recipe.encoder is not None:
-                EncoderCard.of(encoder_folder(self.recipe.encoder))
-            read_labels(self.recipe.labels)
-            begin(self.folder, self.recipe, resume)
+            with kept_lock(self.folder) as self._lock:
+                self.check()
+                begin(self.folder, self.recipe, resume, identities=retriever_identities(self.recipe))
         self.workers.wait()
+
+    def check(self) -> None:
+        """Find what is wrong with labels, encoder and corpus before anything is written."""
+        if self.recipe.encoder is not None:
+            EncoderCard.of(encoder_folder(self.recipe.encoder))
+        read_labels(self.recipe.labels)
+        if self.recipe.held_out.corpus is not None and not Path(self.recipe.held_out.corpus).exists():
+            raise DataError(f"there is no {self.recipe.held_out.corpus}, which held_out.corpus names; check the path")
 
     @property
     def encoder_folder(self) -> Path:

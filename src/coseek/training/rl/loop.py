@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias, cast
 
+from coseek.data.errors import SettingError
 from coseek.data.files import read_jsonl
 from coseek.data.question import Question
 from coseek.data.settings import save_settings
@@ -118,10 +119,16 @@ def _open(
     learners: dict[str, Learner] = {"policy": policy}
     if critic is not None:
         learners["critic"] = critic
-    scheduled = any(group.optimiser.decay != "constant" for group in (settings.policy, settings.critic))
-    free = FREE - {"steps"} if scheduled else FREE
+    free = FREE - {"steps"} if settings.spread_over_steps else FREE
     frozen = {"reference": reference} if reference is not None else {}
-    return Journal(folder, save_settings(settings), learners, frozen, resume=resume, free=free, workers=policy.workers)
+    workers = policy.workers
+    journal = Journal(folder, save_settings(settings), learners, frozen, resume=resume, free=free, workers=workers)
+    if journal.step > settings.steps:
+        raise SettingError(
+            f"{folder} has taken {journal.step} steps already, and steps={settings.steps} asks for fewer; ask for at "
+            "least as many, or choose another folder"
+        )
+    return journal
 
 
 def _learn(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from coseek.agents.rollout import Agent
 from coseek.data.files import JsonObject
-from coseek.data.run import Run
 from coseek.data.settings import make_settings, overlay, save_settings
 from coseek.models.loading import load_model
 from coseek.retrieval.index import open_index
@@ -103,7 +102,12 @@ class Course:
         """Agent `number`, opened."""
         training = self.agent(number)
         model = load_model(self.policy(number))
-        return Agent(training.protocol, training.sampler(model, training.protocol, temperature))
+        sampler = training.sampler(model, training.protocol, temperature)
+        return Agent(training.protocol, sampler, self.made_of(number, temperature))
+
+    def made_of(self, number: int, temperature: float) -> dict[str, str]:
+        """What the turns of agent `number` depend on: see `Agent.identities`."""
+        return self.agent(number).made_of("trained" if number else "warm", temperature)
 
     def agent_recipe(self, number: int) -> AgentRecipe:
         """What follows the warm start, over the retriever of the round before."""
@@ -171,10 +175,8 @@ class Course:
 
     # --- runs
 
-    def open_run(self, folder: Path, agent: int, retriever: int | None, asked: JsonObject, temperature: float) -> Run:
-        """A run folder that the other commands can read, or the one to go on with. `asked` says which questions."""
-        if (folder / "run.yaml").exists():
-            return Run(folder)
+    def run_settings(self, agent: int, retriever: int | None, asked: JsonObject, temperature: float) -> JsonObject:
+        """What a run folder says, so that the other commands can read it. `asked` says which questions."""
         recipe = self.recipe.agent
         who: JsonObject = {
             "name": str(self.policy(agent)),
@@ -184,5 +186,4 @@ class Course:
         }
         own = recipe.data.index or str(self.round(0).agent / "data.index")
         searched = own if retriever is None else str(self.round(retriever).index)
-        settings = {**asked, "retriever": searched, "agent": who, "limits": save_settings(recipe.limits)}
-        return Run.create(folder, settings)
+        return {**asked, "retriever": searched, "agent": who, "limits": save_settings(recipe.limits)}

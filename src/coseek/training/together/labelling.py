@@ -14,6 +14,7 @@ from coseek.data.errors import DataError, RunError
 from coseek.data.files import JsonObject, read_json, write_json
 from coseek.data.fingerprint import fingerprint
 from coseek.data.question import Question, save_questions
+from coseek.data.run import Run
 from coseek.data.settings import save_settings
 from coseek.labels.folder import Labels
 from coseek.labels.maker import RUN, RollsOut
@@ -89,7 +90,7 @@ def rolled_out(course: Course, number: int, questions: list[Question], tally: Ta
     if not place.questions.exists():
         save_questions(place.questions, questions)
     asked: JsonObject = {"questions": str(place.questions), "samples": settings.samples}
-    run = course.open_run(place.run, number, number - 1, asked, settings.temperature)
+    run = Run.begin(place.run, course.run_settings(number, number - 1, asked, settings.temperature), resume=True)
     run.drop_faults()
     agent = course.speaker(number, settings.temperature)
     course.progress.stage(f"runs of agent {number}", len(questions) * settings.samples)

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from coseek.agents.answering import answer_all
+from coseek.agents.answering import answer_all, identities_of
 from coseek.data.dataset import Dataset
 from coseek.data.files import JsonObject
 from coseek.data.question import Question
@@ -77,16 +77,20 @@ class Pairs:
         data = course.recipe.agent.data
         split = data.test if pair.split == "test" else data.dev
         asked: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
-        run = course.open_run(self.path(pair), pair.agent, pair.retriever, asked, 0.0)
+        settings = course.run_settings(pair.agent, pair.retriever, asked, 0.0)
+        made_of, protocol = course.made_of(pair.agent, 0.0), course.agent(pair.agent).protocol
+        retriever, limits, seed = course.search(pair.retriever), course.recipe.agent.limits, course.recipe.pairs.seed
+        identities = identities_of(made_of, protocol, retriever, questions, limits, seed)
+        run = Run.made_with(self.path(pair), settings, identities)
         if len(run.done()) == len(questions):
             return
         answer_all(
             run,
             course.speaker(pair.agent, 0.0),
-            course.search(pair.retriever),
+            retriever,
             questions,
-            course.recipe.agent.limits,
-            seed=course.recipe.pairs.seed,
+            limits,
+            seed=seed,
             tell=lambda ended, _: course.progress.advance(done + ended, pair.name(self.beside)),
         )
 

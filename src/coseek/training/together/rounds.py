@@ -15,17 +15,20 @@ Every part leaves its result and is passed over when that is there, and the long
 a run that is killed anywhere goes on where it was.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from coseek.data.files import JsonObject
+from coseek.data.lock import Lock, kept_lock
 from coseek.data.settings import save_settings
 from coseek.retrieval.building import INDEX_CARD
 from coseek.retrieval.index import build_index
-from coseek.training.agent import FREE, AgentTraining
+from coseek.training.agent import AgentTraining
 from coseek.training.beginning import begin
+from coseek.training.identities import together_identities
+from coseek.training.resumption import FREE
 from coseek.training.retriever.training import RetrieverTraining
 from coseek.training.together.checking import check_together
 from coseek.training.together.course import Course
@@ -39,17 +42,21 @@ class Together:
     """Drives a course."""
 
     course: Course
+    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
+    """The first worker's claim to the folder, from `begin` on."""
 
     @cached_property
     def pairs(self) -> Pairs:
         return Pairs(self.course)
 
     def begin(self, resume: bool) -> None:
-        """Write the recipe down, or check that it is the one that the folder was begun with."""
+        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
         course = self.course
-        if course.workers.first:
+        if not course.workers.first:
+            return
+        with kept_lock(course.folder) as self._lock:
             check_together(course.recipe)
-            begin(course.folder, course.recipe, resume, bound)
+            begin(course.folder, course.recipe, resume, bound, together_identities(course.recipe))
 
     def train(self) -> int:
         """All rounds; returns how many there were: fewer than the recipe allows when one did not help."""
@@ -134,8 +141,9 @@ def bound(recipe: TogetherRecipe) -> JsonObject:
     del tree["about"], tree["rounds"]
     agent = tree["agent"]
     assert isinstance(agent, dict)
-    for group, name in FREE.items():
+    for group, names in FREE.items():
         settings = agent[group]
         assert isinstance(settings, dict)
-        del settings[name]
+        for name in names:
+            del settings[name]
     return tree

@@ -1,0 +1,124 @@
+"""Going on with a training for more steps: what is made anew, what stays, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.training.test_agent import TINY
+
+from coseek.data.errors import SettingError
+from coseek.data.run import Run
+from coseek.training.recipe import AgentRecipe, load_recipe
+from coseek.training.resumption import bound
+
+MOVING = ["reward={searches: 1.0, exact_match: 1.0}", "warm_start.sft.steps=20"]
+"""A reward that a policy gets now and then after its short warm start, so that its weights move."""
+FEW = ["table={questions: 3, dev_questions: 3}", "data.unseen=null", "rl.evaluate_every=0"]
+
+
+def recipe(*more: str) -> AgentRecipe:
+    return load_recipe("quickstart", [*TINY, *MOVING, *FEW, *more])
+
+
+def train(folder: Path, *more: str, resume: bool = False) -> str:
+    """Train, measure and report; returns the table as a page."""
+    from coseek.training.agent import AgentTraining
+    from coseek.training.results import measure, write_results
+
+    training = AgentTraining(recipe(*more), folder)
+    training.begin(resume)
+    training.train()
+    write_results(training, measure(training))
+    return (folder / "table.md").read_text()
+
+
+def weights(folder: Path, name: str = "trained") -> dict[str, torch.Tensor]:
+    return load_file(folder / "policy" / name / "model.safetensors")
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def ids(cell: Path) -> list[list[tuple[int, ...]]]:
+    return [[part.ids for part in one.segments] for one in Run(cell).trajectories()]
+
+
+@pytest.mark.slow
+def test_more_steps_end_as_if_they_had_been_asked_for_at_once_and_leave_nothing_stale(tmp_path: Path) -> None:
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    train(whole, "rl.steps=4")
+    train(longer, "rl.steps=2")
+    short = weights(longer)
+    cells = {path.name: Run(path).record["identities"] for path in (longer / "table").iterdir()}
+    train(longer, "rl.steps=4", resume=True)
+    assert not same(short, weights(longer)) and same(weights(longer), weights(whole))
+    assert same(short, weights(longer, "trained.2-steps"))  # nothing that was trained is lost
+    lines = (longer / "rl" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+    assert load_recipe(str(longer / "recipe.yaml")).rl.steps == 4
+    for path in (longer / "table").iterdir():
+        assert (Run(path).record["identities"] == cells[path.name]) == (not path.name.startswith("after."))
+        assert ids(path) == ids(whole / "table" / path.name)
+    assert "No alarm in 4 steps" in (longer / "table.md").read_text()
+
+    finished = (longer / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns
+    train(longer, "rl.steps=4", resume=True)  # the same steps once more train nothing
+    assert (longer / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns == finished
+    with pytest.raises(SettingError, match=r"rl\.steps cannot change from 4 to 3 in .*: 4 steps are taken already"):
+        train(longer, "rl.steps=3", resume=True)
+    (longer / "rl" / "checkpoints").rename(longer / "elsewhere")
+    with pytest.raises(SettingError, match="holds no checkpoint to go on from"):
+        train(longer, "rl.steps=6", resume=True)
+    assert same(weights(longer), weights(whole))
+
+
+@pytest.mark.slow
+def test_a_kill_between_more_steps_and_their_policy_is_gone_on_with(tmp_path: Path) -> None:
+    from coseek.training.agent import AgentTraining
+
+    train(tmp_path / "run", "rl.steps=1")
+    killed = AgentTraining(recipe("rl.steps=2"), tmp_path / "run")
+    killed.begin(resume=True)  # and here it is killed
+    del killed
+    assert not (tmp_path / "run" / "policy" / "trained").exists()
+    train(tmp_path / "run", "rl.steps=2", resume=True)
+    train(tmp_path / "whole", "rl.steps=2")
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+STAGES = "stages={one: {}, two: {rl: {kl: 0.0}}}"
+
+
+@pytest.mark.slow
+def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tmp_path: Path) -> None:
+    cosine = "rl.policy={optimiser: {decay: cosine}}"
+    train(tmp_path / "cosine", cosine, "rl.steps=1")
+    with pytest.raises(
+        SettingError, match=r"rl\.policy\.optimiser\.decay spreads a schedule over all steps"
+    ) as refused:
+        train(tmp_path / "cosine", cosine, "rl.steps=2", resume=True)
+    assert f"policy.folder={tmp_path / 'cosine' / 'policy' / 'trained'}" in str(refused.value)
+    assert load_recipe(str(tmp_path / "cosine" / "recipe.yaml")).rl.steps == 1
+
+    noisy = "data.engine={retriever: noisy, noise: {start: 0.0, end: 0.5}}"
+    train(tmp_path / "noisy", noisy, "rl.steps=1")
+    with pytest.raises(SettingError, match=r"data\.engine spreads a schedule over all steps"):
+        train(tmp_path / "noisy", noisy, "rl.steps=2", resume=True)
+
+    train(tmp_path / "two", STAGES, "rl.steps=1")
+    with pytest.raises(SettingError, match=r"stages\.one\.rl\.steps cannot change .* the stage two has begun with"):
+        train(tmp_path / "two", STAGES, "stages.one.rl.steps=2", "rl.steps=1", resume=True)
+    before = weights(tmp_path / "two", "one")
+    train(tmp_path / "two", STAGES, "stages.two.rl.steps=2", "rl.steps=1", resume=True)
+    assert same(before, weights(tmp_path / "two", "one"))
+    assert (tmp_path / "two" / "policy" / "trained.1-steps").is_dir()
+
+
+def test_steps_and_health_alone_may_change_in_a_stage() -> None:
+    plain = bound(recipe(STAGES))
+    assert plain == bound(recipe(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.health.stop=true"))
+    assert plain != bound(recipe(STAGES, "stages.one.rl.kl=0.1"))
+    assert plain != bound(recipe("stages={one: {}, three: {}}"))
