@@ -119,9 +119,11 @@ class AgentTraining:
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with."""
-        if self.workers.first:
-            self.check()
-            begin(self.folder, self.recipe, resume, _bound)
+        self.recipe = self.workers.agree(lambda: self._begun(resume))
+
+    def _begun(self, resume: bool) -> AgentRecipe:
+        self.check()
+        return begin(self.folder, self.recipe, resume, _bound, self.progress.say)
 
     def check(self) -> None:
         """Find what is wrong with the recipe before anything is written."""

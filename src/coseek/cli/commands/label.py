@@ -7,6 +7,7 @@ from typing import Annotated, cast
 import typer
 
 from coseek.agents.limits import Limits
+from coseek.cli.agents import settled_for
 from coseek.cli.labelling import (
     LabelSettings,
     agent_of,
@@ -137,6 +138,7 @@ def go(
     if not resume:
         Labels.refuse_old(out)
     refuse_strangers(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
+    settings = settled_for(settings, settings.agent, out / "labels.yaml")
     questions = run_questions(settings)
     parts = open_parts(settings, out, questions, cache)
     maker = module.open(make_settings(module.SETTINGS, own), parts)

@@ -26,6 +26,8 @@ from coseek.data.errors import DataError, RunError, SettingError
 from coseek.data.files import JsonObject, atomic_folder, atomic_write, read_json, write_json
 from coseek.data.passage import Corpus, Passage
 from coseek.labels.label import LabelSet
+from coseek.machine.precision import Use
+from coseek.machine.speed import precision_of
 from coseek.measure.table import Table
 from coseek.models.lora import take_in
 from coseek.retrieval.query import Query
@@ -75,13 +77,14 @@ class RetrieverTraining:
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with."""
-        if self.workers.first:
-            # What is wrong with labels or encoder is said before anything is written.
-            if self.recipe.encoder is not None:
-                EncoderCard.of(encoder_folder(self.recipe.encoder))
-            read_labels(self.recipe.labels)
-            begin(self.folder, self.recipe, resume)
-        self.workers.wait()
+        self.recipe = self.workers.agree(lambda: self._begun(resume))
+
+    def _begun(self, resume: bool) -> RetrieverRecipe:
+        # What is wrong with labels or encoder is said before anything is written.
+        if self.recipe.encoder is not None:
+            EncoderCard.of(encoder_folder(self.recipe.encoder))
+        read_labels(self.recipe.labels)
+        return begin(self.folder, self.recipe, resume, say=self.progress.say)
 
     @property
     def encoder_folder(self) -> Path:
@@ -267,7 +270,7 @@ class RetrieverTraining:
             micro_batch_tokens=settings.micro_batch_tokens,
             cached=settings.cached,
             normalise=self.card.normalise,
-            bfloat16=settings.precision == "bfloat16",
+            bfloat16=precision_of(settings.precision, Use.TRAINING) == "bfloat16",
             workers=self.workers,
         )
         objective.sums |= notes.sums
