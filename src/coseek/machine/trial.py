@@ -1,8 +1,9 @@
 """Trial: the script that times products for `speed.py`, in a process of its own and on one thread.
 
 In a process of its own, because whoever asks may be training: the number of threads and what libraries keep for
-themselves decide the last bits of its sums. On one thread, because two of them wait for each other on a busy machine,
-and the clock then tells nothing of the arithmetic.
+themselves decide the last bits of its sums. On one thread and in processor time, because threads wait for each other
+on a busy machine, and a long product is interrupted where a short one is not: the clock then tells nothing of the
+arithmetic.
 
     python trial.py linear/256/384/1536 scan/384/float32     prints {NAME: [float32_s, other_s], …}
 
@@ -23,6 +24,8 @@ NUMBERS = 16_384 * 384
 """Numbers in the block of a scan."""
 GROUP, QUERIES = 32, 64
 """A block has a multiple of so many rows; and how many queries it is compared with."""
+# Where processor time comes in ticks of milliseconds (Windows) it is too coarse for a product.
+seconds_now = time.process_time if time.get_clock_info("process_time").resolution < 1e-5 else time.perf_counter
 
 
 def best(one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
@@ -30,14 +33,14 @@ def best(one: Callable[[], object], other: Callable[[], object]) -> tuple[float,
     seconds: tuple[list[float], list[float]] = ([], [])
     for work in (one, other):
         work()
-    began = time.perf_counter()
+    began = seconds_now()
     for turn in range(MOST):
-        if turn >= 3 and time.perf_counter() - began > BUDGET_S:
+        if turn >= 3 and seconds_now() - began > BUDGET_S:
             break
         for work, times in zip((one, other), seconds, strict=True):
-            start = time.perf_counter()
+            start = seconds_now()
             work()
-            times.append(time.perf_counter() - start)
+            times.append(seconds_now() - start)
     return min(seconds[0]), min(seconds[1])
 
 
