@@ -34,6 +34,7 @@ from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
 from coseek.labels.deciding import Asked, decide_all
 from coseek.labels.turn import SearchTurn, turns_of
+from coseek.machine.host import Host
 from coseek.measure.answers import exact_match
 from coseek.models.loading import load_model
 from coseek.models.model import Model
@@ -183,6 +184,7 @@ def main() -> int:
         for way in ways:
             way.go(work)
             print(f"repeat {repeat + 1}, {way.name}: {way.seconds[-1]:.1f} s", file=sys.stderr, flush=True)
+    print(f"instructions: {Host.here().instructions}")
     print(
         f"{'':<14}{'continued':>10}{'read':>13}{'written':>12}{'tokens':>13}{'seconds (least – most)':>28}{'CPU s':>9}"
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from coseek.machine.host import Host
 from coseek.models.laptop import new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.training.generator_recipe import GeneratorRecipe
@@ -71,6 +72,7 @@ def main() -> None:
     recipe = GeneratorRecipe()
     words = (f" w{number}" for number in range(2500))
     tokenizer = HfTokenizer(train_tokenizer(words, (), recipe.laptop.vocabulary))
+    print(f"one thread, instructions: {Host.here().instructions}\n")
     print(f"| practice | seed | {' | '.join(f'at {distance}' for distance in DISTANCES)} | seconds |")
     print(f"|---|--:|{'--:|' * (len(DISTANCES) + 1)}")
     for name, schedule in SCHEDULES.items():

@@ -40,6 +40,7 @@ from coseek.agents.writing import WriterModel
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.machine.host import Host
 from coseek.models import sampler as sampler_module
 from coseek.models.drawing import draw, uniforms
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -302,7 +303,7 @@ def main() -> int:
             side.go(protocol, retriever, questions, repeat)
             print(f"repeat {repeat + 1}, {side.name}: {side.rates[-1]:.1f} rollouts/s", file=sys.stderr, flush=True)
     print(f"{count} questions × {options.group}, {limits.max_tokens} tokens each at most, {options.dtype}, ", end="")
-    print(f"{torch.get_num_threads()} threads, {options.repeats} repeats taking turns")
+    print(f"{torch.get_num_threads()} threads, {options.repeats} repeats taking turns, {Host.here().instructions}")
     ratio = report(sides, options.bar)
     if options.profile:
         for side in sides:

@@ -97,8 +97,15 @@ HEADER = (
 )
 
 
+def instructions() -> str:
+    """The instruction set that the engines are measured with; asked in a process of its own, since torch knows it."""
+    code = "from coseek.machine.host import Host; print(Host.here().instructions)"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> int:
     args = arguments()
+    print(f"instructions: {instructions()}")
     print(HEADER)
     rows: list[Row] = []
     for row in measured(args):
@@ -142,7 +149,7 @@ def page_of(rows: Sequence[Row], queries: int) -> str:
     found = list(choices(rows, size))
     return "\n".join(
         [
-            f"Vectors of {DIM} dimensions, {queries} queries, {os.cpu_count()} cores.\n",
+            f"Vectors of {DIM} dimensions, {queries} queries, {os.cpu_count()} cores, {instructions()}.\n",
             HEADER,
             *(row.cells() for row in rows),
             f"\nExtrapolated from {size:,} passages of {DIM} dimensions to wiki-18, {WIKI:,} of {WIKI_DIM}:\n",

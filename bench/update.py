@@ -26,6 +26,7 @@ from bench.trl_side import Inputs, TrlSide, inputs_of, open_trl
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.machine.host import Host
 from coseek.models.laptop import LaptopSettings, new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
@@ -52,6 +53,7 @@ def main() -> int:
     experience, prompts = _step(policy, settings, options, len(tokenizer.fast))
     tokens = int(experience.batch.lengths_B.sum())
     print(f"{options.runs} runs, {tokens} tokens, {int(experience.mask_BT.sum())} of them the agent's")
+    print(f"{options.threads} threads, instructions: {Host.here().instructions}")
     with tempfile.TemporaryDirectory() as folder:
         side = open_trl(copy.deepcopy(model), tokenizer, Path(folder))
         theirs = {size: _their_step(side, _batches(experience, prompts, size)) for size in SIZES}

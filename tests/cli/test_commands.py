@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
+from tests.machine.paces import FAST, SLOW, processor
+from tests.serve.model_live import tiny_policy
 
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.machine import speed
 
 
 def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +122,26 @@ def test_a_world_is_not_written_over_something_else(tmp_path: Path, coseek: Type
     (tmp_path / "letters.txt").write_text("dear", encoding="utf-8")
     assert coseek("world", "make", tmp_path).code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["letters.txt"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_the_precision_it_was_begun_with(
+    world: Path, index: Path, tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "WIDE", 1)  # a model of the tests is narrow
+    (tmp_path / "agent.yaml").write_text(f"name: {tiny_policy(tmp_path / 'policy')}\nprecision: auto\n")
+    words = ("run", world, "--split", "dev", "--count", 2, "--agent", tmp_path / "agent.yaml", "--retriever", index)
+    taken = {}
+    for first, then in ((FAST, SLOW), (SLOW, FAST)):
+        out = tmp_path / f"run-{first}"
+        processor(tmp_path / "cache", monkeypatch, first)
+        assert coseek(*words, "--out", out, "limits.max_tokens=60").code == 0
+        agent = Run(out).settings["agent"]
+        assert isinstance(agent, dict)
+        taken[first] = agent["precision"]
+        processor(tmp_path / "cache", monkeypatch, then)
+        assert coseek(*words, "--out", out, "limits.max_tokens=60", "--resume").code == 0
+    assert taken == {FAST: "bfloat16", SLOW: "float32"}
 
 
 @pytest.mark.slow

@@ -1,11 +1,21 @@
 """The doctor tries things, and what it finds is told plainly."""
 
+import io
 import json
+import sys
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.cli.conftest import Type
+from tests.machine.paces import FAST, SLOW, begun_anew, kept
 
-from coseek.cli.doctor import CHECKS, Health, check
+from coseek.cli.commands.doctor import as_table
+from coseek.cli.doctor import CHECKS, Finding, Health, check, exact_search, precision
+from coseek.cli.extras import EXTRA_OF
+from coseek.machine.host import Host
+from coseek.machine.precision import Use
+from coseek.machine.speed import FEW, MANY
 
 
 @pytest.mark.slow
@@ -40,3 +50,43 @@ def test_a_part_that_works_says_what_was_seen() -> None:
 def test_the_core_works_without_torch(trial: object) -> None:
     assert callable(trial)
     assert trial().health is Health.WORKS
+
+
+def shown(findings: list[Finding]) -> str:
+    """The table as a wide terminal shows it."""
+    console = Console(width=300, file=io.StringIO(), color_system=None)
+    console.print(as_table(findings))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_line_that_installs_an_extra_can_be_copied_from_the_table() -> None:
+    missing = [
+        check(library, lambda library=library: fails_with(ModuleNotFoundError(name=library)), "")()  # type: ignore[misc]
+        for library in EXTRA_OF
+    ]
+    table = shown([*missing, Finding("odd [bold]part[/bold]", Health.BROKEN, "saw [/] and [red]", "write [a.b=c …]")])
+    for library, extra in EXTRA_OF.items():
+        assert f"pip install 'coseek[{extra}]'" in table, library
+    assert all(text in table for text in ("odd [bold]part[/bold]", "saw [/] and [red]", "write [a.b=c …]"))
+
+
+@pytest.mark.parametrize(("ratio", "taken", "way"), [(FAST, "bfloat16", "int8"), (SLOW, "float32", "exact")])
+def test_the_doctor_names_what_auto_takes_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, taken: str, way: str
+) -> None:
+    kept(tmp_path, monkeypatch, {MANY: ratio, FEW: ratio, "scan/384/float32": ratio})
+    told, found = precision(), exact_search()
+    for use in Use:
+        assert f"{use} in {taken} (bfloat16 has {ratio:.2g} × the speed of float32)" in told
+    assert f"auto is {way} for a million vectors" in found and f"{ratio:.2g} × the speed" in found
+    assert told.endswith(Host.here().instructions) and found.endswith(Host.here().instructions)
+
+
+def test_a_trial_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    begun_anew(monkeypatch)
+    found = check("precision", precision, "use precision float32")()
+    assert (found.health, found.remedy) == (Health.BROKEN, "use precision float32")
+    assert "a process of its own" in found.detail

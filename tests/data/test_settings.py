@@ -113,6 +113,25 @@ def test_a_missing_recipe_is_one_sentence(tmp_path: Path) -> None:
         load_settings(Recipe, tmp_path / "none.yaml")
 
 
+class Outer(Settings):
+    """A group whose default is not that of its class."""
+
+    inner: Inner = Inner(learning_rate=0.01, steps=3)
+    """Slower than elsewhere."""
+    other: Inner | None = None
+    """None here."""
+
+
+def test_a_group_that_is_given_in_part_keeps_the_rest_of_its_default_there() -> None:
+    assert make_settings(Outer, {"inner": {"steps": 4}}).inner == Inner(learning_rate=0.01, steps=4)
+    assert make_settings(Outer, {"other": {"steps": 4}}).other == Inner(steps=4)
+    assert Outer(inner=Inner()).inner == Inner()  # a whole group is one
+    with pytest.raises(SettingError, match=r"'inner\.steps' needs a whole number, got 'few'"):
+        make_settings(Outer, {"inner": {"steps": "few"}})
+    with pytest.raises(SettingError, match=r"no setting named 'inner\.step'; did you mean 'inner\.steps'"):
+        make_settings(Outer, {"inner": {"step": 4}})
+
+
 def test_settings_cannot_be_changed_after_the_fact() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Recipe().__setattr__("name", "other")

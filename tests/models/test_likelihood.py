@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.machine.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, logits_of, network
 
 from coseek.data.errors import DataError, SettingError
@@ -136,6 +137,16 @@ def test_other_weights_and_other_settings_are_another_identity(folder: Path) -> 
     ]
     assert len(set(kinds)) == 4
     assert open_likelihood(str(folder)).identity == kinds[0]
+
+
+def test_an_identity_holds_the_precision_that_auto_came_to(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ratio, taken in ((SLOW, "float32"), (FAST, "bfloat16")):
+        processor(tmp_path, monkeypatch, ratio)
+        auto = open_likelihood(str(folder), LikelihoodSettings(precision="auto"))
+        by_name = open_likelihood(str(folder), LikelihoodSettings.model_validate({"precision": taken}))
+        assert (auto.identity, str(auto.model.dtype)) == (by_name.identity, f"torch.{taken}")
 
 
 def test_a_server_and_a_folder_that_is_none_are_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from tests.machine.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, VOCABULARY, converse, logits_of, network, request, transcript
 from transformers import PreTrainedModel
 
@@ -269,10 +271,23 @@ def test_only_the_whole_softmax_is_on_policy() -> None:
     assert not SamplerSettings(temperature=0.0).on_policy
 
 
-def test_narrow_networks_are_sampled_in_float32_unless_someone_wishes_otherwise() -> None:
-    assert pick_dtype("auto", 128) == "float32"
-    assert pick_dtype("bfloat16", 128) == "bfloat16"
-    assert pick_dtype("float32", 4096) == "float32"
+def test_narrow_networks_are_sampled_in_float32_unless_someone_wishes_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(tmp_path, monkeypatch, FAST)
+    narrow, wide = network("lfm2"), network("llama")
+    wide.config.hidden_size = 4096
+    assert pick_dtype("auto", narrow) == "float32"
+    assert pick_dtype("bfloat16", narrow) == "bfloat16"
+    assert pick_dtype("float32", wide) == "float32"
+    assert pick_dtype("auto", wide) == "bfloat16"
+
+
+def test_auto_samples_in_float32_where_bfloat16_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor(tmp_path, monkeypatch, SLOW)
+    wide = network("llama")
+    wide.config.hidden_size = 4096
+    assert pick_dtype("auto", wide) == "float32"
 
 
 def test_a_layer_that_has_no_slots_is_refused_by_name() -> None:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from tests.machine.paces import FAST, SLOW, processor
 
 from coseek.data.errors import DataError, ModelError
+from coseek.machine import speed
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.text import CUT, TextWriter, WriterSettings, frame, open_folder, open_writer
 from coseek.models.tokenizer import HfTokenizer
@@ -91,6 +93,18 @@ def test_a_context_without_room_and_an_empty_prompt_are_model_errors(writer: Tex
     with pytest.raises(ModelError, match="empty"):
         writer.write([""], 4)
     assert writer.write(["still"], 4)
+
+
+def test_an_identity_holds_the_precision_that_auto_came_to(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = open_folder(folder, WriterSettings(precision="float32")).identity
+    rough = open_folder(folder, WriterSettings(precision="bfloat16")).identity
+    assert plain != rough
+    monkeypatch.setattr(speed, "WIDE", 1)  # the test's model is narrow
+    for ratio, taken in ((SLOW, plain), (FAST, rough)):
+        processor(tmp_path, monkeypatch, ratio)
+        assert open_folder(folder, WriterSettings(precision="auto")).identity == taken
 
 
 def test_another_model_or_context_is_another_identity(folder: Path, talking: Path) -> None:

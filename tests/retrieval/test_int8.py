@@ -11,7 +11,7 @@ from tests.retrieval.brute import brute_force, hard_cases, near_ties, outliers, 
 import coseek.retrieval.vectors.int8 as int8
 from coseek.data.errors import DataError, IndexMismatch, RetrieverError
 from coseek.retrieval.vectors.exact import ExactSearch
-from coseek.retrieval.vectors.int8 import Int8Search, encode, exact_integers, quantise
+from coseek.retrieval.vectors.int8 import Int8Search, encode, largest_query_code, quantise
 from coseek.retrieval.vectors.shortlist import scores_of
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
@@ -94,9 +94,9 @@ def test_integers_without_torch_are_the_same(tmp_path: Path) -> None:
         search = int8_search(VectorStore.of(vectors), tmp_path)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "torch", None)
-            exact_integers.cache_clear()
+            largest_query_code.cache_clear()
             rows, _ = search.search(queries, 20)
-        exact_integers.cache_clear()
+        largest_query_code.cache_clear()
         assert np.array_equal(rows, brute_force(vectors, queries, 20))
 
 

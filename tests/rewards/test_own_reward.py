@@ -51,12 +51,12 @@ def test_a_reward_of_ones_own_reaches_recipe_and_stages_by_the_command_line(here
 
 def test_a_run_does_not_go_on_with_another_reward_under_the_same_name(here: Path) -> None:
     recipe = load_recipe("quickstart", ["reward={brevity.py: 1.0}"])
-    begin(here / "out", recipe, resume=False)
+    begun = begin(here / "out", recipe, resume=False)
     (here / "out" / "metrics.jsonl").write_text("{}\n")
-    begin(here / "out", recipe, resume=True)
+    assert begin(here / "out", recipe, resume=True) == begun
     written = yaml.safe_load((here / "out" / "recipe.yaml").read_text(encoding="utf-8"))
     assert list(written["own_parts"]) == ["brevity.py"]
-    assert load_recipe(str(here / "out" / "recipe.yaml")) == recipe
+    assert load_recipe(str(here / "out" / "recipe.yaml")) == begun
     (here / "brevity.py").write_text(BREVITY.replace("40", "41"), encoding="utf-8")
     with pytest.raises(SettingError, match=r"brevity\.py is not the file that .*out was begun with"):
         begin(here / "out", recipe, resume=True)

@@ -198,6 +198,7 @@ def test_the_service_says_what_it_is(live: Live) -> None:
     get = {path: httpx.get(live[0] + path, trust_env=False).json() for path in ("/health", "/info", "/v1/models")}
     assert get["/health"]["ready"] is True
     assert get["/info"]["max_context"] == 2048
+    assert get["/info"]["precision"] == "float32"
     assert get["/v1/models"]["data"][0]["owned_by"] == "coseek"
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from coseek.data.errors import SettingError
 from coseek.data.question import Question
-from coseek.models.loading import Precision
+from coseek.machine.precision import Precision
 from coseek.models.model import Request, SoFar
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer

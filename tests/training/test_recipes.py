@@ -16,6 +16,7 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import Noisy
 from coseek.rewards.reward import make_reward
+from coseek.training.precisions import settled_recipe
 from coseek.training.recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
 from coseek.training.rl.scoring import Scoring
 from coseek.training.settings import RejectionSettings
@@ -108,8 +109,9 @@ def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).touch()
     recipe = load_recipe("qagent-laptop", ["seed=5", f"frozen.generator.model={tmp_path}"])
-    AgentTraining(recipe, tmp_path / "run").begin(resume=False)
-    assert load_recipe(str(tmp_path / "run" / "recipe.yaml")) == recipe
+    training = AgentTraining(recipe, tmp_path / "run")
+    training.begin(resume=False)
+    assert load_recipe(str(tmp_path / "run" / "recipe.yaml")) == training.recipe == settled_recipe(recipe)
 
 
 # --- stages

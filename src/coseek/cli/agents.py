@@ -9,7 +9,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 
 import hashlib
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from pydantic import Field
 
@@ -28,9 +28,12 @@ from coseek.data.own_part import Offers, is_own
 from coseek.data.registry import find, names
 from coseek.data.run import Run
 from coseek.data.settings import Settings, make_settings
+from coseek.machine.precision import S, SamplingPrecision
+from coseek.machine.speed import settled_here, warning
 from coseek.models.dialect import dialect_of
 from coseek.models.model import Model, Tokenizer
 from coseek.models.remote import RemoteModel, RemoteSettings, open_remote
+from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
 WRITERS = "coseek.agents.writers"
@@ -52,7 +55,7 @@ class AgentSettings(Settings):
     """`default`, `laptop`, or a YAML file with a prompt of your own."""
     temperature: float = Field(default=0.0, ge=0.0)
     """0 takes the most likely token; no effect on writers."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: SamplingPrecision = "float32"
     """Of weights and cache; no effect on writers."""
     tokenizer: str | None = None
     """A model folder in whose ids a writer or a server writes, or `bytes`. A folder has its own; writers have bytes."""
@@ -221,8 +224,18 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     from coseek.models.loading import load_model
     from coseek.models.sampler import Sampler, SamplerSettings
 
+    if line := warning(settings):
+        say(line)
     sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
     return Sampler(load_model(Path(settings.name)), tokenizer, protocol.grammar.stops, sampling)
+
+
+def settled_for(settings: S, agent: AgentSettings | None, began: Path) -> S:
+    """A command's settings with the name of a precision in place of its agent's `auto`: the one that the file `began`
+    holds, where the work goes on, else what is fastest here."""
+    recorded = read_yaml(began, "record").get("settings") if began.exists() else None
+    width = hidden_size(Path(agent.name)) if agent is not None else 0
+    return settled_here(settings, recorded if isinstance(recorded, dict) else None, lambda _: width)
 
 
 def decoder_of(run: Run) -> Decode | None:

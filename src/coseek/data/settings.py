@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar, cast, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from coseek.data.errors import Place, SettingError, closest
@@ -18,6 +18,19 @@ class Settings(BaseModel):
     """Base of every group of settings: frozen, and strict about names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _laid_over_defaults(cls, given: object) -> object:
+        """A group that is given in part keeps the rest of what it is by default here, not of what its class has
+        elsewhere: one precision typed must not bring another learning rate along."""
+        if not isinstance(given, dict):
+            return given
+        whole = dict(given)
+        for name, field in cls.model_fields.items():
+            if isinstance(value := given.get(name), dict) and isinstance(field.default, Settings):
+                whole[name] = overlay(type(field.default), save_settings(field.default), value)
+        return whole
 
 
 S = TypeVar("S", bound=Settings)
@@ -86,7 +99,7 @@ def overlay(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> Json
     """One tree of settings laid over another: groups of settings are merged, everything else is replaced whole."""
     merged = dict(below)
     for name, value in above.items():
-        group, under = _group(kind, name), merged.get(name)
+        group, under = group_of(kind, name), merged.get(name)
         if group is not None and isinstance(value, dict) and isinstance(under, dict):
             value = overlay(group, under, value)
         merged[name] = value
@@ -189,7 +202,7 @@ def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
 def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
     """The settings of all groups in this one, each with the groups that lead to it. Lists and tables have no names."""
     for name, field in kind.model_fields.items():
-        group = _group(kind, name)
+        group = group_of(kind, name)
         if group is not None and get_origin(field.annotation) not in (dict, list, tuple):
             yield from ((name, leaf) for leaf in group.model_fields)
             yield from ((name, *path) for path in _below(group))
@@ -198,11 +211,11 @@ def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
 def _kind_at(kind: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:
     """The settings class of a group."""
     for part in path:
-        kind = _group(kind, str(part)) or kind
+        kind = group_of(kind, str(part)) or kind
     return kind
 
 
-def _group(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
+def group_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
     """The settings class of a field that is a group of settings, or may be one."""
     field = kind.model_fields.get(name)
     inner = field.annotation if field else None

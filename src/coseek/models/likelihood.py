@@ -10,14 +10,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pydantic import Field
 
 from coseek.data.errors import SettingError
 from coseek.data.fingerprint import fingerprint
 from coseek.data.settings import Settings
+from coseek.machine.precision import EncodingPrecision, Use
+from coseek.machine.speed import precision_of
 from coseek.models.remote_text import named_server
+from coseek.models.shape import hidden_size
 from coseek.models.text import frame
 from coseek.models.tokenizer import HfTokenizer
 
@@ -36,7 +39,7 @@ class LikelihoodSettings(Settings):
     """Tokens read in one forward pass, padding included; a longer row is read alone."""
     max_context: int = Field(default=32_768, ge=2)
     """Prompt and continuation together have at most this many tokens, or what the model allows where that is less."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: EncodingPrecision = "float32"
     """Of the weights."""
 
 
@@ -188,7 +191,8 @@ def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> Li
         raise SettingError(f"{name} is a server, and likelihoods are read off a model folder; name the model's folder")
     settings = settings or LikelihoodSettings()
     folder = Path(name).expanduser()
-    model = load_model(folder, settings.precision)
+    precision = precision_of(settings.precision, Use.ENCODING, hidden_size(folder))
+    model = load_model(folder, precision)
     tokenizer = HfTokenizer.load(folder)
     config = model.config.get_text_config()
     context = min(int(getattr(config, "max_position_embeddings", 0) or settings.max_context), settings.max_context)
@@ -198,5 +202,5 @@ def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> Li
         around=frame(tokenizer, folder),
         max_context=context,
         batch_tokens=settings.batch_tokens,
-        identity=f"{fingerprint(folder)}:{settings.precision}:{context}:{settings.batch_tokens}",
+        identity=f"{fingerprint(folder)}:{precision}:{context}:{settings.batch_tokens}",
     )

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -14,9 +13,8 @@ from transformers.utils import logging as library_logging
 from coseek.data.errors import DataError
 from coseek.data.files import atomic_folder
 from coseek.data.hub import missing
+from coseek.machine.precision import Precision
 from coseek.models.tokenizer import HfTokenizer
-
-Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

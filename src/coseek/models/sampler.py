@@ -6,7 +6,6 @@ bfloat16 these are large enough to tip a draw now and then.)
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,19 +15,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coseek.data.settings import Settings
+from coseek.machine.precision import Precision, SamplingPrecision, Use, Wish
+from coseek.machine.speed import precision_of
 from coseek.models.board import Board
 from coseek.models.drawing import draw, keep_likely, uniforms
 from coseek.models.engine import Block, Engine
 from coseek.models.engines.general import GeneralEngine
 from coseek.models.engines.lfm2 import Lfm2Engine
-from coseek.models.loading import DTYPES, Precision
+from coseek.models.loading import DTYPES
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.sharing import Piece, share
 from coseek.models.stopping import StopStrings
 
 SEED_MASK = 2**64 - 1
-WIDE = 256
-"""Width of the residual stream from which `auto` takes bfloat16."""
 READ_TOKENS = 4096
 """About how many tokens are read in one forward pass: enough to keep a processor busy, few enough for its memory."""
 
@@ -46,8 +45,8 @@ class SamplerSettings(Settings):
     """Rows that are kept in the cache at once; more are taken up as these are closed."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Longest row, prompt included; the model's own limit when not set."""
-    dtype: Precision | Literal["auto"] = "float32"
-    """Precision of weights and cache while sampling; `auto` is bfloat16 where it is faster: see `pick_dtype`."""
+    dtype: SamplingPrecision = "float32"
+    """Precision of weights and cache while sampling; `auto` is what is fastest here for a model of this width."""
     patience: float = Field(default=0.25, ge=0.0, lt=1.0)
     """Share of the rows being written that may have stopped before the driver hears of them. Waiting lets searches
     and readings happen in batches; 0 reports every row at once. It changes the speed and no row."""
@@ -80,7 +79,7 @@ class Sampler:
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
         self._model = model
-        self._engine = make_engine(model, DTYPES[pick_dtype(self.settings.dtype, int(config.hidden_size))])
+        self._engine = make_engine(model, DTYPES[pick_dtype(self.settings.dtype, model)])
         self._stops = StopStrings(stops, tokenizer, int(config.vocab_size))
         self._is_end = _end_table(model, tokenizer)
         longest = int(getattr(config, "max_position_embeddings", 0) or 2**31)
@@ -318,16 +317,9 @@ def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
     return Lfm2Engine(model, dtype) if Lfm2Engine.can_run(model) else GeneralEngine(model, dtype)
 
 
-def pick_dtype(wish: Precision | Literal["auto"], width: int) -> Precision:
-    """`auto`: bfloat16 where it is multiplied natively and the matrices are wide enough for that to matter.
-
-    Measured on an AVX512-BF16 core: no faster than float32 at a width of 128 (the laptop policy), 1.5 to 2 times as
-    fast from 256.
-    """
-    if wish != "auto":
-        return wish
-    native = torch.cuda.is_available() or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
-    return "bfloat16" if native and width >= WIDE else "float32"
+def pick_dtype(wish: Wish, model: PreTrainedModel) -> Precision:
+    """The precision that this network is sampled in."""
+    return precision_of(wish, Use.SAMPLING, int(model.config.get_text_config().hidden_size), model.device.type)
 
 
 def _groups(pieces: Sequence[Piece]) -> list[list[Piece]]:

@@ -7,7 +7,6 @@ puts special tokens around it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -15,8 +14,11 @@ from coseek.data.errors import DataError, ModelError
 from coseek.data.fingerprint import fingerprint
 from coseek.data.question import Question
 from coseek.data.settings import Settings
+from coseek.machine.precision import SamplingPrecision, Use
+from coseek.machine.speed import precision_of
 from coseek.models.model import Model, Request, SoFar, TurnEnd
 from coseek.models.remote_text import RemoteText, named_server, open_remote_text
+from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
 
 CUT = "\n[A part was left out here, because the whole did not fit.]\n"
@@ -32,7 +34,7 @@ class WriterSettings(Settings):
     """Texts written at once."""
     max_context: int = Field(default=32_768, ge=16)
     """Prompt and text together have at most this many tokens, or what the model allows where that is less."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: SamplingPrecision = "float32"
     """Of weights and cache."""
 
 
@@ -118,19 +120,18 @@ def open_folder(folder: Path, settings: WriterSettings | None = None) -> TextWri
     from coseek.models.sampler import Sampler, SamplerSettings
 
     settings = settings or WriterSettings()
-    network = load_model(folder, settings.precision)
+    precision = precision_of(settings.precision, Use.SAMPLING, hidden_size(folder))
+    network = load_model(folder, precision)
     tokenizer = HfTokenizer.load(folder)
     config = network.config.get_text_config()
     longest = int(getattr(config, "max_position_embeddings", 0) or settings.max_context)
     context = min(longest, settings.max_context)
-    sampling = SamplerSettings(
-        temperature=0.0, max_rows=settings.max_rows, max_tokens=context, dtype=settings.precision
-    )
+    sampling = SamplerSettings(temperature=0.0, max_rows=settings.max_rows, max_tokens=context, dtype=precision)
     return TextWriter(
         model=Sampler(network, tokenizer, (), sampling),
         around=frame(tokenizer, folder),
         max_context=context,
-        identity=f"{fingerprint(folder)}:{settings.precision}:{context}",
+        identity=f"{fingerprint(folder)}:{precision}:{context}",
     )
 
 

@@ -28,6 +28,7 @@ from coseek.data.lock import lock_beside
 from coseek.data.own_part import is_own
 from coseek.data.passage import Corpus
 from coseek.data.settings import Settings, make_settings, save_settings
+from coseek.machine.speed import settled_here
 from coseek.retrieval.building import INDEX_CARD, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
 
@@ -196,7 +197,8 @@ def _overridden(part: RetrieverPart, card: IndexCard, overrides: Mapping[str, ob
         if name not in free:
             choice = f"what may be chosen when opening it: {', '.join(sorted(free))}" if free else "nothing may be"
             raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
-    return settings
+    device = getattr(settings, "device", "auto")
+    return settled_here(settings, device=None if device == "auto" else device)
 
 
 def _corpus_of(card: IndexCard, folder: Path) -> Corpus:

@@ -10,8 +10,11 @@ from coseek import __version__
 from coseek.data.errors import DataError, ModelError
 from coseek.data.files import JsonObject
 from coseek.data.fingerprint import fingerprint
+from coseek.machine.precision import Precision, Use
+from coseek.machine.speed import precision_of
 from coseek.models.chat import Message, chat_ids
 from coseek.models.model import TurnEnd
+from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
 from coseek.serve.completions import ChatAsked, CompletionAsked, Told, chat_completion, completion
 from coseek.serve.contract import Refused
@@ -40,12 +43,14 @@ class Weights:
     """Tokens that prompt and text may have together."""
     bos_ids: tuple[int, ...]
     identity: str
+    precision: Precision
 
     @classmethod
     def of(cls, folder: Path, settings: ModelServeSettings) -> "Weights":
         from coseek.models.loading import load_model
 
-        network = load_model(folder, settings.precision)
+        precision = precision_of(settings.precision, Use.SAMPLING, hidden_size(folder))
+        network = load_model(folder, precision)
         tokenizer = HfTokenizer.load(folder)
         config = network.config.get_text_config()
         longest = int(getattr(config, "max_position_embeddings", 0) or 2**20)
@@ -58,6 +63,7 @@ class Weights:
             min(longest, settings.max_context or longest),
             (bos_id,) if begins else (),
             fingerprint(folder),
+            precision,
         )
 
 
@@ -120,7 +126,7 @@ class ModelService:
             "vocabulary": weights.vocabulary,
             "max_context": weights.context,
             "chat_template": weights.tokenizer.fast.chat_template is not None,
-            "precision": self.settings.precision,
+            "precision": weights.precision,
             "written_tokens": self.desk.written_tokens,
             "reused_tokens": self.desk.reused_tokens,
             "coseek": __version__,
@@ -204,7 +210,7 @@ class ModelService:
             top_k=kind.top_k,
             max_rows=self.settings.max_rows,
             max_tokens=weights.context,
-            dtype=self.settings.precision,
+            dtype=weights.precision,
             patience=0.0,  # every text goes out as soon as it is done
         )
         return Sampler(weights.network, weights.tokenizer, kind.stops, settings)

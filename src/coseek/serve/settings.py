@@ -1,10 +1,9 @@
 """Settings of a service: where it listens, how it batches, and what it turns away."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from coseek.data.settings import Settings
+from coseek.machine.precision import SamplingPrecision
 
 
 class ListenSettings(Settings):
@@ -64,5 +63,5 @@ class ModelServeSettings(ListenSettings):
     """Characters of one prompt."""
     max_prompts: int = Field(default=64, ge=1)
     """Prompts of one request."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: SamplingPrecision = "float32"
     """Of weights and cache."""

@@ -109,19 +109,20 @@ class AgentTraining:
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
-        if not self.workers.first:
-            return
+        self.recipe = self.workers.agree(lambda: self._begun(resume))
+
+    def _begun(self, resume: bool) -> AgentRecipe:
         with kept_lock(self.folder) as self._lock:
             self.check()
             if self.recipe.policy.folder is not None:
                 HfTokenizer.load(Path(self.recipe.policy.folder).expanduser())  # refused here if it cannot be opened
             identities = agent_identities(self.recipe, self.index)
-            begin(self.folder, self.recipe, resume, bound, identities, self._go_on)
+            return begin(self.folder, self.recipe, resume, bound, identities, self._go_on, self.progress.say)
 
-    def _go_on(self, began: AgentRecipe) -> None:
+    def _go_on(self, began: AgentRecipe, recipe: AgentRecipe) -> None:
         """Take over what may change in a recipe when its training goes on."""
-        own_engine = self.recipe.data.engine is not None
-        MoreSteps(self.recipe, self.folder, lambda: own_engine and isinstance(self.engine, Follows)).take(began)
+        own_engine = recipe.data.engine is not None
+        MoreSteps(recipe, self.folder, lambda: own_engine and isinstance(self.engine, Follows)).take(began)
 
     def check(self) -> None:
         """Find what is wrong with the recipe before anything is written."""

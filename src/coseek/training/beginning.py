@@ -12,6 +12,7 @@ from coseek.data.identities import KEY, Identities, check_identities
 from coseek.data.own_part import digests
 from coseek.data.run import provenance
 from coseek.data.settings import Settings, first_difference, make_settings, save_settings
+from coseek.training.precisions import said_of, settled_recipe
 
 FILE = "recipe.yaml"
 """The whole recipe, versions and commit; and the digests of what it names: Python files, models, questions, indexes."""
@@ -20,33 +21,44 @@ OWN = "own_parts"
 R = TypeVar("R", bound=Settings)
 
 
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
 def begin(
     folder: Path,
     recipe: R,
     resume: bool,
     bound: Callable[[R], JsonObject] = save_settings,
     identities: Identities | None = None,
-    going_on: Callable[[R], None] | None = None,
-) -> None:
+    going_on: Callable[[R, R], None] | None = None,
+    say: Callable[[str], None] = silent,
+) -> R:
     """Write the recipe into a new folder, or check that it is the one that the folder was begun with.
 
-    A folder in which a failed start left nothing but its record counts as new. `bound` leaves out what may change when
-    a run goes on. Settings that are younger than the folder count as their defaults. `identities` of what the recipe
-    names must be those of the start. `going_on` is called with the recipe that the folder was begun with, after all
-    checks and before the new recipe takes its place in the file; it may raise.
+    Returns the recipe as it is trained, which is what is written: with the name of a precision in place of `auto`. A
+    run that goes on computes as it began, whatever is fastest now. A folder in which a failed start left nothing but
+    its record counts as new. `bound` leaves out what may change when a run goes on. Settings that are younger than the
+    folder count as their defaults. `identities` of what the recipe names must be those of the start. `going_on` is
+    called with the recipe that the folder was begun with and the new one, after all checks and before the new one takes
+    its place in the file; it may raise.
     """
     path, now = folder / FILE, dict(identities or {})
     refuse_strangers(folder, FILE)
+    asked = recipe
     if not path.exists() or is_failed_start(folder, FILE):
+        recipe = settled_recipe(asked)
         tree: JsonObject = {"recipe": save_settings(recipe), KEY: {**now}, **provenance()}
         if own := digests(save_settings(recipe)):
             tree[OWN] = own
         _write(path, tree)
-        return
+        _tell(asked, recipe, say)
+        return recipe
     if not resume:
         raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
     written = cast(JsonObject, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    began = make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path)
+    began = settled_recipe(make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path))
+    recipe = settled_recipe(asked, began)
     if different := first_difference(bound(began), bound(recipe)):
         raise SettingError(f"{folder} was begun with {different} is asked for; take the same recipe, or another --out")
     own_began = cast(JsonObject, written.get(OWN) or {})
@@ -57,13 +69,20 @@ def begin(
             )
     check_identities(path, written.get(KEY), now)
     if going_on is not None:
-        going_on(began)
+        going_on(began, recipe)
     known = cast(dict[str, str], written.get(KEY) or {})
     tree = {**written, "recipe": save_settings(recipe), KEY: {**known, **now}}
     if tree != written:
         _write(path, tree)
+    _tell(asked, recipe, say)
+    return recipe
 
 
 def _write(path: Path, tree: JsonObject) -> None:
     with atomic_write(path) as file:
         yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
+
+
+def _tell(asked: Settings, recipe: Settings, say: Callable[[str], None]) -> None:
+    for line in said_of(asked, recipe):
+        say(line)

@@ -27,6 +27,7 @@ from coseek.training.agent import AgentTraining
 from coseek.training.checking import check_settings, problem_of
 from coseek.training.estimate import GIB, Memory, Shape, Work, memory_of, shape_of, work_of
 from coseek.training.frozen import ORACLE
+from coseek.training.precisions import settled_recipe
 from coseek.training.progress import Progress, Silent
 from coseek.training.recipe import STAGED, AgentRecipe, Named, paths_of
 from coseek.training.stages import stages_of
@@ -150,6 +151,7 @@ def _said_of(work: Work) -> str:
 
 def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
     """All three looks. What is missing is told, not raised: see `DryRun.refuse`."""
+    recipe = settled_recipe(recipe)
     check_settings(recipe)  # the rehearsal has data of its own, which would hide a misfit
     shape, source = shape_of(recipe)
     paths = tuple((named, problem_of(named)) for named in paths_of(recipe))

@@ -6,7 +6,6 @@ No torch until a model folder is opened. A recipe holds the settings, `open_froz
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -17,6 +16,7 @@ from coseek.agents.judge import Judge, JudgeSettings
 from coseek.data.errors import SettingError
 from coseek.data.question import Question
 from coseek.data.settings import Settings
+from coseek.machine.precision import SamplingPrecision
 from coseek.models.text import WriterSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.accuracy import Accuracy
@@ -50,8 +50,8 @@ class FrozenSettings(Settings):
     """Computed before training where a reward asks for it."""
     max_rows: int = Field(default=64, ge=1)
     """Texts that a local model writes at once: a matter of memory and speed, not of the result."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of a local model's weights and cache."""
+    precision: SamplingPrecision = "float32"
+    """Of a local model's weights and cache; `auto` is what is fastest on this machine for the narrowest of them."""
 
 
 @dataclass(frozen=True)

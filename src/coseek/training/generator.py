@@ -34,6 +34,8 @@ from coseek.data.lock import Lock, kept_lock
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.machine.precision import Precision, Use
+from coseek.machine.speed import precision_of
 from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
@@ -71,7 +73,7 @@ class GeneratorTraining:
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
         with kept_lock(self.folder) as self._lock:
-            begin(self.folder, self.recipe, resume)
+            self.recipe = begin(self.folder, self.recipe, resume, say=self.progress.say)
 
     def train(self) -> None:
         """Everything up to the trained generator."""
@@ -100,6 +102,11 @@ class GeneratorTraining:
     def generator_folder(self) -> Path:
         return self.folder / "generator"
 
+    @property
+    def precision(self) -> Precision:
+        """What it answers in."""
+        return precision_of(self.recipe.precision, Use.SAMPLING, self.recipe.laptop.hidden, "cpu")
+
     @cached_property
     def tokenizer(self) -> HfTokenizer:
         return HfTokenizer.load(self.start_folder)
@@ -122,7 +129,7 @@ class GeneratorTraining:
     def generator_of(self, model: PreTrainedModel, identity: str) -> Generator:
         """The model as it is now, asked with the prompt of its lessons."""
         sampling = SamplerSettings(
-            temperature=0.0, max_rows=BATCH, max_tokens=self.recipe.laptop.max_positions, dtype=self.recipe.precision
+            temperature=0.0, max_rows=BATCH, max_tokens=self.recipe.laptop.max_positions, dtype=self.precision
         )
         writer = TextWriter(
             model=Sampler(model, self.tokenizer, (), sampling),
@@ -190,7 +197,7 @@ class GeneratorTraining:
 
     def measure(self) -> Scores:
         """The trained generator on questions of the held-out world that were never looked at."""
-        model = load_model(self.generator_folder, self.recipe.precision)
+        model = load_model(self.generator_folder, self.precision)
         generator = self.generator_of(model, "trained")
         room = Classroom(self.held_out, "test")
         asked = room.questions[: self.recipe.table.questions]

@@ -1,10 +1,9 @@
 """Recipe of a laptop generator: everything that decides how it is trained and measured. Does not import torch."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from coseek.data.settings import Settings
+from coseek.machine.precision import SamplingPrecision
 from coseek.models.laptop import LaptopSettings
 from coseek.training.settings import LearnerSettings, OptimiserSettings, Phase, SftSettings
 from coseek.world.settings import WorldSettings
@@ -60,7 +59,7 @@ class GeneratorRecipe(Settings):
         ),
         learner=LearnerSettings(
             optimiser=OptimiserSettings(lr=3e-3, betas=(0.9, 0.98), decay="linear", decay_from=0.5),
-            precision="bfloat16",
+            precision="auto",
         ),
         gate=0.8,
         gate_metric="em",
@@ -71,7 +70,7 @@ class GeneratorRecipe(Settings):
     """The supervised training; the gate is strict EM on held-out questions with gold passages among others."""
     max_answer_tokens: int = Field(default=160, ge=1)
     """Tokens that the generator may write, its reasons included."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: SamplingPrecision = "float32"
     """Of weights and cache while it answers."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; as many as there are cores when not set."""

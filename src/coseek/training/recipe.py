@@ -6,7 +6,7 @@ stage before it ended with (QAgent: first paid for its own answers, then for tho
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from coseek.data.errors import SettingError, nearest
 from coseek.data.files import Json, JsonObject, read_yaml
 from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, assign, make_settings, overlay, save_settings
+from coseek.machine.precision import Replaces, SamplingPrecision
 from coseek.models.laptop import LaptopSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
@@ -192,15 +193,15 @@ class AgentRecipe(Settings):
     """Rejection sampling."""
     select: SelectSettings = SelectSettings()
     """Which questions are trained on."""
-    stages: dict[str, dict[str, object]] = Field(default={})
+    stages: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
     """Stages by name, in order; each says what it replaces (`about`, `learn`, `limits`, `reward`, `rejection`, `rl`,
     `select`). None: one stage with the settings above. The table is measured within the recipe's own `limits`."""
     concurrency: int = Field(default=256, ge=1)
     """Questions under way at once."""
     overlap: bool = False
     """Search while the policy writes on: for servers and the web; never for an engine that is the policy itself."""
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Of weights and cache while sampling."""
+    precision: SamplingPrecision = "float32"
+    """Of weights and cache while sampling; `auto` is what is fastest on this machine for a policy of this width."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; as many as there are cores when not set. Results are the same only for the same number."""
     table: TableSettings = TableSettings()

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from coseek.data.settings import Settings
+from coseek.machine.precision import TrainingPrecision
 
 Normaliser: TypeAlias = Literal["token", "sequence", "group", "constant"]
 KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
@@ -55,8 +56,8 @@ class LearnerSettings(Settings):
 
     optimiser: OptimiserSettings = OptimiserSettings()
     """AdamW and its schedule."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward pass; weights and optimiser are float32 either way."""
+    precision: TrainingPrecision = "float32"
+    """Arithmetic of the forward pass; weights and optimiser are float32 either way. `auto`: what is fastest here."""
     micro_batch_tokens: int = Field(default=1024, ge=1)
     """Tokens (padding included) that go through the module at once: a matter of memory and speed, not of the result."""
     checkpointing: bool = False
@@ -254,7 +255,7 @@ class SftSettings(Settings):
     """Tokens in an update, padding included."""
     learner: LearnerSettings = LearnerSettings(
         optimiser=OptimiserSettings(lr=3e-3, betas=(0.9, 0.98), decay="linear", decay_from=0.5),
-        precision="bfloat16",
+        precision="auto",
     )
     """How the model is run and stepped."""
     environment_weight: float = Field(default=0.1, ge=0.0)

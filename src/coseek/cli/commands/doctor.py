@@ -1,6 +1,7 @@
 """Show what is installed, what works, what is missing and how to get it."""
 
 from rich.table import Table
+from rich.text import Text
 
 from coseek.cli.doctor import CHECKS, Finding, Health
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
@@ -27,8 +28,9 @@ def doctor(as_json: AsJson = False) -> int:
 
 
 def as_table(findings: list[Finding]) -> Table:
+    """What was seen is text, square brackets and all: only the colour of the health is markup."""
     table = Table("part", "", "what was seen", "what to do", box=None, header_style="bold")
     for finding in findings:
-        colour = _COLOURS[finding.health]
-        table.add_row(finding.part, f"[{colour}]{finding.health}[/]", finding.detail, finding.remedy)
+        health = Text(finding.health, style=_COLOURS[finding.health])
+        table.add_row(Text(finding.part), health, Text(finding.detail), Text(finding.remedy))
     return table

@@ -8,6 +8,7 @@ from rich.progress import TaskID
 
 from coseek.cli.terminal import AsJson, Bars, assignments, new_app, print_json, progress_bar, resumable
 from coseek.retrieval.index import IndexCard, build_index
+from coseek.retrieval.retrievers.dense import Dense
 
 app = new_app()
 
@@ -34,12 +35,13 @@ def index(
     tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
     with resumable("the same command"), progress_bar() as progress:
         stages = Stages(progress)
-        build_index(source, retriever, out, tree, stages.report)
+        built = build_index(source, retriever, out, tree, stages.report)
     if as_json:
         print_json(IndexCard.read(out).to_json())
     else:
         passages = IndexCard.read(out).passages
-        print(f"{out}: {retriever} over {passages:,} passages. Try: coseek search {out} 'words to look for'")
+        how = f", searched with search={built.way}" if isinstance(built, Dense) else ""
+        print(f"{out}: {retriever} over {passages:,} passages{how}. Try: coseek search {out} 'words to look for'")
 
 
 class Stages:

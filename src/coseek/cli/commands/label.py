@@ -7,6 +7,7 @@ from typing import Annotated, cast
 import typer
 
 from coseek.agents.limits import Limits
+from coseek.cli.agents import settled_for
 from coseek.cli.labelling import (
     LabelSettings,
     agent_of,
@@ -146,6 +147,7 @@ def make(
     module: MakerModule, settings: LabelSettings, own: JsonObject, out: Path, resume: bool, cache: Path | None
 ) -> Summary:
     """Open the parts, and label with a progress bar. Every part is checked before `labels.yaml` is written."""
+    settings = settled_for(settings, settings.agent, out / "labels.yaml")
     questions = run_questions(settings)
     parts = open_parts(settings, out, questions, cache)
     maker = module.open(make_settings(module.SETTINGS, own), parts)

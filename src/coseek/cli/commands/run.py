@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.agents.answering import answer_all
-from coseek.cli.agents import WRITERS, limits_for, open_agent, settings_for, spent
+from coseek.cli.agents import WRITERS, limits_for, open_agent, settings_for, settled_for, spent
 from coseek.cli.commands.score import print_tables
 from coseek.cli.retrievers import check_there, described, open_named
 from coseek.cli.running import RunSettings, check_gold, check_questions, load_asked
@@ -92,6 +92,7 @@ def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
 
 def answer(settings: RunSettings, out: Path, resume: bool) -> tuple[Run, list[Question]]:
     """Answer what the run does not hold yet. Every part is opened and checked before the run folder is written to."""
+    settings = settled_for(settings, settings.agent, out / "run.yaml")
     retriever = open_named(settings.retriever)
     questions = load_asked(settings)
     check_gold(questions, retriever, settings.retriever)

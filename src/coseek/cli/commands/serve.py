@@ -14,6 +14,7 @@ from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import new_app, say
 from coseek.data.errors import SettingError
 from coseek.data.settings import make_settings
+from coseek.machine.speed import warning
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.opening import needs
 from coseek.retrieval.retriever import Retriever
@@ -97,7 +98,7 @@ def serve_model(
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Texts written at once.")] = _MODEL.max_rows,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get a 503.")] = _MODEL.queue,
-    precision: Annotated[str, typer.Option(help="float32, or bfloat16.")] = _MODEL.precision,
+    precision: Annotated[str, typer.Option(help="float32, bfloat16, or auto: the faster one here.")] = _MODEL.precision,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")] = False,
 ) -> None:
     """Serve a model: POST /v1/completions (text or ids, with ids and log-probabilities when asked) and
@@ -123,6 +124,8 @@ def serve_model(
             "log": not quiet,
         },
     )
+    if line := warning(settings):
+        say(line)
     say(f"opening {folder} …")
     run(folder, settings, name, lambda url: print(f"coseek serves {name or folder} at {url}", flush=True))
 

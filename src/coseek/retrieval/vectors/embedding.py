@@ -18,10 +18,12 @@ from coseek.data.files import JsonObject, read_json
 from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
+from coseek.machine.precision import EncodingPrecision
+from coseek.machine.speed import settled_here
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
-from coseek.retrieval.vectors.encoder import Encoder, Vectors, WeightType, encoder_folder
+from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
 from coseek.retrieval.views import View, render
 
@@ -45,8 +47,9 @@ class EmbeddingSettings(Settings):
     """Passages (title and text) are cut to so many tokens, prompt included."""
     dtype: Literal["float32", "float16"] = "float32"
     """How the passages' vectors are kept: float16 takes half the disk, and moves scores in the fourth digit."""
-    encoder_dtype: WeightType = "float32"
-    """How the encoder computes. bfloat16 is faster where the processor has it, and moves scores in the third digit."""
+    encoder_dtype: EncodingPrecision = "float32"
+    """How the encoder computes. `auto` takes bfloat16 where that is clearly faster (`coseek doctor` says whether). It
+    moves scores in the third digit; an index keeps what it was made with."""
     batch_size: int = Field(default=64, ge=1)
     """Passages encoded in one forward pass."""
     queries_together: int = Field(default=1, ge=1)
@@ -72,7 +75,8 @@ def settled(settings: E) -> E:
         )
     names = ("query_prompt", "passage_prompt", "query_tokens", "passage_tokens")
     filled = {name: getattr(card, name) for name in names if getattr(settings, name) is None}
-    return settings.model_copy(update={**filled, "view": settings.view or card.view or "query"})
+    whole = settings.model_copy(update={**filled, "view": settings.view or card.view or "query"})
+    return settled_here(whole, device=None if settings.device == "auto" else settings.device)
 
 
 @dataclass(frozen=True, slots=True)

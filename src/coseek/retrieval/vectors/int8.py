@@ -38,6 +38,9 @@ nothing else, and slower on a busy one, where threads wait for each other after 
 STRETCH = 16 * BLOCK
 """Rows sorted together."""
 _LARGEST = 127
+_LARGEST_IN_PAIRS = 64
+"""Largest code of a query where products are added in pairs of 16 bits, of codes that were lifted to 0 … 255 (AVX2 and
+older): 2 · 255 · 64 stays under 2¹⁵."""
 _PAD_ROWS, _PAD_DIM, _PAD_QUERIES = 32, 16, 16
 _CARD = "int8.json"
 Codes = NDArray[np.int8]
@@ -49,8 +52,13 @@ def quantise(store: VectorStore, folder: Path) -> None:
     atomic_folder(folder, lambda part: _fill(store, part))
 
 
+def holds(dim: int) -> bool:
+    """Whether sums of so many products fit into 32 bits."""
+    return dim * _LARGEST**2 < 2**31
+
+
 def check_dim(dim: int) -> None:
-    if dim * _LARGEST**2 >= 2**31:
+    if not holds(dim):
         raise DataError(f"vectors of {dim} dimensions are too long for int8 search; use search: exact")
 
 
@@ -132,7 +140,7 @@ class Int8Search:
 
     def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
         wide_QD = queries_QD.astype(np.float64)
-        scales_Q1 = np.abs(wide_QD).max(axis=1, keepdims=True) / _LARGEST
+        scales_Q1 = np.abs(wide_QD).max(axis=1, keepdims=True) / (largest_query_code() or _LARGEST)
         codes_QD = np.rint(wide_QD / scales_Q1)
         norms_Q, lost_Q = (np.sqrt(np.square(part).sum(axis=1)) for part in (wide_QD, wide_QD - codes_QD * scales_Q1))
         rest_Q = lost_Q + norms_Q * 2.0**-48
@@ -160,7 +168,7 @@ def _filled(codes_QD: Doubles, dim: int) -> Codes:
 
 def _products(queries_QD: Codes) -> Callable[[Codes], Product]:
     """Multiplies blocks with the queries; a result lives until the next call."""
-    if not exact_integers():
+    if not largest_query_code():
         return lambda codes_BD: _float_product(codes_BD, queries_QD)
     import torch
 
@@ -174,19 +182,28 @@ def _products(queries_QD: Codes) -> Callable[[Codes], Product]:
 
 
 @cache
-def exact_integers() -> bool:
-    """Whether torch is here and its integer product is exact with the largest numbers, on this processor.
+def largest_query_code() -> int:
+    """The largest code of a query with which torch's integer product is exact on this processor; 0 for none, or no
+    torch.
 
-    Without the instructions made for it, some libraries add pairs of products in 16 bits, which overflow.
+    Without the instructions made for it (VNNI), libraries add pairs of products in 16 bits, which overflow with the
+    largest codes. Coarser queries leave more rows to be scored in float64, and the same ones are found.
     """
     if importlib.util.find_spec("torch") is None:
-        return False
+        return 0
+    return next((largest for largest in (_LARGEST, _LARGEST_IN_PAIRS) if _is_exact(largest)), 0)
+
+
+def _is_exact(largest: int) -> bool:
+    """Whether products of the largest codes are right, for one query and for several."""
     import torch
 
     rows = torch.full((_PAD_ROWS, 64), _LARGEST, dtype=torch.int8)
     rows[1::2] = -_LARGEST
-    queries = (rows[:1], rows[:_PAD_QUERIES])
-    return all(bool((torch._int_mm(rows, some.t()) == rows.int() @ some.int().t()).all()) for some in queries)
+    queries = torch.full((_PAD_QUERIES, 64), largest, dtype=torch.int8)
+    queries[1::2] = -largest
+    both = (queries[:1], queries)
+    return all(bool((torch._int_mm(rows, some.t()) == rows.int() @ some.int().t()).all()) for some in both)
 
 
 def _float_product(codes_BD: Codes, queries_QD: Codes) -> Product:

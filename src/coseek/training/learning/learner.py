@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.data.errors import SettingError
+from coseek.machine.precision import Precision, Use
+from coseek.machine.speed import precision_of
 from coseek.training.learning.batch import Batch, micro_batches
 from coseek.training.learning.optimiser import Optimiser, OptimiserState
 from coseek.training.learning.workers import ALONE, Workers, layers_of, shard, spread_like, whole
@@ -168,8 +170,13 @@ class Learner(ABC):
         part = batch.select(rows_B)
         return part.to(self.device), wanted_BT[rows_B, : part.ids_BT.shape[1]].to(self.device)
 
+    @cached_property
+    def precision(self) -> Precision:
+        """What the forward pass computes in."""
+        return precision_of(self.settings.precision, Use.TRAINING, device=self.device.type)
+
     def _arithmetic(self) -> AbstractContextManager[object]:
-        if self.settings.precision == "float32":
+        if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 

@@ -10,6 +10,7 @@ from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject, read_yaml
 from coseek.data.registry import yaml_file
 from coseek.data.settings import Settings, assign, make_settings
+from coseek.machine.precision import TrainingPrecision
 from coseek.retrieval.views import View
 from coseek.training.settings import LoraSettings, OptimiserSettings
 from coseek.world.settings import WorldSettings
@@ -82,8 +83,8 @@ class RetrieverUpdates(Settings):
     cached: bool = True
     """A batch of several micro-batches is encoded twice, and only one micro-batch's activations are kept at a time
     (GradCache, Gao et al. 2021): the same gradient, a third slower, and far less memory. False keeps them all."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward pass; weights and optimiser are float32 either way."""
+    precision: TrainingPrecision = "float32"
+    """Arithmetic of the forward pass; weights and optimiser are float32 either way. `auto`: what is fastest here."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=2e-5, decay="linear", decay_from=0.0)
     """AdamW and its schedule."""
     lora: LoraSettings | None = None

@@ -27,6 +27,8 @@ from coseek.data.files import JsonObject, atomic_folder, atomic_write, read_json
 from coseek.data.lock import Lock, kept_lock
 from coseek.data.passage import Corpus, Passage
 from coseek.labels.label import LabelSet
+from coseek.machine.precision import Use
+from coseek.machine.speed import precision_of
 from coseek.measure.table import Table
 from coseek.models.lora import take_in
 from coseek.retrieval.query import Query
@@ -79,11 +81,13 @@ class RetrieverTraining:
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
-        if self.workers.first:
-            with kept_lock(self.folder) as self._lock:
-                self.check()
-                begin(self.folder, self.recipe, resume, identities=retriever_identities(self.recipe))
-        self.workers.wait()
+        self.recipe = self.workers.agree(lambda: self._begun(resume))
+
+    def _begun(self, resume: bool) -> RetrieverRecipe:
+        with kept_lock(self.folder) as self._lock:
+            self.check()
+            identities = retriever_identities(self.recipe)
+            return begin(self.folder, self.recipe, resume, identities=identities, say=self.progress.say)
 
     def check(self) -> None:
         """Find what is wrong with labels, encoder and corpus before anything is written."""
@@ -277,7 +281,7 @@ class RetrieverTraining:
             micro_batch_tokens=settings.micro_batch_tokens,
             cached=settings.cached,
             normalise=self.card.normalise,
-            bfloat16=settings.precision == "bfloat16",
+            bfloat16=precision_of(settings.precision, Use.TRAINING) == "bfloat16",
             workers=self.workers,
         )
         objective.sums |= notes.sums

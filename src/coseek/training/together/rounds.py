@@ -51,12 +51,14 @@ class Together:
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
+        self.course.recipe = self.course.workers.agree(lambda: self._begun(resume))
+
+    def _begun(self, resume: bool) -> TogetherRecipe:
         course = self.course
-        if not course.workers.first:
-            return
         with kept_lock(course.folder) as self._lock:
             check_together(course.recipe)
-            begin(course.folder, course.recipe, resume, bound, together_identities(course.recipe))
+            identities = together_identities(course.recipe)
+            return begin(course.folder, course.recipe, resume, bound, identities, say=course.progress.say)
 
     def train(self) -> int:
         """All rounds; returns how many there were: fewer than the recipe allows when one did not help."""
@@ -101,9 +103,7 @@ class Together:
         recipe, place = course.retriever_recipe(number), course.round(number)
         if recipe is not None:
             training = RetrieverTraining(recipe, place.retriever, course.progress, course.workers)
-            if course.workers.first:
-                training.begin(resume=True)
-            course.workers.wait()
+            training.begin(resume=True)
             training.train()
             if course.workers.first and not (place.retriever / "table.json").exists():
                 training.results()

@@ -1,0 +1,109 @@
+"""`search: auto` is the fastest exact way on this machine; which it is changes nothing that is found."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.machine.paces import kept
+from tests.retrieval.brute import unit_rows
+from tests.retrieval.tiny_encoder import make_encoder, sentences
+
+from coseek.machine.speed import Pace
+from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.retrievers.dense import CODES, Dense
+from coseek.retrieval.vectors import way
+from coseek.retrieval.vectors.store import VectorStore
+from coseek.retrieval.vectors.way import FEWEST, chosen, fastest_way, taken
+
+WINS, LOSES = 3.0, 0.3
+QUERIES = ["ba be", "do", "gu go ge"]
+
+
+def scans(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, dim: int) -> None:
+    """A machine on which a scan in int8 has this speed."""
+    kept(folder, monkeypatch, {f"scan/{dim}/float32": ratio})
+
+
+def test_int8_is_taken_only_where_it_wins() -> None:
+    assert [taken(Pace(1.0, 1.0 / ratio)) for ratio in (LOSES, 1.0, 1.19, 1.21, WINS)] == [
+        "exact", "exact", "exact", "int8", "int8",
+    ]  # fmt: skip
+    assert taken(None) == "exact"
+
+
+def test_auto_is_what_the_trial_says_for_a_store_of_this_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ratio, expected in ((WINS, "int8"), (LOSES, "exact")):
+        scans(tmp_path, monkeypatch, ratio, 24)
+        found = chosen(FEWEST, 24, "float32", "cpu")
+        assert found.taken == expected and f"{ratio:.2g} × the speed" in found.why
+
+
+def test_few_vectors_are_no_matter_for_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = VectorStore.of(unit_rows(np.random.default_rng(0), 1_000, 24))
+    assert fastest_way(store, "cpu").taken == "exact"
+    assert chosen(10**9, 140_000, "float32", "cpu").taken == "exact"  # sums of so many do not fit into 32 bits
+    assert not list(tmp_path.iterdir())
+
+
+def test_vectors_that_do_not_fit_into_memory_are_scanned_in_int8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans(tmp_path, monkeypatch, LOSES, 384)
+    fit = int(way.memory_bytes() * way.FITS) // (4 * 384)
+    assert [chosen(rows, 384, "float32", "cpu").taken for rows in (fit - 1, fit + 1)] == ["exact", "int8"]
+
+
+def test_auto_finds_what_every_way_finds_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way, "FEWEST", 100)
+    make_encoder(tmp_path / "encoder")
+    corpus, settings = sentences(300), {"encoder": str(tmp_path / "encoder")}
+    plain = build_index(corpus, "dense", tmp_path / "plain", {**settings, "search": "exact"})
+    assert isinstance(plain, Dense)
+    dim = plain._queries.encode(["ba"]).shape[1]
+    for name, ratio, first in (("quick", WINS, "int8"), ("slow", LOSES, "exact")):
+        scans(tmp_path / "cache", monkeypatch, ratio, dim)
+        built = build_index(corpus, "dense", tmp_path / name, settings)
+        assert isinstance(built, Dense) and built.way == first
+        assert (tmp_path / name / CODES).exists() == (first == "int8")
+        assert built.search(QUERIES, 20) == plain.search(QUERIES, 20)
+        # The index is carried to the other machine: a copy that is there is used where it wins, and none is missed.
+        scans(tmp_path / "cache", monkeypatch, LOSES if ratio == WINS else WINS, dim)
+        carried = open_index(tmp_path / name, corpus)
+        assert isinstance(carried, Dense) and carried.way == "exact"
+        assert carried.search(QUERIES, 20) == plain.search(QUERIES, 20)
+        assert carried.identity == built.identity
+
+
+def test_an_older_index_without_a_copy_is_searched_under_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_encoder(tmp_path / "encoder")
+    corpus = sentences(60)
+    build_index(corpus, "dense", tmp_path / "index", {"encoder": str(tmp_path / "encoder"), "search": "exact"})
+    opened = open_index(tmp_path / "index", corpus, {"search": "auto"})
+    assert isinstance(opened, Dense) and opened.way == "exact" and opened.search(QUERIES, 3)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instructions", ["AVX2", "SSE41"])
+def test_int8_multiplies_integers_exactly_without_the_newest_instructions(tmp_path: Path, instructions: str) -> None:
+    """These add pairs of products in 16 bits. (On other processors the variable says nothing.)"""
+    code = f"""
+import numpy as np
+from pathlib import Path
+from tests.retrieval.brute import brute_force, near_ties, outliers, unit_rows
+from coseek.retrieval.vectors.int8 import Int8Search, largest_query_code, quantise
+from coseek.retrieval.vectors.store import VectorStore
+
+assert largest_query_code() >= 64
+rng = np.random.default_rng(0)
+for number, vectors in enumerate((unit_rows(rng, 3_000, 48), near_ties(rng, 3_000, 48), outliers(rng, 3_000, 48))):
+    store, folder = VectorStore.of(vectors), Path({str(tmp_path)!r}) / str(number)
+    quantise(store, folder)
+    for queries in (vectors[:1], vectors[:5], unit_rows(rng, 64, 48)):
+        assert np.array_equal(Int8Search(store, folder).search(queries, 10)[0], brute_force(vectors, queries, 10))
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

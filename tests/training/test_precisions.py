@@ -1,0 +1,143 @@
+"""A recipe computes in what is fastest here, says so, and goes on in what it was begun with."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.machine.paces import FAST, SLOW, processor
+
+from coseek.agents.generator import GeneratorSettings
+from coseek.data.errors import SettingError
+from coseek.data.settings import Settings, save_settings
+from coseek.machine.precision import named
+from coseek.training.beginning import FILE, begin
+from coseek.training.estimate import memory_of, shape_of
+from coseek.training.generator_recipe import GeneratorRecipe
+from coseek.training.precisions import settled_recipe
+from coseek.training.recipe import AgentRecipe, load_recipe, recipe_names
+from coseek.training.retriever.recipe import load_retriever_recipe, retriever_recipe_names
+from coseek.training.settings import SftSettings
+from coseek.training.together.recipe import load_together_recipe
+
+from .test_recipes import PAPERS
+
+GIVEN = ["data.imported.sources=[x]"]
+
+
+def precisions(settings: Settings) -> dict[str, str]:
+    return {".".join(place): value for place, _, value in named(type(settings), save_settings(settings))}
+
+
+def laptop_recipes() -> dict[str, Settings]:
+    """Everything that is to run on any processor."""
+    agents = [name for name in recipe_names() if name not in PAPERS]
+    return {
+        **{name: load_recipe(name, GIVEN if name == "2wiki" else []) for name in agents},
+        **{f"retriever/{name}": load_retriever_recipe(name, labels=["x"]) for name in retriever_recipe_names()},
+        "together/laptop": load_together_recipe("laptop"),
+        "generator": GeneratorRecipe(),
+        "sft": SftSettings(),
+    }
+
+
+def test_no_laptop_recipe_names_a_precision() -> None:
+    found = {name: precisions(recipe) for name, recipe in laptop_recipes().items()}
+    assert len(found) > 15 and all(found.values())
+    assert not [(name, place) for name, places in found.items() for place, one in places.items() if one == "bfloat16"]
+    assert {found["quickstart"][f"{learner}.precision"] for learner in ("warm_start.sft.learner", "rl.policy")} == {
+        "auto"
+    }
+
+
+def test_the_quickstart_trains_in_bfloat16_and_samples_in_float32_where_bfloat16_is_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(tmp_path, monkeypatch, FAST)
+    recipe = settled_recipe(load_recipe("quickstart", ["precision=auto"]))
+    assert recipe.warm_start is not None and recipe.warm_start.sft.learner.precision == "bfloat16"
+    assert (recipe.rl.policy.precision, recipe.precision) == ("bfloat16", "float32")
+
+
+def test_nothing_of_a_laptop_recipe_is_in_bfloat16_where_that_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(tmp_path, monkeypatch, SLOW)
+    for recipe in laptop_recipes().values():
+        assert set(precisions(settled_recipe(recipe)).values()) == {"float32"}
+
+
+@pytest.mark.parametrize(("first", "then", "taken"), [(FAST, SLOW, "bfloat16"), (SLOW, FAST, "float32")])
+def test_a_resumed_run_keeps_the_precision_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: float, then: float, taken: str
+) -> None:
+    processor(tmp_path / "cache", monkeypatch, first)
+    began = begin(tmp_path / "run", load_recipe("quickstart"), resume=False)
+    assert began.rl.policy.precision == taken
+    written = (tmp_path / "run" / FILE).read_bytes()
+    assert yaml.safe_load(written)["recipe"]["rl"]["policy"]["precision"] == taken
+    processor(tmp_path / "cache", monkeypatch, then)  # another library, or a trial that met a busy machine
+    assert settled_recipe(load_recipe("quickstart")).rl.policy.precision != taken
+    assert begin(tmp_path / "run", load_recipe("quickstart"), resume=True) == began
+    assert (tmp_path / "run" / FILE).read_bytes() == written
+
+
+def test_a_run_that_was_begun_by_name_goes_on_when_its_recipe_says_auto(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(tmp_path / "cache", monkeypatch, SLOW)
+    name = "rl.policy.precision=bfloat16"
+    begin(tmp_path / "run", load_recipe("quickstart", [name]), resume=False)
+    assert begin(tmp_path / "run", load_recipe("quickstart"), resume=True).rl.policy.precision == "bfloat16"
+    with pytest.raises(SettingError, match=r"begun with rl\.policy\.precision = 'bfloat16', and now 'float32'"):
+        begin(tmp_path / "run", load_recipe("quickstart", ["rl.policy.precision=float32"]), resume=True)
+
+
+def model_of(folder: Path, width: int) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"text_config": {"hidden_size": width}}))
+    return str(folder)
+
+
+def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(tmp_path, monkeypatch, FAST)
+    wide, narrow = model_of(tmp_path / "wide", 896), model_of(tmp_path / "narrow", 128)
+    recipe = load_recipe("quickstart", ["precision=auto", "frozen.precision=auto", f"policy.folder={wide}"])
+    for generator, taken in ((wide, "bfloat16"), (narrow, "float32"), ("http://127.0.0.1:9", "float32")):
+        frozen = recipe.frozen.model_copy(update={"generator": GeneratorSettings(model=generator)})
+        found = settled_recipe(recipe.model_copy(update={"frozen": frozen}))
+        assert (found.precision, found.frozen.precision) == ("bfloat16", taken)
+    course = load_together_recipe("laptop", ["agent.precision=auto", f"agent.policy.folder={wide}"])
+    assert settled_recipe(course).agent.precision == "bfloat16"
+    assert settled_recipe(GeneratorRecipe(precision="auto")).precision == "float32"
+
+
+def test_another_precision_of_the_warm_start_leaves_its_learning_rate_alone() -> None:
+    plain, named_one = (
+        load_recipe("quickstart", names) for names in ([], ["warm_start.sft.learner.precision=float32"])
+    )
+    assert plain.warm_start is not None and named_one.warm_start is not None
+    learner = plain.warm_start.sft.learner.model_copy(update={"precision": "float32"})
+    assert named_one.warm_start.sft.learner == learner and learner.optimiser.lr == 3e-3
+
+
+def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    processor(tmp_path / "cache", monkeypatch, SLOW)
+    begin(tmp_path / "auto", load_recipe("quickstart"), resume=False, say=said.append)
+    assert said == ["auto precision: training in float32"]
+    slow: AgentRecipe = load_recipe("quickstart", ["rl.policy.precision=bfloat16"])
+    for name in ("slow", "again"):
+        begin(tmp_path / name, slow, resume=False, say=said.append)
+    told = [line for line in said if "times slower" in line]
+    assert len(told) == 1 and told[0].startswith("rl.policy.precision=bfloat16 is 50 times slower")
+
+
+def test_a_dry_run_counts_the_precision_that_will_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, found = load_recipe("quickstart"), []
+    for ratio in (FAST, SLOW):
+        processor(tmp_path, monkeypatch, ratio)
+        found.append(memory_of(settled_recipe(recipe), shape_of(recipe)[0]).activations)
+    assert found[0] < found[1]
