@@ -1,7 +1,9 @@
 """The whole road in small: from a recipe to a table, stopped and gone on with."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pytest
 from tests.data.test_lock import holder
@@ -9,6 +11,8 @@ from tests.data.test_lock import holder
 from coseek.data.errors import DataError, InUse, SettingError, UserError
 from coseek.data.run import Run
 from coseek.training.recipe import AgentRecipe, load_recipe
+
+T = TypeVar("T")
 
 TINY = [
     "data.world={seed: 3, size: tiny, train: 60, dev: 20, test: 20}",
@@ -84,8 +88,17 @@ def test_only_the_first_of_several_workers_takes_the_lock(tmp_path: Path) -> Non
     from coseek.training.agent import AgentTraining
     from coseek.training.learning.workers import Workers
 
+    class SecondWorker(Workers):
+        """Takes the first worker's decisions, which a process group would send it."""
+
+        def agree(self, decide: Callable[[], T]) -> T:
+            return cast(T, recipe)
+
+    recipe = tiny()
     with holder("folder", tmp_path / "run"):  # which the first worker has
-        AgentTraining(tiny(), tmp_path / "run", workers=Workers(1, 2)).begin(resume=False)
+        training = AgentTraining(recipe, tmp_path / "run", workers=SecondWorker(1, 2))
+        training.begin(resume=False)
+    assert training.recipe == recipe
 
 
 def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> None:
