@@ -73,6 +73,7 @@ def test_a_resumed_run_keeps_the_precision_it_was_begun_with(
 ) -> None:
     processor(tmp_path / "cache", monkeypatch, first)
     began = begin(tmp_path / "run", load_recipe("quickstart"), resume=False)
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")  # work: a folder without any is begun anew
     assert began.rl.policy.precision == taken
     written = (tmp_path / "run" / FILE).read_bytes()
     assert yaml.safe_load(written)["recipe"]["rl"]["policy"]["precision"] == taken
@@ -88,6 +89,7 @@ def test_a_run_that_was_begun_by_name_goes_on_when_its_recipe_says_auto(
     processor(tmp_path / "cache", monkeypatch, SLOW)
     name = "rl.policy.precision=bfloat16"
     begin(tmp_path / "run", load_recipe("quickstart", [name]), resume=False)
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     assert begin(tmp_path / "run", load_recipe("quickstart"), resume=True).rl.policy.precision == "bfloat16"
     with pytest.raises(SettingError, match=r"begun with rl\.policy\.precision = 'bfloat16', and now 'float32'"):
         begin(tmp_path / "run", load_recipe("quickstart", ["rl.policy.precision=float32"]), resume=True)
