@@ -32,7 +32,7 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
-from coseek.labels.deciding import Asked, decide_all
+from coseek.labels.deciding import Asked, decide_all_positives
 from coseek.labels.turn import SearchTurn, turns_of
 from coseek.machine.host import Host
 from coseek.measure.answers import exact_match
@@ -108,7 +108,7 @@ class Way:
             return right
 
         clock, processor = time.perf_counter(), time.process_time()
-        self.labels = dict(decide_all(work.relevance_TC, continued, exhaustive=self.exhaustive))
+        self.labels = dict(decide_all_positives(work.relevance_TC, continued, exhaustive=self.exhaustive))
         self.seconds.append(time.perf_counter() - clock)
         self.cpu_seconds.append(time.process_time() - processor)
         self.read, self.continued = model.tokens_read, len(self.correct)

@@ -38,7 +38,7 @@ from coseek.rewards.reward import Reward
 from coseek.training.learning.batch import make_batch
 from coseek.training.learning.learner import Loss
 from coseek.training.learning.policy import Policy
-from coseek.training.progress import Silent
+from coseek.training.progress import NoProgress
 from coseek.training.recipe import AgentRecipe
 from coseek.training.rl.episodes import RolloutFunction
 from coseek.training.rl.health import find_alarms
@@ -88,7 +88,7 @@ class Patient:
         def reward(run: Trajectory) -> Reward:
             return Reward(pay(run), {"exact_match": right(run)})
 
-        train_rl(policy, self.questions, runs, reward, settings, folder, progress=Silent())
+        train_rl(policy, self.questions, runs, reward, settings, folder, progress=NoProgress())
         return read(folder / "metrics.jsonl")
 
     def collapse(self, alarm: str, steps: int, folder: Path) -> Rows:

@@ -30,18 +30,18 @@ from coseek.agents.frozen import open_generator
 from coseek.agents.generator import Generator, GeneratorSettings
 from coseek.agents.rollout import Agent, rollout
 from coseek.data.errors import ModelError, RetrieverError
-from coseek.data.files import JsonObject, dump_line, read_jsonl
+from coseek.data.files import JsonObject, json_line, read_jsonl
 from coseek.data.passage import Corpus, Hit
 from coseek.data.question import Question
 from coseek.data.sheet import Reply
 from coseek.data.trajectory import Trajectory
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.models.loading import load_model
-from coseek.models.text import WriterSettings
-from coseek.retrieval.opening import Writes
+from coseek.models.text import TextModelSettings
+from coseek.retrieval.opening import TextModel
 from coseek.retrieval.query import Asked
 from coseek.retrieval.retriever import Retriever, digest_of
-from coseek.rewards.reward import Fault, Reward, make_reward
+from coseek.rewards.reward import Reward, RewardFault, make_reward
 from coseek.training.agent import AgentTraining
 from coseek.training.learning.policy import Policy
 from coseek.training.recipe import load_recipe
@@ -112,7 +112,7 @@ class FailingRetriever:
 class FailingModel:
     """A model that cannot be reached now and then."""
 
-    over: Writes
+    over: TextModel
     fate: Fate
 
     @property
@@ -139,14 +139,14 @@ class WrittenDown(Scoring):
         self._failed.update(place for place, reply in replies.items() if reply.fault is not None)
         return replies
 
-    def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | Fault]:
+    def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | RewardFault]:
         found = super().__call__(runs)
         with self.path.open("a", encoding="utf-8") as file:
             for place, (run, one) in enumerate(zip(runs, found, strict=True)):
                 failed = run.stop.is_fault or place in self._failed or any(search.fault for search in run.searches)
                 row: JsonObject = {"question": run.question.id, "stop": str(run.stop), "failed": failed}
-                row |= {"fault": one.part} if isinstance(one, Fault) else {"reward": one.value, **one.parts}
-                file.write(dump_line(row))
+                row |= {"fault": one.part} if isinstance(one, RewardFault) else {"reward": one.value, **one.parts}
+                file.write(json_line(row))
         return found
 
 
@@ -279,7 +279,7 @@ def main() -> int:
         base = given.out or Path(scratch)
         training = train_recipe(base / "warm", [*SMALL, *WARM])
         named = given.generator or tiny_generator(base / "generator")
-        generator = open_generator(GeneratorSettings(model=str(named)), writing=WriterSettings(max_rows=64))
+        generator = open_generator(GeneratorSettings(model=str(named)), writing=TextModelSettings(max_rows=64))
         bench = Bench(training, generator, given.steps)
         print(
             "| parts | seed | reward, first → last steps | dev, before → after | runs | faults | calls failed | paid |"

@@ -19,7 +19,7 @@ import torch
 
 from coseek.data.files import read_jsonl
 from coseek.training.agent import AgentTraining
-from coseek.training.progress import Silent
+from coseek.training.progress import NoProgress
 from coseek.training.recipe import load_recipe
 
 SMALL = (
@@ -47,7 +47,7 @@ VALID, WINDOW = 0.95, 3
 """The share of valid runs that is to be reached, and the steps that it is the mean of."""
 
 
-class Loud(Silent):
+class Loud(NoProgress):
     """Says what a run says, on standard error."""
 
     def say(self, line: str) -> None:

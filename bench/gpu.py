@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from coseek.data.question import Question
-from coseek.models.model import Request, SoFar
+from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.learning.batch import Batch
@@ -115,7 +115,7 @@ def prompts_of(load: Load, vocabulary: int) -> torch.Tensor:
 
 def sample(sampler: Sampler, prompts: torch.Tensor, load: Load) -> int:
     """Tokens that the sampler wrote."""
-    seen = SoFar(Question("q", "?"))
+    seen = EpisodeState(Question("q", "?"))
     for row, ids in enumerate(prompts.tolist()):
         sampler.start(Request(row, tuple(ids), seed=row, max_tokens=load.new, so_far=seen))
     written, left = 0, load.rows

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from coseek.data.calls import Patience
+from coseek.data.calls import HttpSettings
 from coseek.data.question import Question
-from coseek.models.model import Request, SoFar, TurnEnd
+from coseek.models.model import EpisodeState, Request, TurnEnd
 from coseek.models.remote import RemoteSettings, open_remote
 from coseek.models.tokenizer import ByteTokenizer
 
@@ -93,9 +93,9 @@ class Measured:
 
 def measured(port: int, concurrency: int, calls: int) -> Measured:
     """Turns through the client, which is given all rows at once."""
-    settings = RemoteSettings(dialect="vllm", model="m", patience=Patience(concurrency=concurrency))
+    settings = RemoteSettings(dialect="vllm", model="m", patience=HttpSettings(concurrency=concurrency))
     model = open_remote(f"http://127.0.0.1:{port}", settings, ByteTokenizer(), STOPS)
-    question = SoFar(Question("q", "?"))
+    question = EpisodeState(Question("q", "?"))
     for key in range(-concurrency, 0):  # connections are opened outside of the measurement
         model.start(Request(key, PROMPT, 64, 0, question))
     left = concurrency

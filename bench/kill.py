@@ -24,8 +24,8 @@ import torch
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writers.expert import Expert
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.expert import ExpertAgent
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -35,7 +35,7 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.rewards.reward import make_reward
 from coseek.training.learning.policy import Policy
-from coseek.training.progress import Silent
+from coseek.training.progress import NoProgress
 from coseek.training.rl.loop import train_rl
 from coseek.training.settings import RlSettings, SftSettings
 from coseek.training.sft.curriculum import draw_any
@@ -72,7 +72,7 @@ def prepare(base: Path, sft_steps: int = 60) -> None:
 
 
 def demonstrations(world: World, spoken: Protocol, tokenizer: HfTokenizer) -> list[Trajectory]:
-    agent = Agent(spoken, WriterModel(Expert(), spoken, tokenizer))
+    agent = Agent(spoken, ScriptedAgentModel(ExpertAgent(), spoken, tokenizer))
     questions = world.questions["train"]
     runs = rollout(agent, Bm25.over(world.corpus), questions, range(len(questions)), LIMITS)
     return [run for run in runs if not run.stop.is_fault]
@@ -93,7 +93,7 @@ def settings_for(algorithm: str, steps: int) -> RlSettings:
     )
 
 
-class Stopwatch(Silent):
+class Stopwatch(NoProgress):
     """Says on standard output when training proper begins, so that the other process can time its kill."""
 
     def stage(self, name: str, total: int) -> None:

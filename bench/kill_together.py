@@ -21,11 +21,11 @@ from bench.killing import Kills, digest, timeless
 from coseek.data.files import read_jsonl
 from coseek.labels.makers import agentic_r as agentic_r  # loaded once, so that all runs have the same
 from coseek.training.progress import Progress
-from coseek.training.together.course import Course
+from coseek.training.together.course import CoTrainingPaths
 from coseek.training.together.pairs import Pairs
 from coseek.training.together.recipe import TogetherRecipe, load_together_recipe
 from coseek.training.together.results import Results
-from coseek.training.together.rounds import Together
+from coseek.training.together.rounds import CoTraining
 
 SMALL = """
 agent:
@@ -92,7 +92,7 @@ def taught(folder: Path, steps: int) -> Path:
     """A tiny policy that has seen demonstrations of the training questions for so many steps."""
     sft = {"steps": steps, "repeat_steps": 40, "tokens_per_step": 2000, "learner": {"optimiser": {"lr": 3e-3}}}
     first = small(folder, f"agent.warm_start.sft={json.dumps({**sft, 'rounds': 1, 'gate': None, 'curriculum': []})}")
-    training = Course(first, folder).first
+    training = CoTrainingPaths(first, folder).first
     training.begin(resume=True)
     training.train()
     return training.policy_folder("warm")
@@ -100,8 +100,8 @@ def taught(folder: Path, steps: int) -> Path:
 
 def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress) -> None:
     """What `coseek train together` does, without a terminal."""
-    course = Course(recipe, folder, progress)
-    training = Together(course)
+    course = CoTrainingPaths(recipe, folder, progress)
+    training = CoTraining(course)
     training.begin(resume)
     Results.of(course, Pairs(course), training.train()).write()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.real_sets import RAW, ROOT, SETS, boundless, questions_of, rules_agent, write_table
 
 from coseek.agents.answering import answer_all
-from coseek.agents.component import answer_from, answer_sheet
+from coseek.agents.component import answer_cache, generate_answers
 from coseek.agents.frozen import open_generator
 from coseek.agents.generator import Generator, GeneratorSettings
 from coseek.agents.limits import Limits
@@ -29,7 +29,7 @@ from coseek.data.dataset import Dataset
 from coseek.data.files import JsonObject, atomic_folder
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.measure.component import component_run
 from coseek.measure.score import ALL, METRICS, ScoredRun, Summary, score_run, summaries_of
 from coseek.measure.table import Table, show
@@ -175,7 +175,7 @@ COUNTS = ("searches", "passages", "agent_tokens", "read_tokens")
 def run_of(place: Place, protocol: Protocol, agent: Agent, limits: Limits, retriever: str) -> Run:
     """The run of one line, gone on with where it stopped."""
     folder = place.folder / "runs" / f"{protocol.name}.{retriever}"
-    settings: JsonObject = {"protocol": protocol.name, "retriever": retriever, "limits": save_settings(limits)}
+    settings: JsonObject = {"protocol": protocol.name, "retriever": retriever, "limits": dump_settings(limits)}
     run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, settings)
     if len(run.done()) < len(place.questions):
         answer_all(run, agent, place.retriever_for(protocol, retriever), place.questions, limits)
@@ -185,7 +185,7 @@ def run_of(place: Place, protocol: Protocol, agent: Agent, limits: Limits, retri
 def line_of(place: Place, name: str, retriever: str, run: Run, generator: Generator) -> tuple[str, ...]:
     """One protocol over one retriever: its own answers, the generator's from its passages, and what it cost."""
     trajectories = list(run.trajectories())
-    answers = answer_from(generator, trajectories, answer_sheet(run.folder, generator))
+    answers = generate_answers(generator, trajectories, answer_cache(run.folder, generator))
     summary = mean_of(score_run(name, trajectories), place.questions)
     as_part = mean_of(component_run(name, trajectories, answers), place.questions)
     faults = f" ({summary.faults} faults)" if summary.faults else ""

@@ -21,7 +21,7 @@ from coseek.data.dataset import Dataset
 from coseek.data.errors import RetrieverError
 from coseek.data.evidence import evidence_of
 from coseek.data.question import Question
-from coseek.measure.found import Answered, Found, Measuring, look_up
+from coseek.measure.found import Answered, Found, RetrievalMeasure, look_up
 from coseek.measure.rankings import Metric
 from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table, comparison_table, show
@@ -42,7 +42,7 @@ METRICS = {
 }
 """Column → metric."""
 PAIRED = "Question by question against BM25, with 95 % bootstrap intervals and the p-value of a randomisation test:"
-MEASURING = Measuring(tuple(map(Metric.named, METRICS.values())))
+MEASURING = RetrievalMeasure(tuple(map(Metric.named, METRICS.values())))
 BM25, MINILM, HYBRID = "BM25, one shot", "MiniLM, one shot", "hybrid, one shot"
 
 

@@ -27,10 +27,10 @@ from coseek.data.dataset import Dataset
 from coseek.data.files import write_json
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.labels.makers import gold
 from coseek.labels.making import Summary, make_labels
-from coseek.labels.parts import Parts
+from coseek.labels.parts import LabelResources
 from coseek.labels.tally import Tally
 from coseek.labels.turn import turns_of
 from coseek.measure.table import Table, comparison_table, show
@@ -99,9 +99,9 @@ class Place:
         run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, {"set": name})
         answer_all(run, agent, retriever, self.asked(name, train=True), boundless(K))
         tally = Tally()
-        maker = gold.open(gold.SETTINGS(every=True), Parts(out, found_by=retriever, tally=tally))
+        maker = gold.open(gold.SETTINGS(every=True), LabelResources(out, found_by=retriever, tally=tally))
         turns = [turn for run_of in run.trajectories() for turn in turns_of(run_of, agent.protocol)]
-        labels = Labels.begin(out, {"method": "gold"}, maker.identity, resume=True)
+        labels = LabelFolder.begin(out, {"method": "gold"}, maker.identity, resume=True)
         return make_labels(labels, maker, turns, tally)
 
 

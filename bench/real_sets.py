@@ -7,8 +7,8 @@ from pathlib import Path
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.rules import Rules
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.rules import RuleAgent
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
 from coseek.data.question import Question
@@ -70,7 +70,7 @@ def questions_of(dataset: Dataset) -> list[Question]:
 def rules_agent(protocol: Protocol | None = None) -> Agent:
     """The agent without a model."""
     spoken = protocol or load_protocol("search-r1")
-    return Agent(spoken, WriterModel(Rules(), spoken, ByteTokenizer(spoken.grammar.special_tokens)))
+    return Agent(spoken, ScriptedAgentModel(RuleAgent(), spoken, ByteTokenizer(spoken.grammar.special_tokens)))
 
 
 def boundless(passages: int) -> Limits:

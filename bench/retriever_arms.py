@@ -14,25 +14,25 @@ from bench.real_sets import boundless
 from coseek.agents.answering import answer_all
 from coseek.agents.card import CARD
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.expert import Expert, progress
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.expert import ExpertAgent, progress
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.dataset import Dataset
 from coseek.data.files import JsonObject, write_json
 from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.settings import dump_settings, make_settings
 from coseek.data.trajectory import Trajectory
 from coseek.labels.correctness import Correctness
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.labels.local_relevance import LocalRelevance
-from coseek.labels.maker import PACKAGE, LabelMaker, RollsOut
+from coseek.labels.maker import PACKAGE, LabelMaker, RolloutMaker
 from coseek.labels.makers.agentic_r import AgenticR, AgenticRSettings
 from coseek.labels.makers.dr_synth import DrSynth
 from coseek.labels.making import Summary, make_labels
 from coseek.labels.oracle_ranked import OracleRanked
-from coseek.labels.parts import ORACLE, Parts, Speaker
+from coseek.labels.parts import ORACLE, AgentWithLimits, LabelResources
 from coseek.labels.tally import Tally
 from coseek.labels.turn import SearchTurn, turns_of
 from coseek.measure.score import ScoredRun, score_run
@@ -174,19 +174,21 @@ class Place:
         training.train()
         return training
 
-    def speaker(self, temperature: float) -> Speaker:
+    def speaker(self, temperature: float) -> AgentWithLimits:
         training = self.training
         protocol, limits = training.protocol, training.recipe.limits
         if self.scale.expert:
             assert training.recipe.warm_start is not None
             # A policy says too little again when it searches anew; the expert would say all at its second try.
-            expert = Expert(training.recipe.warm_start.expert.model_copy(update={"bad_query": 1.0}))
-            agent = Agent(protocol, WriterModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens)))
+            expert = ExpertAgent(training.recipe.warm_start.expert.model_copy(update={"bad_query": 1.0}))
+            agent = Agent(
+                protocol, ScriptedAgentModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens))
+            )
             wide = boundless(limits.passages_per_search).model_copy(update={"max_turns": limits.max_turns})
-            return Speaker(agent, wide, digest_of("expert", expert.settings.model_dump_json()))
+            return AgentWithLimits(agent, wide, digest_of("expert", expert.settings.model_dump_json()))
         folder = self.taught.policy_folder("warm")
         agent = Agent(protocol, self.taught.sampler(load_model(folder), protocol, temperature))
-        return Speaker(agent, limits, digest_of(fingerprint(folder), protocol.name, str(temperature)))
+        return AgentWithLimits(agent, limits, digest_of(fingerprint(folder), protocol.name, str(temperature)))
 
     @cached_property
     def corpora(self) -> dict[str, Corpus]:
@@ -282,13 +284,13 @@ class Place:
             turns = self.trajectories
             # Runs are drawn, so that an agent asks in all the ways it has. What it makes of a passage is its best.
             maker = self._maker(method, self._parts(self.asked, 1.0 if method.maker == "dr_synth" else 0.0, tally))
-        labels = Labels.begin(folder, {"method": name, **method.settings}, maker.identity, resume=True)
-        if isinstance(maker, RollsOut):
+        labels = LabelFolder.begin(folder, {"method": name, **method.settings}, maker.identity, resume=True)
+        if isinstance(maker, RolloutMaker):
             turns = maker.roll_out(self.labelled, _unheard)
         return make_labels(labels, maker, turns, tally)
 
-    def _parts(self, retriever: Retriever, temperature: float, tally: Tally) -> Parts:
-        return Parts(
+    def _parts(self, retriever: Retriever, temperature: float, tally: Tally) -> LabelResources:
+        return LabelResources(
             folder=self.folder / "labels",
             found_by=retriever,
             open_agent=lambda: self.speaker(temperature),
@@ -298,7 +300,7 @@ class Place:
             tally=tally,
         )
 
-    def _maker(self, method: Method, parts: Parts) -> LabelMaker:
+    def _maker(self, method: Method, parts: LabelResources) -> LabelMaker:
         module = import_module(f"{PACKAGE}.{method.maker}")
         maker: LabelMaker = module.open(make_settings(module.SETTINGS, method.settings), parts)
         return maker
@@ -322,14 +324,14 @@ class Place:
         folder = self.labels(name)
         run = self.folder / ("labels/run" if name in (HYBRID, "dr-synth") else "trajectories")
         runs = {(one.question.id, one.seed): one for one in Run(run).trajectories()}
-        sets = list(Labels(folder).sets())
+        sets = list(LabelFolder(folder).sets())
         right = 0
         for one in sets:
             plan = plan_of(one.question)
             earlier = runs[one.turn.question_id, one.turn.seed].searches[: one.turn.search]
             done, _ = progress(plan, earlier)
             right += done < len(plan) and one.positive == plan[done].gold_id
-        turns = len({one.turn for one in sets}) + sum(1 for _ in Labels(folder).dropped())
+        turns = len({one.turn for one in sets}) + sum(1 for _ in LabelFolder(folder).dropped())
         return Worth(turns, len(sets), right)
 
     # --- what the agent makes of a retriever
@@ -340,17 +342,17 @@ class Place:
         return score_run(arm.slug, self._runs(folder, self._greedy, retriever, self.questions(name)))
 
     @cached_property
-    def _greedy(self) -> Speaker:
+    def _greedy(self) -> AgentWithLimits:
         return self.speaker(0.0)
 
     def _runs(
-        self, folder: Path, speaker: Speaker, retriever: Retriever, questions: Sequence[Question]
+        self, folder: Path, speaker: AgentWithLimits, retriever: Retriever, questions: Sequence[Question]
     ) -> list[Trajectory]:
         """In the order of the questions, whatever the order in which they ended."""
         settings: JsonObject = {
             "agent": speaker.identity,
             "retriever": retriever.identity,
-            "limits": save_settings(speaker.limits),
+            "limits": dump_settings(speaker.limits),
         }
         run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, settings)
         if run.settings != settings:

@@ -35,8 +35,8 @@ from transformers import PreTrainedModel
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writers.expert import Expert
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.expert import ExpertAgent
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
@@ -234,7 +234,7 @@ def warm_policy(world: World, protocol: Protocol, folder: Path, steps: int, limi
     if tokens:
         protocol = lengthened(protocol, tokenizer, world, tokens)
     questions = world.questions["train"]
-    agent = Agent(protocol, WriterModel(Expert(), protocol, tokenizer))
+    agent = Agent(protocol, ScriptedAgentModel(ExpertAgent(), protocol, tokenizer))
     shown = rollout(agent, Bm25.over(world.corpus), questions, range(len(questions)), limits)
     whole = [run for run in shown if not run.truncated and not run.stop.is_fault]
     train_sft(model, draw_any(whole), SftSettings(steps=steps, checkpoint_every=steps), folder / "sft")

@@ -29,7 +29,7 @@ from coseek.measure.score import ScoredRun
 from coseek.measure.table import show
 from coseek.models.loading import load_model
 from coseek.training.agent import AgentTraining, QuestionSet
-from coseek.training.frozen import FrozenSettings, open_frozen
+from coseek.training.frozen import GraderSettings, open_graders
 from coseek.training.recipe import load_recipe
 from coseek.training.served import scored_by_generator
 
@@ -80,8 +80,8 @@ def main() -> None:
         if where.name == "dev":
             continue
         world = training.data_folder if where.name == "test" else training.folder / "unseen"
-        settings = FrozenSettings(generator=GeneratorSettings(model=name), judge=JudgeSettings(model="oracle"))
-        frozen = open_frozen(settings, given.run / "submodule", world)
+        settings = GraderSettings(generator=GeneratorSettings(model=name), judge=JudgeSettings(model="oracle"))
+        frozen = open_graders(settings, given.run / "submodule", world)
         found: list[dict[str, float]] = []
         for policy in policies:
             folder = answered(training, policy, where, temperature)

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import mean
 
-from coseek.agents.writers.expert import Expert
+from coseek.agents.writers.expert import ExpertAgent
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.questions import Step, kind_of, plan_of
 from coseek.world.world import World, WorldSettings, make_world
@@ -89,11 +89,11 @@ def report_raw(retriever: Bm25, questions: Sequence[Question]) -> None:
         print(f"{name:40} {gold:8.3f} {seen:12.3f}   {len(rows)}")
 
 
-def follow(expert: Expert, retriever: Bm25, question: Question) -> tuple[str, int]:
+def follow(expert: ExpertAgent, retriever: Bm25, question: Question) -> tuple[str, int]:
     """The expert's answer, and how often it searched."""
     searches: tuple[Search, ...] = ()
     while True:
-        move = expert.write(SoFar(question, searches), random.Random(f"{question.id} {len(searches)}"))
+        move = expert.write(EpisodeState(question, searches), random.Random(f"{question.id} {len(searches)}"))
         if move.answer is not None:
             return move.answer, len(searches)
         hits = retriever.search(move.queries, PASSAGES_PER_SEARCH)
@@ -107,7 +107,7 @@ def report_expert(retriever: Bm25, world: World) -> None:
         groups.setdefault(group_of(question), []).append(question)
     for name, questions in sorted(groups.items()):
         columns = []
-        for expert in (Expert.perfect(), Expert()):
+        for expert in (ExpertAgent.perfect(), ExpertAgent()):
             ends = [follow(expert, retriever, question) for question in questions]
             right = mean(world.oracle.judge(question, end[0]) for question, end in zip(questions, ends, strict=True))
             columns.append(f"{right:8.3f} {mean(end[1] for end in ends):9.2f}")

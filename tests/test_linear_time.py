@@ -17,11 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coseek
-from coseek.agents.budget import Budget
+from coseek.agents.budget import ContextBudget
 from coseek.agents.grammar import LONGEST_MARK, Grammar
 from coseek.agents.judge import read_verdict
 from coseek.agents.protocol import FOLDER, load_protocol
-from coseek.agents.reading import Does, Reads, Tool, first_sentence, read_call, read_flag, read_numbers, read_queries
+from coseek.agents.reading import (
+    Does,
+    QueryFormat,
+    Tool,
+    first_sentence,
+    parse_flag,
+    parse_numbers,
+    parse_queries,
+    parse_tool_call,
+)
 from coseek.agents.turns import reasoning_of
 from coseek.agents.writers.rules import guess
 from coseek.data.errors import SettingError
@@ -30,12 +39,12 @@ from coseek.labels.listed_answer import read_lines, read_scores
 from coseek.labels.sub_answer import sure
 from coseek.measure.answers import cover_match, f1, normalise
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
-from coseek.retrieval.language.documents import read_documents, without_tags
-from coseek.retrieval.language.listing import disarmed, read_ranking
+from coseek.retrieval.language.documents import parse_documents, without_tags
+from coseek.retrieval.language.listing import disarmed, parse_ranking
 from coseek.retrieval.language.prompt import fill, one_line
 from coseek.retrieval.lexical.words import words
 from coseek.retrieval.query import PastTurn, Query
-from coseek.retrieval.views import disarm, render
+from coseek.retrieval.views import disarm, render_view
 from coseek.retrieval.web.engine import plain
 from coseek.retrieval.web.pages import cut, decode
 
@@ -153,11 +162,11 @@ def use_pattern(pattern: re.Pattern[str] | re.Pattern[bytes], whole: bool, text:
 def read_all(text: str) -> None:
     """Everything that reads the inside of a tag."""
     tools = {"search": Tool(Does.SEARCH), "visit": Tool(Does.VISIT)}
-    for reads in Reads:
-        read_queries(text, reads, most=3)
-    read_call(text, tools, 3)
-    read_numbers(text)
-    read_flag(text)
+    for reads in QueryFormat:
+        parse_queries(text, reads, most=3)
+    parse_tool_call(text, tools, 3)
+    parse_numbers(text)
+    parse_flag(text)
     first_sentence(text)
 
 
@@ -169,7 +178,7 @@ def read_answers(text: str) -> None:
     read_scores(text, 3, "bare")
     read_lines(text, 3)
     sure(text)
-    read_ranking(text, 3)
+    parse_ranking(text, 3)
 
 
 def look_up(text: str) -> None:
@@ -190,7 +199,7 @@ def put_in_views(text: str) -> None:
     for separator in ("[SEP]", "</s>", "[ SEP ]", "a a"):
         disarm(text, separator)
     query = Query("now", text, text, (PastTurn("before", text, (text,)),))
-    render("prior-queries+reasonings+documents", query, limit=50)
+    render_view("prior-queries+reasonings+documents", query, limit=50)
 
 
 def read_pages(text: str) -> None:
@@ -199,12 +208,12 @@ def read_pages(text: str) -> None:
 
 
 BYTES = ByteTokenizer(["<search>", "</search>", "<"])
-HARMLESS_WORDS = Budget(1_000)
+HARMLESS_WORDS = ContextBudget(1_000)
 
 USES: dict[str, Callable[[str], object]] = {
     "reading": read_all,
     "answers of frozen models": read_answers,
-    "documents of a simulated engine": lambda text: read_documents(text, 5),
+    "documents of a simulated engine": lambda text: parse_documents(text, 5),
     "numbers in data": disarmed,
     "words": look_up,
     "scoring": score,
@@ -323,7 +332,7 @@ OLD_WORD = re.compile(r"\s*(?:[\u4e00-\u9fff]{1,2}|[^\s\u4e00-\u9fff]{1,100})")
 @given(st.text("[]1234567,'\" \n", max_size=14))
 @settings(max_examples=1500, deadline=None)
 def test_numbers_are_read_as_they_always_were(text: str) -> None:
-    assert (read_numbers(text) is not None) == (OLD_NUMBERS.fullmatch(text.strip()) is not None)
+    assert (parse_numbers(text) is not None) == (OLD_NUMBERS.fullmatch(text.strip()) is not None)
 
 
 @given(st.text("abc1.!?'\")] \n", max_size=14))

@@ -12,8 +12,8 @@ from coseek.agents.branching import Branch, branch
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
-from coseek.agents.writers.expert import Expert
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.expert import ExpertAgent
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
@@ -262,7 +262,7 @@ def test_a_branch_with_the_runs_own_passages_and_seed_is_the_run(name: str) -> N
 def test_a_writer_goes_on_from_what_the_branch_shows_it(name: str) -> None:
     world = make_world(WorldSettings(size="tiny", seed=2, train=12, dev=0, test=0))
     protocol, retriever = load_protocol(name, "laptop"), Bm25.over(world.corpus)
-    agent = Agent(protocol, WriterModel(Expert(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
+    agent = Agent(protocol, ScriptedAgentModel(ExpertAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
     limits = protocol.limits_over(WIDE.model_copy(update={"max_turns": 8}))
     runs = rollout(agent, retriever, world.questions["train"], range(12), limits)
     branches = [

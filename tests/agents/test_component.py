@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted
 
-from coseek.agents.component import answer_from, answer_sheet, mark, verdict_sheet
+from coseek.agents.component import answer_cache, generate_answers, mark, verdict_cache
 from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.agents.judge import Claim, JudgeSettings, ModelJudge, load_judge_prompt
 from coseek.data.errors import ModelError
@@ -27,7 +27,7 @@ def judge(model: Scripted) -> ModelJudge:
 def test_the_generator_is_given_what_the_agent_served_and_not_its_words(tmp_path: Path) -> None:
     model = Scripted(lambda _: "Velora")
     runs = [run(found("orbo", ORBO, OTHER), found("mira", MIRA), answer="what the agent says")]
-    answers = answer_from(generator(model), runs, answer_sheet(tmp_path, generator(model)))
+    answers = generate_answers(generator(model), runs, answer_cache(tmp_path, generator(model)))
     (entry,) = answers.values()
     assert (entry.answer, entry.passage_ids) == ("Velora", ("orbo", "other", "mira"))
     assert "what the agent says" not in model.calls[0][0]
@@ -36,13 +36,13 @@ def test_the_generator_is_given_what_the_agent_served_and_not_its_words(tmp_path
 def test_selected_passages_alone_are_served(tmp_path: Path) -> None:
     model = Scripted(str)
     searches = (replace(found("orbo", ORBO, OTHER), selected=("orbo",)), replace(found("mira", MIRA), selected=()))
-    answers = answer_from(generator(model), [run(*searches)], answer_sheet(tmp_path, generator(model)))
+    answers = generate_answers(generator(model), [run(*searches)], answer_cache(tmp_path, generator(model)))
     assert next(iter(answers.values())).passage_ids == ("orbo",)
 
 
 def test_a_run_that_ended_by_a_fault_is_not_asked(tmp_path: Path) -> None:
     model = Scripted(str)
-    assert answer_from(generator(model), [fault()], answer_sheet(tmp_path, generator(model))) == {}
+    assert generate_answers(generator(model), [fault()], answer_cache(tmp_path, generator(model))) == {}
     assert not model.calls
 
 
@@ -54,13 +54,13 @@ def test_a_second_start_asks_only_what_is_missing_or_failed(tmp_path: Path) -> N
 
     fails = True
     model = Scripted(says)
-    made, sheet = generator(model), answer_sheet(tmp_path, generator(model))
+    made, sheet = generator(model), answer_cache(tmp_path, generator(model))
     runs = [run(found("o", ORBO)), run(found("o", ORBO), question=SECOND)]
-    first = answer_from(made, runs, sheet)
+    first = generate_answers(made, runs, sheet)
     assert first["q2", 0].fault == "overloaded" and first["q2", 0].answer is None
     fails = False
     model.calls.clear()
-    second = answer_from(made, [*runs, run(found("m", MIRA), seed=1)], sheet)
+    second = generate_answers(made, [*runs, run(found("m", MIRA), seed=1)], sheet)
     assert [len(call) for call in model.calls] == [2]
     assert {key: entry.answer for key, entry in second.items()} == {
         ("q1", 0): "Velora",
@@ -68,15 +68,15 @@ def test_a_second_start_asks_only_what_is_missing_or_failed(tmp_path: Path) -> N
         ("q1", 1): "Velora",
     }
     model.calls.clear()
-    assert answer_from(made, runs, sheet) == {key: second[key] for key in (("q1", 0), ("q2", 0))}
+    assert generate_answers(made, runs, sheet) == {key: second[key] for key in (("q1", 0), ("q2", 0))}
     assert not model.calls
 
 
 def test_an_answer_to_other_passages_is_not_taken_for_this_run(tmp_path: Path) -> None:
     model = Scripted(lambda prompt: "Velora" if "Mira Tan is" in prompt else "unknown")
-    sheet = answer_sheet(tmp_path, generator(model))
-    assert answer_from(generator(model), [run(found("o", ORBO))], sheet)["q1", 0].answer == "unknown"
-    assert answer_from(generator(model), [run(found("m", MIRA))], sheet)["q1", 0].answer == "Velora"
+    sheet = answer_cache(tmp_path, generator(model))
+    assert generate_answers(generator(model), [run(found("o", ORBO))], sheet)["q1", 0].answer == "unknown"
+    assert generate_answers(generator(model), [run(found("m", MIRA))], sheet)["q1", 0].answer == "Velora"
 
 
 def test_equal_claims_are_judged_once_and_empty_ones_never(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_equal_claims_are_judged_once_and_empty_ones_never(tmp_path: Path) -> No
     made = judge(model)
     claims = [Claim(QUESTION, answer) for answer in ("Velora", "Velora", " ", "")]
     claims.append(Claim(replace(QUESTION, id="q9", answers=()), "Velora"))
-    assert mark(made, claims, verdict_sheet(tmp_path, made)).keys() == {("q1", "Velora")}
+    assert mark(made, claims, verdict_cache(tmp_path, made)).keys() == {("q1", "Velora")}
     assert [len(call) for call in model.calls] == [1]
-    mark(made, claims, verdict_sheet(tmp_path, made))
+    mark(made, claims, verdict_cache(tmp_path, made))
     assert len(model.calls) == 1
 
 
@@ -94,5 +94,5 @@ def test_an_unreadable_verdict_is_asked_again_and_is_never_a_no(tmp_path: Path) 
     texts = ["perhaps", "yes"]
     made = judge(Scripted(lambda _: texts.pop(0)))
     claims = [Claim(QUESTION, "Velora City")]
-    assert mark(made, claims, verdict_sheet(tmp_path, made))["q1", "Velora City"].right is None
-    assert mark(made, claims, verdict_sheet(tmp_path, made))["q1", "Velora City"].right is True
+    assert mark(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is None
+    assert mark(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is True

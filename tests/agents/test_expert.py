@@ -7,12 +7,12 @@ from statistics import mean
 import pytest
 
 from coseek.agents.writer import Move
-from coseek.agents.writers.expert import Expert, ExpertSettings
+from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
 from coseek.data.errors import DataError
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.measure.answers import exact_match
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.questions import kind_of, plan_of
@@ -29,17 +29,19 @@ def bm25() -> Bm25:
     return Bm25.over(world().corpus)
 
 
-def run(expert: Expert, question: Question, seed: int = 0, k: int = 2) -> tuple[list[Move], tuple[Search, ...]]:
+def run(expert: ExpertAgent, question: Question, seed: int = 0, k: int = 2) -> tuple[list[Move], tuple[Search, ...]]:
     moves: list[Move] = []
     searches: tuple[Search, ...] = ()
     while not moves or moves[-1].answer is None:
-        moves.append(expert.write(SoFar(question, searches), random.Random(f"{seed} {question.id} {len(searches)}")))
+        moves.append(
+            expert.write(EpisodeState(question, searches), random.Random(f"{seed} {question.id} {len(searches)}"))
+        )
         found = bm25().search(moves[-1].queries, k)
         searches += tuple(Search(query, tuple(hits)) for query, hits in zip(moves[-1].queries, found, strict=True))
     return moves, searches
 
 
-def strict_em(expert: Expert) -> float:
+def strict_em(expert: ExpertAgent) -> float:
     ends = [(question, run(expert, question)[0][-1].answer or "") for question in world().questions["dev"]]
     return mean(float(exact_match(answer, question.answers)) for question, answer in ends)
 
@@ -49,20 +51,20 @@ def of_kind(kind: str, hops: int = 1) -> Question:
 
 
 def test_the_perfect_expert_answers_nearly_everything_and_the_faulty_one_leaves_room() -> None:
-    perfect, faulty = strict_em(Expert.perfect()), strict_em(Expert())
+    perfect, faulty = strict_em(ExpertAgent.perfect()), strict_em(ExpertAgent())
     assert perfect >= 0.95
     assert 0.35 < faulty < perfect - 0.2
 
 
 def test_the_same_seeds_write_the_same_run() -> None:
     for question in world().questions["dev"][:40]:
-        assert run(Expert(), question, seed=7) == run(Expert(), question, seed=7)
-    assert any(run(Expert(), q, seed=1) != run(Expert(), q, seed=2) for q in world().questions["dev"][:40])
+        assert run(ExpertAgent(), question, seed=7) == run(ExpertAgent(), question, seed=7)
+    assert any(run(ExpertAgent(), q, seed=1) != run(ExpertAgent(), q, seed=2) for q in world().questions["dev"][:40])
 
 
 def test_the_perfect_expert_states_only_what_it_has_read() -> None:
     for question in world().questions["dev"]:
-        moves, searches = run(Expert.perfect(), question)
+        moves, searches = run(ExpertAgent.perfect(), question)
         for at, move in enumerate(moves):
             read = [hit.passage.text for search in searches[:at] for hit in search.hits]
             seen = f"{' '.join(read)} {question.question} "
@@ -71,7 +73,7 @@ def test_the_perfect_expert_states_only_what_it_has_read() -> None:
 
 
 def test_every_word_that_the_expert_writes_has_a_space_before_it() -> None:
-    for expert in (Expert.perfect(), Expert()):
+    for expert in (ExpertAgent.perfect(), ExpertAgent()):
         for question in world().questions["dev"][:100]:
             for move in run(expert, question)[0]:
                 for text in (move.thought, *move.queries, move.answer or " x"):
@@ -83,15 +85,15 @@ def test_a_chain_is_followed_one_hop_a_search() -> None:
     first, second = plan_of(question)
     passages = [world().corpus.by_id(step.gold_id) for step in (first, second)]
     seen: tuple[Search, ...] = ()
-    expert, rng = Expert.perfect(), random.Random(0)
-    move = expert.write(SoFar(question, seen), rng)
+    expert, rng = ExpertAgent.perfect(), random.Random(0)
+    move = expert.write(EpisodeState(question, seen), rng)
     assert move.thought == f" I need the {first.relation} of {first.mention} ."
     assert move.queries == (f" {first.mention} {first.relation}",)
     seen += _found(move, passages[0].id)
-    move = expert.write(SoFar(question, seen), rng)
+    move = expert.write(EpisodeState(question, seen), rng)
     assert move.thought.startswith(f" The {first.relation} of {first.mention} is {second.mention} . I need")
     seen += _found(move, passages[1].id)
-    move = expert.write(SoFar(question, seen), rng)
+    move = expert.write(EpisodeState(question, seen), rng)
     assert move.answer == f" {second.sub_answer}"
 
 
@@ -105,7 +107,7 @@ def test_a_miss_is_noticed_and_asked_again_in_other_words_and_then_admitted() ->
     seen: tuple[Search, ...] = ()
     moves = []
     for _ in range(4):
-        moves.append(Expert.perfect().write(SoFar(question, seen), random.Random(0)))
+        moves.append(ExpertAgent.perfect().write(EpisodeState(question, seen), random.Random(0)))
         seen += _found(moves[-1]) if moves[-1].queries else ()
     assert all(move.thought.startswith(" Not found . I need") for move in moves[1:3])
     assert len({move.queries for move in moves[:3]}) == 3
@@ -115,43 +117,43 @@ def test_a_miss_is_noticed_and_asked_again_in_other_words_and_then_admitted() ->
 def test_a_comparison_states_both_values_before_it_answers() -> None:
     for question in world().questions["dev"]:
         if kind_of(question) == "comparison":
-            moves, _ = run(Expert.perfect(), question)
+            moves, _ = run(ExpertAgent.perfect(), question)
             if exact_match(moves[-1].answer or "", question.answers):
                 assert all(f" is {step.sub_answer} ." in moves[-1].thought for step in plan_of(question))
 
 
 def test_stopping_early_answers_with_the_bridge() -> None:
-    expert = Expert(ExpertSettings(stop_early=1, bad_query=0, blind_guess=0, give_up=0))
+    expert = ExpertAgent(ExpertSettings(stop_early=1, bad_query=0, blind_guess=0, give_up=0))
     question = of_kind("composition", 3)
     moves, searches = run(expert, question)
     assert len(searches) == 1 and moves[-1].answer == f" {plan_of(question)[0].sub_answer}"
 
 
 def test_the_share_of_early_stops_is_that_of_questions_not_of_steps() -> None:
-    expert = Expert(ExpertSettings(stop_early=0.5, bad_query=0, blind_guess=0, give_up=0))
+    expert = ExpertAgent(ExpertSettings(stop_early=0.5, bad_query=0, blind_guess=0, give_up=0))
     questions = [q for q in world().questions["dev"] if kind_of(q) == "composition" and q.hops == 4]
     right = [exact_match(run(expert, q, seed)[0][-1].answer or "", q.answers) for q in questions for seed in range(8)]
     assert 0.38 < mean(map(float, right)) < 0.62
 
 
 def test_blind_guesses_search_nothing() -> None:
-    expert = Expert(ExpertSettings(blind_guess=1))
+    expert = ExpertAgent(ExpertSettings(blind_guess=1))
     for question in world().questions["dev"][:50]:
         moves, searches = run(expert, question)
         assert not searches and moves[-1].answer
 
 
 def test_bad_queries_find_less() -> None:
-    expert = Expert(ExpertSettings(stop_early=0, bad_query=1, blind_guess=0, give_up=1))
+    expert = ExpertAgent(ExpertSettings(stop_early=0, bad_query=1, blind_guess=0, give_up=1))
     assert strict_em(expert) < 0.5
 
 
 def test_the_expert_stops_at_its_limit_of_searches() -> None:
-    expert = Expert(ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0, max_searches=2))
+    expert = ExpertAgent(ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0, max_searches=2))
     moves, searches = run(expert, of_kind("composition", 4))
     assert len(searches) == 2 and moves[-1].answer
 
 
 def test_a_question_without_a_plan_is_refused_with_a_sentence() -> None:
     with pytest.raises(DataError, match="has no plan"):
-        Expert().write(SoFar(Question("nq-1", "who?")), random.Random(0))
+        ExpertAgent().write(EpisodeState(Question("nq-1", "who?")), random.Random(0))

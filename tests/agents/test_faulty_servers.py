@@ -13,14 +13,14 @@ from coseek.agents.answering import answer_all
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits
 from coseek.data.audit import audit_run
-from coseek.data.calls import Patience
+from coseek.data.calls import HttpSettings
 from coseek.data.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, StopReason
 from coseek.models.remote import RemoteSettings, open_remote
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.retrievers.remote import Remote
+from coseek.retrieval.retrievers.remote import RemoteRetriever
 from coseek.retrieval.retrievers.remote import RemoteSettings as RetrieverSettings
 
 PROTOCOL = load_protocol("search-r1", "laptop")
@@ -69,12 +69,12 @@ def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: 
     questions = [Question(f"q{number}", f"Who is {number} ?", ("Ada",)) for number in range(500)]
     rng = random.Random(11)
     with site(flaky(model, rng, gate)) as brain, site(flaky(retriever, rng, gate)) as shelf:
-        patience = Patience(
+        patience = HttpSettings(
             attempts=4 if again else 1, timeout_s=0.5, first_wait_s=0.001, concurrency=32, break_after=1_000
         )
         settings = RemoteSettings(dialect="vllm", model="m", patience=patience)
         written = open_remote(brain.url, settings, TOKENIZER, PROTOCOL.grammar.stops)
-        found = Remote(
+        found = RemoteRetriever(
             RetrieverSettings(url=shelf.url, retries=3 if again else 0, timeout_s=0.5, backoff_s=0.001, break_after=999)
         )
         run = Run.create(tmp_path / "run", {"limits": {"max_tokens": 4000}})

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
-from coseek.agents.asking import Remembered, write_each
-from coseek.agents.budget import Budget
-from coseek.agents.generator import OWN_PROMPT, Generator, GeneratorSettings, OpenBook, load_generator_prompt
+from coseek.agents.asking import CachedTextModel, generate_each
+from coseek.agents.budget import ContextBudget
+from coseek.agents.generator import OWN_PROMPT, Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.data.errors import ModelError, UnknownName
 from coseek.data.passage import Passage
-from coseek.data.store import Store
+from coseek.data.store import TextCache
 from coseek.models.tokenizer import ByteTokenizer
 
 ORBO = Passage("orbo", "Orbo", "Orbo was founded by Mira Tan .")
@@ -27,8 +27,8 @@ def generator(model: Scripted, **settings: object) -> Generator:
     return Generator(model, load_generator_prompt(made), made)
 
 
-def asked(*found: Passage, question: str = "Where was the founder of Orbo born?") -> OpenBook:
-    return OpenBook(question, found)
+def asked(*found: Passage, question: str = "Where was the founder of Orbo born?") -> ReadingInput:
+    return ReadingInput(question, found)
 
 
 def test_the_prompt_holds_the_question_and_the_passages_in_order() -> None:
@@ -60,7 +60,7 @@ def test_a_passage_that_stands_twice_is_given_once() -> None:
 def test_a_budget_is_never_exceeded_and_is_used_in_order(
     found: list[Passage], most: int, count: int | None, by_bytes: bool
 ) -> None:
-    budget = Budget(most, count, ByteTokenizer() if by_bytes else None)
+    budget = ContextBudget(most, count, ByteTokenizer() if by_bytes else None)
     given_, used = budget.fill(found)
     assert used <= most and len(given_) <= (len(found) if count is None else count)
     assert used == sum(budget.count(one.title) + budget.count(one.text) for one in given_)
@@ -81,7 +81,7 @@ def test_two_generators_are_given_the_same_words_at_the_same_budget() -> None:
 
 
 def test_characters_of_scripts_without_spaces_count_one_by_one() -> None:
-    budget = Budget(3)
+    budget = ContextBudget(3)
     assert budget.count("東京は首都") == 5
     assert budget.cut("東京は首都", 3) == "東京は"
     assert budget.count("abc東京 x1, y") == 6
@@ -125,12 +125,12 @@ def test_one_failure_takes_no_others_along_and_is_no_answer() -> None:
 
 def test_a_model_that_always_fails_gives_faults_alone() -> None:
     model = Scripted(str, fault="no server")
-    assert [str(one) for one in write_each(model, ["a", "b", "a"], 5)] == ["no server"] * 3
+    assert [str(one) for one in generate_each(model, ["a", "b", "a"], 5)] == ["no server"] * 3
 
 
 def test_what_was_written_is_remembered_and_failures_are_not(tmp_path: Path) -> None:
     model = Scripted(str.upper)
-    kept = Remembered(model, Store(tmp_path / "texts.sqlite"))
+    kept = CachedTextModel(model, TextCache(tmp_path / "texts.sqlite"))
     assert kept.write(["a", "b", "a"], 5) == ["A", "B", "A"]
     assert kept.write(["b", "c"], 5) == ["B", "C"]
     assert model.calls == [["a", "b"], ["c"]]
@@ -139,7 +139,7 @@ def test_what_was_written_is_remembered_and_failures_are_not(tmp_path: Path) -> 
         kept.write(["d"], 5)
     model.fault = ""
     assert kept.write(["d"], 5) == ["D"]
-    other = Remembered(Scripted(str.title, identity="another"), kept.store)
+    other = CachedTextModel(Scripted(str.title, identity="another"), kept.store)
     assert other.write(["ab"], 5) == ["Ab"] and other.write(["a"], 6) == ["A"]
 
 

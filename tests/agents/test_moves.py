@@ -8,26 +8,26 @@ from tests.agents.playing import ADA, BOB, EVE, EXAMPLES, OURS, QUESTION
 from coseek.agents.moves import move_ids
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writer import Move, Writer
-from coseek.agents.writers.expert import Expert
-from coseek.agents.writers.rules import Rules
-from coseek.agents.writing import WriterModel
+from coseek.agents.writer import Move, ScriptedAgent
+from coseek.agents.writers.expert import ExpertAgent
+from coseek.agents.writers.rules import RuleAgent
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Search, StopReason
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.world import World, WorldSettings, make_world
 
-FOUND = SoFar(
+FOUND = EpisodeState(
     QUESTION, (Search("Ada", (Hit(ADA, 2.0), Hit(BOB, 1.0)), turn=1), Search("Eve", (Hit(EVE, 1.0),), turn=1))
 )
-START = SoFar(QUESTION)
+START = EpisodeState(QUESTION)
 LOOK = Move(" I know. I ask.", (" a", " <answer>b"), selected=("p3", "p1"))
 SAY = Move(" I know.", answer=" 1815", selected=())
 
 
-def said(name: str, move: Move, so_far: SoFar) -> str:
+def said(name: str, move: Move, so_far: EpisodeState) -> str:
     protocol = load_protocol(name)
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
     return tokenizer.decode(move_ids(protocol, move, tokenizer, so_far))
@@ -84,12 +84,12 @@ def world() -> tuple[World, Bm25]:
     return made, Bm25.over(made.corpus)
 
 
-@pytest.mark.parametrize("writer", [Expert.perfect(), Rules()], ids=["expert", "rules"])
+@pytest.mark.parametrize("writer", [ExpertAgent.perfect(), RuleAgent()], ids=["expert", "rules"])
 @pytest.mark.parametrize("name", [name for name in [*OURS, *EXAMPLES] if name != "rag-rerank"])
-def test_writers_run_every_protocol_in_its_valid_form(name: str, writer: Writer) -> None:
+def test_writers_run_every_protocol_in_its_valid_form(name: str, writer: ScriptedAgent) -> None:
     made, bm25 = world()
     protocol = load_protocol(name)
-    model = WriterModel(writer, protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    model = ScriptedAgentModel(writer, protocol, ByteTokenizer(protocol.grammar.special_tokens))
     limits = protocol.limits_over(
         Limits(max_turns=8, max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
     )

@@ -25,10 +25,10 @@ from tests.agents.playing import (
 from coseek.agents.context import served_context
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.data.audit import Budgets, check_trajectory
+from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.errors import DataError, SettingError
 from coseek.data.passage import Corpus, Passage
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
@@ -59,7 +59,7 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
         (StopReason.ANSWERED, "1815") if answers else (StopReason.COMPLETE, None)
     )
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    assert list(check_trajectory(trajectory, Budgets.of(save_settings(WIDE)), tokenizer.decode)) == []
+    assert list(check_trajectory(trajectory, RecordedLimits.of(dump_settings(WIDE)), tokenizer.decode)) == []
     assert Trajectory.from_json(json.loads(json.dumps(trajectory.to_json()))) == trajectory
 
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from coseek.agents.reading import (
     Does,
-    Reads,
+    QueryFormat,
     Tool,
     Visit,
     first_sentence,
-    read_call,
-    read_flag,
-    read_numbers,
-    read_queries,
+    parse_flag,
+    parse_numbers,
+    parse_queries,
+    parse_tool_call,
 )
 
 TOOLS = {"search": Tool(Does.SEARCH), "visit": Tool(Does.VISIT, id="url")}
@@ -38,7 +38,7 @@ TOOLS = {"search": Tool(Does.SEARCH), "visit": Tool(Does.VISIT, id="url")}
 def test_queries_in_tags_keep_their_order_and_never_exceed_their_number(
     text: str, queries: tuple[str, ...], problem: str
 ) -> None:
-    reading = read_queries(text, Reads.ITEMS, most=3)
+    reading = parse_queries(text, QueryFormat.ITEMS, most=3)
     assert (reading.queries, reading.problem) == (queries, problem)
 
 
@@ -59,7 +59,7 @@ def test_queries_in_tags_keep_their_order_and_never_exceed_their_number(
     ],
 )
 def test_a_json_query_is_taken_as_it_was_meant(text: str, queries: tuple[str, ...], formed: bool) -> None:
-    reading = read_queries(text, Reads.JSON)
+    reading = parse_queries(text, QueryFormat.JSON)
     assert (reading.queries, reading.problem == "") == (queries, formed)
 
 
@@ -97,14 +97,14 @@ def test_the_first_sentence_is_the_query(text: str, sentence: str) -> None:
     ],
 )
 def test_a_selection_is_a_list_of_numbers_and_nothing_else(text: str, numbers: tuple[int, ...] | None) -> None:
-    assert read_numbers(text) == numbers
+    assert parse_numbers(text) == numbers
 
 
 @pytest.mark.parametrize(
     ("text", "flag"), [("True", True), (" true ", True), ("1", True), ("0", False), ("FALSE", False), ("yes", None)]
 )
 def test_a_flag_says_true_or_false(text: str, flag: bool | None) -> None:
-    assert read_flag(text) is flag
+    assert parse_flag(text) is flag
 
 
 def call(name: object, arguments: object) -> str:
@@ -112,11 +112,11 @@ def call(name: object, arguments: object) -> str:
 
 
 def test_a_tool_call_searches_or_visits() -> None:
-    assert read_call(call("search", {"query": "a"}), TOOLS).queries == ("a",)
-    assert read_call(call("search", {"query": ["a", "b"], "why": 1}), TOOLS).queries == ("a", "b")
-    assert read_call(call("search", json.dumps({"query": "a"})), TOOLS).queries == ("a",)
-    assert read_call(call("visit", {"url": ["p1", "p2"], "page": 2}), TOOLS).visit == Visit("p1", 2)
-    assert read_call(call("visit", {"url": 7}), TOOLS).visit == Visit("7", 1)
+    assert parse_tool_call(call("search", {"query": "a"}), TOOLS).queries == ("a",)
+    assert parse_tool_call(call("search", {"query": ["a", "b"], "why": 1}), TOOLS).queries == ("a", "b")
+    assert parse_tool_call(call("search", json.dumps({"query": "a"})), TOOLS).queries == ("a",)
+    assert parse_tool_call(call("visit", {"url": ["p1", "p2"], "page": 2}), TOOLS).visit == Visit("p1", 2)
+    assert parse_tool_call(call("visit", {"url": 7}), TOOLS).visit == Visit("7", 1)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_tool_call_searches_or_visits() -> None:
     ],
 )
 def test_a_broken_tool_call_says_what_is_wrong(text: str, said: str) -> None:
-    reading = read_call(text, TOOLS)
+    reading = parse_tool_call(text, TOOLS)
     assert reading.problem.startswith(said) and not reading.queries and reading.visit is None
 
 
@@ -147,9 +147,9 @@ jsons = st.recursive(
 
 @given(st.text() | jsons.map(json.dumps))
 def test_reading_never_fails_and_no_query_is_empty(text: str) -> None:
-    readings = [read_queries(text, reads, most=3) for reads in Reads] + [read_call(text, TOOLS, most=3)]
+    readings = [parse_queries(text, reads, most=3) for reads in QueryFormat] + [parse_tool_call(text, TOOLS, most=3)]
     for reading in readings:
         assert all(query and query == query.strip() for query in reading.queries) and len(reading.queries) <= 3
-    numbers = read_numbers(text)
+    numbers = parse_numbers(text)
     assert numbers is None or len(set(numbers)) == len(numbers)
-    assert read_flag(text) in (True, False, None)
+    assert parse_flag(text) in (True, False, None)

@@ -11,12 +11,12 @@ from tests.models.networks import network
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.writer import Move
-from coseek.agents.writing import WriterModel
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
-from coseek.models.model import Request, SoFar, Tokenizer, Turn, TurnEnd
+from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Asked
@@ -36,7 +36,7 @@ class Played:
     def __init__(self, *moves: Move) -> None:
         self.moves = moves
 
-    def write(self, so_far: SoFar, rng: random.Random) -> Move:
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         return self.moves[len(so_far.searches)]
 
 
@@ -78,7 +78,7 @@ class Raw:
 
 
 def run(*moves: Move, retriever: Retriever | None = None, limits: Limits = WIDE) -> Trajectory:
-    agent = Agent(PROTOCOL, WriterModel(Played(*moves), PROTOCOL, TOKENIZER))
+    agent = Agent(PROTOCOL, ScriptedAgentModel(Played(*moves), PROTOCOL, TOKENIZER))
     retriever = retriever or FixedRetriever(CORPUS, {"Ada": ["p1", "p2"], "Bob": ["p2"]})
     return rollout(agent, retriever, [QUESTION], [7], limits)[0]
 
@@ -139,16 +139,17 @@ def test_a_run_ends_at_its_token_budget_and_nothing_is_cut() -> None:
 
 def test_a_failed_search_is_recorded_and_spares_the_siblings() -> None:
     good, bad = (
-        Agent(PROTOCOL, WriterModel(Played(Move(" x", (query,)), SAY), PROTOCOL, TOKENIZER)) for query in ("ok", "bad")
+        Agent(PROTOCOL, ScriptedAgentModel(Played(Move(" x", (query,)), SAY), PROTOCOL, TOKENIZER))
+        for query in ("ok", "bad")
     )
 
     class Both:
-        def write(self, so_far: SoFar, rng: random.Random) -> Move:
+        def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
             moves = good if so_far.question.id == "q1" else bad
-            assert isinstance(moves.model, WriterModel)
+            assert isinstance(moves.model, ScriptedAgentModel)
             return moves.model.writer.write(so_far, rng)
 
-    agent = Agent(PROTOCOL, WriterModel(Both(), PROTOCOL, TOKENIZER))
+    agent = Agent(PROTOCOL, ScriptedAgentModel(Both(), PROTOCOL, TOKENIZER))
     first, second = rollout(agent, Broken(CORPUS, {}), [QUESTION, Question("q2", "?")], [1, 2], WIDE)
     assert first.stop is StopReason.ANSWERED
     assert second.stop is StopReason.RETRIEVER_ERROR and second.searches[0].fault == "the disk is gone"
@@ -185,7 +186,7 @@ def test_an_agent_that_writes_its_own_evidence_is_not_valid() -> None:
 def test_naive_rag_begins_with_the_question_itself_as_the_query() -> None:
     protocol = load_protocol("rag", "laptop")
     tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
-    agent = Agent(protocol, WriterModel(Played(SAY, SAY), protocol, tokenizer))
+    agent = Agent(protocol, ScriptedAgentModel(Played(SAY, SAY), protocol, tokenizer))
     trajectory = rollout(agent, Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
     assert trajectory.searches[0].query == QUESTION.question and trajectory.valid and trajectory.answer == "1815"
     assert trajectory.segments[0].author is Author.ENVIRONMENT and len(trajectory.segments) == 3
@@ -193,7 +194,7 @@ def test_naive_rag_begins_with_the_question_itself_as_the_query() -> None:
 
 def test_trajectories_come_back_in_the_order_of_the_questions() -> None:
     questions = [Question(str(n), f"question {n}") for n in range(9)]
-    agent = Agent(PROTOCOL, WriterModel(Played(LOOK, SAY), PROTOCOL, TOKENIZER))
+    agent = Agent(PROTOCOL, ScriptedAgentModel(Played(LOOK, SAY), PROTOCOL, TOKENIZER))
     heard: list[Trajectory] = []
     found = rollout(agent, Broken(CORPUS, {}), questions, list(range(9)), WIDE, concurrency=2, on_done=heard.append)
     assert [t.question.id for t in found] == [str(n) for n in range(9)] and len(heard) == 9
@@ -229,7 +230,7 @@ class Guarded(FixedRetriever):
 class Wanderer:
     """Searches as often as its own randomness says, so that rows drift apart."""
 
-    def write(self, so_far: SoFar, rng: random.Random) -> Move:
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         return SAY if rng.random() < 0.4 else Move(" why", (f" {so_far.question.id} {rng.randint(0, 99)}",))
 
 
@@ -246,7 +247,7 @@ def test_searching_while_the_model_writes_changes_no_run(name: str) -> None:
     runs = []
     for overlap in (False, True):
         guarded = Guarded()
-        agent = Agent(protocol, WriterModel(Wanderer(), protocol, tokenizer))
+        agent = Agent(protocol, ScriptedAgentModel(Wanderer(), protocol, tokenizer))
         runs.append(rollout(agent, guarded, questions, range(30), WIDE, concurrency=7, overlap=overlap))
         assert all(thread.startswith("coseek-search") is overlap for thread in guarded.threads)
     assert told(runs[0]) == told(runs[1])

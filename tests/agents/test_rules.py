@@ -13,20 +13,20 @@ from coseek.agents.context import served_context
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.writer import Move
-from coseek.agents.writers.rules import Rules, RulesSettings, guess
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.rules import RuleAgent, RulesSettings, guess
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.cli.watching import watched
 from coseek.data.audit import audit_run
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason
-from coseek.measure.found import Found, Measuring, look_up
+from coseek.measure.found import Found, RetrievalMeasure, look_up
 from coseek.measure.fusion import fused
 from coseek.measure.rankings import Metric
 from coseek.measure.retrieval import all_gold_at, served
 from coseek.measure.score import score_run
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.settings import WorldSettings
@@ -44,19 +44,19 @@ QUESTION = Question("q", "Who is the child of the director of film Devotion?", (
 BM25 = Bm25.over(CORPUS)
 
 
-def play(question: Question, rules: Rules, k: int = 3) -> tuple[tuple[Search, ...], list[Move]]:
+def play(question: Question, rules: RuleAgent, k: int = 3) -> tuple[tuple[Search, ...], list[Move]]:
     """The loop without a driver."""
     searches: tuple[Search, ...] = ()
     moves: list[Move] = []
     while not moves or moves[-1].answer is None:
-        moves.append(rules.write(SoFar(question, searches), random.Random(len(moves))))
+        moves.append(rules.write(EpisodeState(question, searches), random.Random(len(moves))))
         for query in moves[-1].queries:
             searches = (*searches, Search(query.strip(), tuple(BM25.search([query], k)[0])))
     return searches, moves
 
 
 def test_it_follows_the_name_that_a_passage_brings_in() -> None:
-    searches, moves = play(QUESTION, Rules())
+    searches, moves = play(QUESTION, RuleAgent())
     assert searches[0].query == QUESTION.question
     assert "Guido Brignone" in searches[1].query
     assert "Devotion" not in searches[1].query  # met in the title that was taken
@@ -64,59 +64,59 @@ def test_it_follows_the_name_that_a_passage_brings_in() -> None:
 
 
 def test_both_gold_passages_come_first_where_one_search_finds_one() -> None:
-    searches, _ = play(QUESTION, Rules())
-    assert Rules().evidence(QUESTION.question, searches)[:2] == ["film", "man"]
+    searches, _ = play(QUESTION, RuleAgent())
+    assert RuleAgent().evidence(QUESTION.question, searches)[:2] == ["film", "man"]
     assert [hit.passage.id for hit in searches[0].hits] != ["film", "man"]
 
 
 def test_gold_answers_and_passages_change_nothing() -> None:
-    assert play(QUESTION, Rules()) == play(Question("other id", QUESTION.question), Rules())
+    assert play(QUESTION, RuleAgent()) == play(Question("other id", QUESTION.question), RuleAgent())
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_it_answers_after_its_searches_are_used_up(most: int) -> None:
-    searches, moves = play(QUESTION, Rules(RulesSettings(max_searches=most)), k=1)
+    searches, moves = play(QUESTION, RuleAgent(RulesSettings(max_searches=most)), k=1)
     assert len(searches) <= most
     assert moves[-1].answer is not None
 
 
 def test_it_stops_where_a_passage_leads_nowhere() -> None:
-    searches, moves = play(QUESTION, Rules(), k=4)
+    searches, moves = play(QUESTION, RuleAgent(), k=4)
     assert len(searches) < 4
     assert moves[-1].answer == " Guido Brignone"
 
 
 def test_finding_nothing_ends_in_an_answer() -> None:
-    searches, moves = play(Question("q", "zzz yyy?"), Rules())
+    searches, moves = play(Question("q", "zzz yyy?"), RuleAgent())
     assert len(searches) == 1
     assert moves[-1] == Move(thought=" I found nothing . I answer unknown .", answer=" unknown")
 
 
 def test_its_runs_are_ordinary_valid_trajectories() -> None:
     protocol = load_protocol("search-r1", "laptop")
-    model = WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
     (run,) = rollout(Agent(protocol, model), BM25, [QUESTION], [0], Limits(passages_per_search=3))
     assert (run.stop, run.valid) == (StopReason.ANSWERED, True)
     assert set(fused(run)) == {hit.passage.id for search in run.searches for hit in search.hits}
-    assert run.evidence == tuple(Rules().evidence(QUESTION.question, run.searches))
+    assert run.evidence == tuple(RuleAgent().evidence(QUESTION.question, run.searches))
     assert all_gold_at(run, 2)
-    selected = Rules().with_evidence(replace(run, evidence=None), count=2)
+    selected = RuleAgent().with_evidence(replace(run, evidence=None), count=2)
     assert replace(selected, selected_ids=()) == run and selected.selected_ids == run.evidence[:2]
 
 
 def test_what_a_stored_run_found_is_scored_as_the_agent_ranked_it(tmp_path: Path) -> None:
     """The bench ranks by the agent's own order; the command reads the run. One number for both."""
     protocol = load_protocol("search-r1", "laptop")
-    agent = Agent(protocol, WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
+    agent = Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens)))
     world = make_world(WorldSettings(size="tiny", train=0, dev=0, test=40))
     questions = list(world.questions["test"])
     run = Run.create(tmp_path / "run", {})
     answer_all(run, agent, Bm25.over(world.corpus), questions, Limits(passages_per_search=5, max_tokens=64_000))
-    measuring = Measuring(tuple(map(Metric.named, ("all_gold@5", "all_gold@10", "recall@5", "recall@10"))))
+    measuring = RetrievalMeasure(tuple(map(Metric.named, ("all_gold@5", "all_gold@10", "recall@5", "recall@10"))))
     found = [
         (row.question, Found(ids, tuple(-float(rank) for rank in range(len(ids))), None))
         for row in run.trajectories()
-        for ids in [tuple(Rules().evidence(row.question.question, row.searches))]
+        for ids in [tuple(RuleAgent().evidence(row.question.question, row.searches))]
     ]
     bench = measuring.measure("bench", found)
     command = score_run("command", run.trajectories())
@@ -135,7 +135,7 @@ def test_what_a_stored_run_found_is_scored_as_the_agent_ranked_it(tmp_path: Path
 
 def test_a_generator_is_given_what_the_agent_ranked_best_first() -> None:
     protocol = load_protocol("search-r1", "laptop")
-    model = WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
     (run,) = rollout(Agent(protocol, model), BM25, [QUESTION], [0], Limits(passages_per_search=3))
     assert run.evidence is not None
     assert [passage.id for passage in served_context(run)] == list(run.evidence)
@@ -144,10 +144,10 @@ def test_a_generator_is_given_what_the_agent_ranked_best_first() -> None:
 
 def test_a_watched_agent_ranks_as_the_agent_does() -> None:
     protocol = load_protocol("search-r1", "laptop")
-    model = WriterModel(Rules(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    model = ScriptedAgentModel(RuleAgent(), protocol, ByteTokenizer(protocol.grammar.special_tokens))
     agent = watched(Agent(protocol, model), Console(quiet=True))
     (run,) = rollout(agent, BM25, [QUESTION], [0], Limits(passages_per_search=3))
-    assert run.evidence == tuple(Rules().evidence(QUESTION.question, run.searches))
+    assert run.evidence == tuple(RuleAgent().evidence(QUESTION.question, run.searches))
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def found(draw: st.DrawFn) -> tuple[Search, ...]:
 def test_whatever_is_found_it_makes_a_move_and_ranks_everything_once(
     question: str, searches: tuple[Search, ...]
 ) -> None:
-    move = Rules().write(SoFar(Question("q", question), searches), random.Random(0))
+    move = RuleAgent().write(EpisodeState(Question("q", question), searches), random.Random(0))
     assert move.thought.startswith(" I ")
     assert all(query.strip() for query in move.queries)
-    evidence = Rules().evidence(question, searches)
+    evidence = RuleAgent().evidence(question, searches)
     assert sorted(evidence) == sorted({hit.passage.id for search in searches for hit in search.hits})

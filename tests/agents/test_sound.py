@@ -12,10 +12,10 @@ from tests.agents.playing import CORPUS, EXAMPLES, OURS, QUESTION, RESULTS, WIDE
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.turns import search_turns
-from coseek.data.audit import Budgets, check_trajectory
+from coseek.agents.turns import replay_queries
+from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.question import Question
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.data.trajectory import RETRY, Author, Segment, StopReason, Trajectory
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
@@ -63,7 +63,7 @@ def test_whatever_a_model_writes_its_run_is_sound(
     model = Typist(tokenizer, turns, data.draw(st.sampled_from(["", "noted", "<|end|>"])), end)
     questions = [QUESTION, Question("q2", "a bad one ?")]
     for trajectory in rollout(Agent(protocol, model), shelf, questions, [1, 2], limits):
-        assert list(check_trajectory(trajectory, Budgets.of(save_settings(limits)), tokenizer.decode)) == []
+        assert list(check_trajectory(trajectory, RecordedLimits.of(dump_settings(limits)), tokenizer.decode)) == []
         assert Trajectory.from_json(trajectory.to_json()) == trajectory
     assert model.count == {}
 
@@ -72,7 +72,7 @@ def test_whatever_a_model_writes_its_run_is_sound(
 def test_a_finished_run_says_again_what_the_driver_asked(name: str) -> None:
     shelf = Shelf(CORPUS, RESULTS | {QUESTION.question: ["p1", "p2"]})
     trajectory = play(name, *script(name), retriever=shelf)
-    assert search_turns(Trajectory.from_json(trajectory.to_json()), opened(name)) == shelf.asked
+    assert replay_queries(Trajectory.from_json(trajectory.to_json()), opened(name)) == shelf.asked
 
 
 Change = Callable[[Trajectory], Trajectory]
@@ -103,6 +103,6 @@ def more(count: int, tag: str) -> Change:
     ],
 )
 def test_the_audit_sees_a_broken_search_selection_turn_or_aside(change: Change, said: str) -> None:
-    run, budgets = play("s3", *script("s3")), Budgets.of(save_settings(WIDE))
+    run, budgets = play("s3", *script("s3")), RecordedLimits.of(dump_settings(WIDE))
     assert list(check_trajectory(run, budgets)) == [] and run.stop is StopReason.COMPLETE
     assert any(said in what for what, _ in check_trajectory(change(run), budgets))

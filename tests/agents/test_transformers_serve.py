@@ -14,14 +14,14 @@ from tests.agents.playing import QUESTION, Shelf
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.data.calls import Patience
+from coseek.data.calls import HttpSettings
 from coseek.data.errors import SettingError
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.loading import load_model, save_model
 from coseek.models.model import Model
 from coseek.models.remote import RemoteSettings, open_remote
-from coseek.models.remote_text import RemoteTextSettings, open_remote_text
+from coseek.models.remote_text import RemoteTextModelSettings, open_remote_text
 from coseek.models.scripted import ScriptedModel
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = load_protocol("search-r1", "laptop")
 TURNS = ("<think> who </think><search> Ada </search>", "<think> seen </think><answer> 1815 </answer>")
 LIMITS = Limits(passages_per_search=1, max_turn_tokens=60)
-PATIENCE = Patience(attempts=1, timeout_s=50)
+PATIENCE = HttpSettings(attempts=1, timeout_s=50)
 SMALL = LaptopSettings(hidden=64, feed_forward=96, vocabulary=400)
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -115,7 +115,7 @@ def test_texts_are_what_the_policy_goes_on_with(served: Served, dialect: Literal
     tokenizer = served.tokenizer
     prompts = [before for before, _ in turns(served.known)]
     written = [tokenizer.decode(tokenizer.encode(turn)[:6]) for _, turn in turns(served.known)]
-    settings = RemoteTextSettings(url=served.url, dialect=dialect, model=str(served.folder), patience=PATIENCE)
+    settings = RemoteTextModelSettings(url=served.url, dialect=dialect, model=str(served.folder), patience=PATIENCE)
     writer = open_remote_text(settings)
     assert writer.write(prompts, 6) == written
     writer.calls.close()
@@ -125,4 +125,4 @@ def test_texts_are_what_the_policy_goes_on_with(served: Served, dialect: Literal
 
 def test_a_server_that_lists_no_models_is_a_sentence(served: Served) -> None:
     with pytest.raises(SettingError, match="lists 0 models; say which one to ask"):
-        open_remote_text(RemoteTextSettings(url=served.url, patience=PATIENCE))
+        open_remote_text(RemoteTextModelSettings(url=served.url, patience=PATIENCE))

@@ -6,7 +6,7 @@ import pytest
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.turns import reasoning_of, search_turns
+from coseek.agents.turns import reasoning_of, replay_queries
 from coseek.data.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
@@ -89,20 +89,20 @@ def test_a_finished_run_says_again_what_the_driver_asked() -> None:
     retriever = Recorder()
     trajectory = run(*TURNS, retriever=retriever)
     assert [search.query for search in trajectory.searches] == ["Ada", "Bob", "Eve"]
-    assert search_turns(Trajectory.from_json(trajectory.to_json()), PROTOCOL) == retriever.asked
+    assert replay_queries(Trajectory.from_json(trajectory.to_json()), PROTOCOL) == retriever.asked
 
 
 def test_a_search_that_failed_is_said_again_too() -> None:
     retriever = Recorder(broken="Bob")
     trajectory = run(*TURNS, retriever=retriever)
-    assert trajectory.stop.is_fault and search_turns(trajectory, PROTOCOL) == retriever.asked[:2]
+    assert trajectory.stop.is_fault and replay_queries(trajectory, PROTOCOL) == retriever.asked[:2]
 
 
 @pytest.mark.parametrize("budget", range(60, 400, 20))
 def test_a_run_cut_short_anywhere_says_only_the_searches_it_holds(budget: int) -> None:
     retriever = Recorder()
     trajectory = run(*TURNS, retriever=retriever, limits=LIMITS.model_copy(update={"max_tokens": budget}))
-    assert search_turns(trajectory, PROTOCOL) == retriever.asked[: len(trajectory.searches)]
+    assert replay_queries(trajectory, PROTOCOL) == retriever.asked[: len(trajectory.searches)]
 
 
 def test_a_search_that_opens_the_run_is_the_question_without_reasoning() -> None:
@@ -112,7 +112,7 @@ def test_a_search_that_opens_the_run_is_the_question_without_reasoning() -> None
     agent = Agent(protocol, Typed("", "<answer>1815</answer>", tokenizer=tokenizer))
     trajectory = rollout(agent, retriever, [QUESTION], [7], LIMITS)[0]
     assert trajectory.answer == "1815"
-    assert retriever.asked == [Query(QUESTION.question, QUESTION.question)] == search_turns(trajectory, protocol)
+    assert retriever.asked == [Query(QUESTION.question, QUESTION.question)] == replay_queries(trajectory, protocol)
 
 
 @pytest.mark.parametrize(

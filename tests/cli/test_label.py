@@ -10,7 +10,7 @@ from tests.cli.conftest import Type
 from tests.cli.test_resume import stop_midway
 from tests.labels.checker import rows_of, violations
 
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_labels_take_the_runs_own_agent_and_retriever(ran: Path, tmp_path: Path,
     said = json.loads(outcome.out)
     assert said["turns"] == said["labelled"] + sum(said["dropped"].values()) and said["left"] == 0
     assert violations(out, ran, negatives=7) == []
-    record = Labels(out).record
+    record = LabelFolder(out).record
     settings = record["settings"]
     assert isinstance(settings, dict)
     assert settings["agentic-r"]["negatives"] == 7 and settings["limits"]["max_turns"] == 3  # type: ignore[index,call-overload]
@@ -47,7 +47,7 @@ def test_labels_take_the_runs_own_agent_and_retriever(ran: Path, tmp_path: Path,
 def test_gold_labels_need_neither_agent_nor_scorer(ran: Path, tmp_path: Path, coseek: Type) -> None:
     outcome = coseek("label", ran, "--method", "gold", "--out", tmp_path / "g", "--count", 5)
     assert re.search(r"\d+ of \d+ search turns have a label, in \d+ label sets", outcome.out), outcome.err
-    assert len({one.question.id for one in Labels(tmp_path / "g").sets()}) <= 5
+    assert len({one.question.id for one in LabelFolder(tmp_path / "g").sets()}) <= 5
 
 
 def test_resuming_finished_labels_changes_nothing(ran: Path, tmp_path: Path, coseek: Type) -> None:

@@ -14,7 +14,7 @@ from tests.cli.test_resume import rows
 from tests.training.test_agent import TINY
 
 from coseek.data.run import Run
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +61,11 @@ def test_two_labellings_never_write_into_one_folder(world: Path, index: Path, tm
             assert f"{out} is being written by another process ({process.pid})" in outcome.sentence
     assert process.returncode == 0
     assert coseek(*words[:-1], tmp_path / "alone").code == 0
-    alone = Labels(tmp_path / "alone")
-    for path, same in ((Labels(out).sets_path, alone.sets_path), (Labels(out).dropped_path, alone.dropped_path)):
+    alone = LabelFolder(tmp_path / "alone")
+    for path, same in (
+        (LabelFolder(out).sets_path, alone.sets_path),
+        (LabelFolder(out).dropped_path, alone.dropped_path),
+    ):
         assert path.read_bytes() == same.read_bytes()
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.data.audit import Budgets, check_trajectory
+from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Asked
@@ -89,6 +89,6 @@ def test_whatever_a_model_writes_its_run_is_sound(
     )
     agent = Agent(load_protocol(protocol, "laptop"), Babbler(said, random.Random(seed)))
     questions = [Question("q1", "When was Ada born ?", ("1815",)), Question("q2", "a bad one ?")]
-    budgets = Budgets.of({"limits": save_settings(limits)})
+    budgets = RecordedLimits.of({"limits": dump_settings(limits)})
     for trajectory in rollout(agent, Moody(CORPUS, {}), questions, [seed, seed + 1], limits):
         assert list(check_trajectory(trajectory, budgets, TOKENIZER.decode)) == []

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.http_site import Asked, Said, site
 
-from coseek.data.breaker import Breaker
-from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in, retry_after_s
+from coseek.data.breaker import CircuitBreaker
+from coseek.data.calls import HttpClient, HttpFailure, HttpSettings, key_in, parse_base_url, retry_after_s
 from coseek.data.errors import SettingError
 
-FAST = Patience(first_wait_s=0.001, longest_wait_s=0.05, timeout_s=5.0, attempts=3)
+FAST = HttpSettings(first_wait_s=0.001, longest_wait_s=0.05, timeout_s=5.0, attempts=3)
 OK = Said({"ok": True})
 KEY = "sk-very-secret-123"
 
@@ -23,11 +23,13 @@ def in_order(*said: Said) -> Callable[[Asked], Said]:
     return lambda asked: said[min(asked.number, len(said) - 1)]
 
 
-def failure_of(answer: Callable[[Asked], Said], patience: Patience = FAST, key: str | None = None) -> tuple[str, int]:
+def failure_of(
+    answer: Callable[[Asked], Said], patience: HttpSettings = FAST, key: str | None = None
+) -> tuple[str, int]:
     """What a call that fails says, and how often it was made."""
     with site(answer) as there:
-        calls = Calls(there.url, patience, key)
-        with pytest.raises(CallFailed) as failed:
+        calls = HttpClient(there.url, patience, key)
+        with pytest.raises(HttpFailure) as failed:
             calls.ask("POST", "/x", {"a": 1})
         calls.close()
         return str(failed.value), len(there.asked)
@@ -40,7 +42,7 @@ def failure_of(answer: Callable[[Asked], Said], patience: Patience = FAST, key: 
 )
 def test_what_may_pass_is_asked_again(passing: Said) -> None:
     with site(in_order(passing, passing, OK)) as there:
-        calls = Calls(there.url, FAST)
+        calls = HttpClient(there.url, FAST)
         assert calls.ask("POST", "/x", {"a": 1}) == {"ok": True}
         assert (calls.stats.calls, calls.stats.retries, calls.stats.answered) == (3, 2, 1)
         assert [asked.body for asked in there.asked] == [{"a": 1}] * 3
@@ -64,7 +66,7 @@ def test_a_call_ends_after_so_many_attempts() -> None:
 
 def test_the_key_is_in_the_header_and_nowhere_else() -> None:
     with site(in_order(OK)) as there:
-        calls = Calls(there.url, FAST, KEY)
+        calls = HttpClient(there.url, FAST, KEY)
         calls.ask("POST", "/x", {"a": 1})
         assert there.asked[0].headers["authorization"] == f"Bearer {KEY}"
         assert KEY not in repr(calls) + str(there.asked[0].body) + there.asked[0].path
@@ -84,7 +86,7 @@ def test_a_key_that_a_long_answer_repeats_is_not_half_told() -> None:
 
 def test_text_that_has_no_bytes_is_sent_escaped() -> None:
     with site(in_order(OK)) as there:
-        calls = Calls(there.url, FAST)
+        calls = HttpClient(there.url, FAST)
         calls.ask("POST", "/x", {"a": "\ud800"})
         assert there.asked[0].body == {"a": "\ud800"}
         calls.close()
@@ -93,11 +95,11 @@ def test_text_that_has_no_bytes_is_sent_escaped() -> None:
 def test_a_stalled_call_ends_and_holds_up_no_other() -> None:
     gate = threading.Event()
     with site(lambda asked: Said({}, hold=gate) if asked.body.get("slow") else OK) as there:
-        calls = Calls(there.url, Patience(timeout_s=0.3, attempts=1))
+        calls = HttpClient(there.url, HttpSettings(timeout_s=0.3, attempts=1))
         slow = calls.submit("POST", "/x", {"slow": True})
         assert calls.ask("POST", "/x", {}) == {"ok": True}
         assert not slow.done()
-        with pytest.raises(CallFailed, match=r"no answer within 0\.3 s"):
+        with pytest.raises(HttpFailure, match=r"no answer within 0\.3 s"):
             slow.result(5)
         gate.set()
         calls.close()
@@ -106,7 +108,7 @@ def test_a_stalled_call_ends_and_holds_up_no_other() -> None:
 def test_no_more_calls_are_under_way_than_were_allowed() -> None:
     gate = threading.Event()
     with site(lambda asked: Said({}, hold=gate)) as there:
-        calls = Calls(there.url, Patience(concurrency=3, timeout_s=10))
+        calls = HttpClient(there.url, HttpSettings(concurrency=3, timeout_s=10))
         futures = [calls.submit("POST", "/x", {}) for _ in range(8)]
         time.sleep(0.2)
         assert there.most_at_once == 3
@@ -119,7 +121,7 @@ def test_no_more_calls_are_under_way_than_were_allowed() -> None:
 def test_a_cancelled_call_makes_room() -> None:
     gate = threading.Event()
     with site(lambda asked: Said({}, hold=gate) if asked.number == 0 else OK) as there:
-        calls = Calls(there.url, Patience(concurrency=1, timeout_s=10))
+        calls = HttpClient(there.url, HttpSettings(concurrency=1, timeout_s=10))
         first = calls.submit("POST", "/x", {})
         while not there.asked:
             time.sleep(0.01)
@@ -137,7 +139,7 @@ def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again() -> None:
 
 def test_an_insistent_caller_asks_again_after_the_longest_wait() -> None:
     with site(in_order(Said({}, 503, {"retry-after": "3600"}), OK)) as there:
-        calls = Calls(there.url, Patience(longest_wait_s=0.05, insistent=True))
+        calls = HttpClient(there.url, HttpSettings(longest_wait_s=0.05, insistent=True))
         assert calls.ask("GET", "/x") == {"ok": True}
         calls.close()
 
@@ -145,7 +147,7 @@ def test_an_insistent_caller_asks_again_after_the_longest_wait() -> None:
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff"])
 def test_bytes_are_fetched_once_whatever_they_are(body: bytes) -> None:
     with site(in_order(Said(body), OK)) as there:
-        calls = Calls(there.url, FAST)
+        calls = HttpClient(there.url, FAST)
         assert calls.fetch("POST", "/x", {"a": 1}, {"x-mine": "1"}) == body
         assert (len(there.asked), there.asked[0].headers["x-mine"], calls.stats.answered) == (1, "1", 1)
         calls.close()
@@ -153,8 +155,8 @@ def test_bytes_are_fetched_once_whatever_they_are(body: bytes) -> None:
 
 def test_an_answer_that_is_too_long_is_not_read() -> None:
     with site(in_order(Said(b"x" * 101))) as there:
-        calls = Calls(there.url, FAST, most_bytes=100)
-        with pytest.raises(CallFailed, match="more than 100 bytes"):
+        calls = HttpClient(there.url, FAST, most_bytes=100)
+        with pytest.raises(HttpFailure, match="more than 100 bytes"):
             calls.fetch("GET", "/x")
         assert len(there.asked) == 1
         calls.close()
@@ -163,15 +165,15 @@ def test_an_answer_that_is_too_long_is_not_read() -> None:
 @pytest.mark.parametrize("status", [400, 503])
 def test_without_quotes_nothing_that_the_server_said_is_repeated(status: int) -> None:
     with site(in_order(Said({"error": "your key is abc"}, status))) as there:
-        calls = Calls(there.url, FAST, name="it", quotes=False)
-        with pytest.raises(CallFailed, match=rf"^it: it answered {status}( \(3 tries\))?$"):
+        calls = HttpClient(there.url, FAST, name="it", quotes=False)
+        with pytest.raises(HttpFailure, match=rf"^it: it answered {status}( \(3 tries\))?$"):
             calls.fetch("GET", "/x", headers={"x-key": "abc"})
         calls.close()
 
 
 def test_a_server_is_obeyed_in_how_long_to_wait() -> None:
     with site(in_order(Said({}, 503, {"retry-after": "1"}), OK)) as there:
-        calls = Calls(there.url, Patience(first_wait_s=0.0, longest_wait_s=2.0))
+        calls = HttpClient(there.url, HttpSettings(first_wait_s=0.0, longest_wait_s=2.0))
         began = time.monotonic()
         calls.ask("GET", "/x")
         assert time.monotonic() - began >= 1.0
@@ -180,11 +182,11 @@ def test_a_server_is_obeyed_in_how_long_to_wait() -> None:
 
 def test_a_dead_server_is_left_alone() -> None:
     with site(in_order(Said({}, 500))) as there:
-        calls = Calls(there.url, Patience(attempts=1, break_after=3, cool_down_s=60))
+        calls = HttpClient(there.url, HttpSettings(attempts=1, break_after=3, cool_down_s=60))
         for _ in range(3):
-            with pytest.raises(CallFailed, match="answered 500"):
+            with pytest.raises(HttpFailure, match="answered 500"):
                 calls.ask("GET", "/x")
-        with pytest.raises(CallFailed, match="3 times in a row"):
+        with pytest.raises(HttpFailure, match="3 times in a row"):
             calls.ask("GET", "/x")
         assert len(there.asked) == 3
         calls.close()
@@ -192,7 +194,7 @@ def test_a_dead_server_is_left_alone() -> None:
 
 def test_a_call_after_the_end_of_calls_is_refused_and_waits_for_nobody() -> None:
     with site(in_order(OK)) as there:
-        calls = Calls(there.url, FAST)
+        calls = HttpClient(there.url, FAST)
         calls.ask("GET", "/x")
         calls.close()
         with pytest.raises(RuntimeError):
@@ -201,7 +203,7 @@ def test_a_call_after_the_end_of_calls_is_refused_and_waits_for_nobody() -> None
 
 def test_the_breaker_lets_one_probe_through() -> None:
     clock = [0.0]
-    breaker = Breaker(2, 10.0, lambda: clock[0])
+    breaker = CircuitBreaker(2, 10.0, lambda: clock[0])
     breaker.failed()
     assert breaker.wait_s() == 0.0
     breaker.failed()
@@ -242,12 +244,12 @@ def test_a_date_in_retry_after_counts_from_now() -> None:
 )
 def test_an_address_that_is_none_is_a_sentence(wrong: str) -> None:
     with pytest.raises(SettingError):
-        base_of(wrong)
+        parse_base_url(wrong)
 
 
 def test_what_people_leave_at_the_end_of_an_address_is_taken_off() -> None:
-    assert base_of("http://x:1/v1/", ("/v1",)) == "http://x:1"
-    assert base_of("http://x/team/v1", ("/v1",)) == "http://x/team"
+    assert parse_base_url("http://x:1/v1/", ("/v1",)) == "http://x:1"
+    assert parse_base_url("http://x/team/v1", ("/v1",)) == "http://x/team"
 
 
 def test_an_empty_key_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

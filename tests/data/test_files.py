@@ -15,7 +15,7 @@ from coseek.data.files import (
     JsonObject,
     atomic_folder,
     atomic_write,
-    dump_line,
+    json_line,
     read_json,
     read_jsonl,
     read_yaml,
@@ -39,7 +39,7 @@ objects = st.dictionaries(st.text(max_size=5), values, max_size=4)
 @given(objects)
 @settings(max_examples=150)
 def test_an_object_is_one_line_for_every_reader_and_comes_back_the_same(row: JsonObject) -> None:
-    line = dump_line(row)
+    line = json_line(row)
     assert line.endswith("\n")
     assert len(line.splitlines()) == 1
     assert json.loads(line) == row

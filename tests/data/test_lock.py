@@ -14,8 +14,8 @@ from coseek.data.errors import InUse, UserError
 from coseek.data.files import atomic_folder, refuse_strangers
 from coseek.data.lock import kept_lock, lock_beside, lock_folder
 from coseek.data.run import Run
-from coseek.data.sheet import Sheet, Verdict
-from coseek.labels.folder import Labels
+from coseek.data.sheet import GradeCache, Verdict
+from coseek.labels.folder import LabelFolder
 
 HOLDER = """
 import sys
@@ -141,12 +141,12 @@ def test_the_library_waits_for_nobody_either(tmp_path: Path) -> None:
         with pytest.raises(InUse):
             run.drop_faults()
         with pytest.raises(InUse):
-            Labels.begin(labels, {}, "maker", resume=True)
+            LabelFolder.begin(labels, {}, "maker", resume=True)
         assert list(run.trajectories()) == []
 
 
 def test_a_sheet_beside_a_run_has_one_writer(tmp_path: Path) -> None:
-    where = Sheet.beside(tmp_path, Verdict, "judge", {})
+    where = GradeCache.beside(tmp_path, Verdict, "judge", {})
     with holder("beside", where.path):
         assert where.entries() == {}  # reading asks nobody
         with pytest.raises(InUse, match=where.path.name), where.appending():

@@ -11,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coseek.data.errors import DataError
-from coseek.data.files import JsonObject, dump_line, parse_line, read_json, read_jsonl, read_yaml
+from coseek.data.files import JsonObject, json_line, parse_line, read_json, read_jsonl, read_yaml
 from coseek.data.passage import Corpus
-from coseek.data.plain_json import DEEPEST, Json, NotPlain, fault_in, is_deep, read_outside, read_plain, whole_text
+from coseek.data.plain_json import (
+    DEEPEST,
+    InvalidJson,
+    Json,
+    fault_in,
+    is_deep,
+    parse_lenient,
+    parse_strict,
+    replace_surrogates,
+)
 from coseek.data.question import DEEPEST_META, Question, load_questions
 
 POISON = {
@@ -63,7 +72,7 @@ def test_every_loader_names_the_place(tmp_path: Path) -> None:
 def test_whatever_can_be_written_is_read_as_it_was(value: Json) -> None:
     for escaped in (True, False):
         text = json.dumps(value, ensure_ascii=escaped)
-        assert read_plain(text) == value == read_outside(text.encode())
+        assert parse_strict(text) == value == parse_lenient(text.encode())
     assert fault_in(value) == ""
 
 
@@ -80,33 +89,33 @@ def test_what_is_read_can_be_written_again_and_what_is_refused_cannot(value: Jso
     text = json.dumps(value)
     value = cast(Json, json.loads(text))  # two halves that stand together are one letter
     try:
-        read_plain(text)
-    except NotPlain:
+        parse_strict(text)
+    except InvalidJson:
         assert fault_in(value)
         with pytest.raises(ValueError):
-            dump_line({"a": value}).encode()
+            json_line({"a": value}).encode()
     else:
         assert not fault_in(value)
-        dump_line({"a": value}).encode()
+        json_line({"a": value}).encode()
 
 
 def test_what_a_server_wrote_is_mended_and_not_refused() -> None:
-    mended = read_outside(rb'{"a\ud800": ["b\udfff", "\ud83d\ude00", 1e999, NaN]}')
+    mended = parse_lenient(rb'{"a\ud800": ["b\udfff", "\ud83d\ude00", 1e999, NaN]}')
     assert isinstance(mended, dict)
     assert mended.keys() == {"a\ufffd"}
     found = mended["a\ufffd"]
     assert isinstance(found, list) and found[:2] == ["b\ufffd", "😀"]
-    assert read_outside(b'"\xed\xa0\x80"') == "\ufffd"  # a half in bytes, as some servers write it
+    assert parse_lenient(b'"\xed\xa0\x80"') == "\ufffd"  # a half in bytes, as some servers write it
     for odd in (b"{", b"[" * 100_000, b"9" * 5_000, b"\xff"):
-        with pytest.raises(NotPlain):
-            read_outside(odd)
+        with pytest.raises(InvalidJson):
+            parse_lenient(odd)
 
 
 @given(st.text(st.characters(min_codepoint=0xD000, max_codepoint=0xFFFF) | st.characters(), max_size=8))
 def test_mended_text_has_bytes_and_good_text_stays(text: str) -> None:
-    mended = whole_text(text)
+    mended = replace_surrogates(text)
     assert len(mended) == len(text)
-    assert mended.encode().decode() == mended == whole_text(mended)
+    assert mended.encode().decode() == mended == replace_surrogates(mended)
 
 
 def test_depth_is_counted_and_a_value_that_holds_itself_is_deep() -> None:
@@ -150,5 +159,10 @@ def test_the_meta_of_a_question_leaves_room_for_what_is_put_around_it() -> None:
 
 
 def test_numbers_at_the_edge_of_a_float_are_numbers() -> None:
-    assert read_plain("[1e308, -1.7976931348623157e308, 5e-324, 0.0]") == [1e308, -1.7976931348623157e308, 5e-324, 0.0]
-    assert math.copysign(1, float(str(read_plain("-0.0")))) == -1
+    assert parse_strict("[1e308, -1.7976931348623157e308, 5e-324, 0.0]") == [
+        1e308,
+        -1.7976931348623157e308,
+        5e-324,
+        0.0,
+    ]
+    assert math.copysign(1, float(str(parse_strict("-0.0")))) == -1

@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 
 from coseek.data.errors import DataError, MissingExtra, SettingError, UnknownName, nearest
 from coseek.data.registry import find, names
-from coseek.data.settings import Settings, load_settings, make_settings, save_settings
+from coseek.data.settings import Settings, dump_settings, load_settings, make_settings
 
 
 class Inner(Settings):
@@ -53,7 +53,7 @@ def test_overrides_come_after_the_file_and_are_yaml(tmp_path: Path) -> None:
 
 def test_settings_come_back_from_what_was_saved() -> None:
     made = make_settings(Recipe, {"inner": {"steps": 2}})
-    assert make_settings(Recipe, save_settings(made)) == made
+    assert make_settings(Recipe, dump_settings(made)) == made
 
 
 def test_an_empty_recipe_is_all_defaults(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.data.errors import DataError
-from coseek.data.sheet import Reply, Sheet, Verdict
+from coseek.data.sheet import GradeCache, Reply, Verdict
 
 texts = st.text(max_size=20)
 replies = st.builds(
@@ -17,11 +17,11 @@ replies = st.builds(
 verdicts = st.builds(Verdict, texts, texts, st.none() | st.booleans(), texts, st.none() | texts)
 
 
-def sheet(folder: Path, identity: str = "judge one") -> Sheet[Verdict]:
-    return Sheet.beside(folder, Verdict, identity, {"model": "m"})
+def sheet(folder: Path, identity: str = "judge one") -> GradeCache[Verdict]:
+    return GradeCache.beside(folder, Verdict, identity, {"model": "m"})
 
 
-def write(where: Sheet[Verdict], *entries: Verdict) -> None:
+def write(where: GradeCache[Verdict], *entries: Verdict) -> None:
     with where.appending() as file:
         for entry in entries:
             where.append(file, entry)
@@ -51,7 +51,7 @@ def test_a_line_that_a_kill_cut_short_is_dropped_and_the_others_stay(tmp_path: P
 
 def test_parts_that_differ_have_different_sheets(tmp_path: Path) -> None:
     assert sheet(tmp_path).path != sheet(tmp_path, "judge two").path
-    assert sheet(tmp_path).path != Sheet.beside(tmp_path, Reply, "judge one", {}).path
+    assert sheet(tmp_path).path != GradeCache.beside(tmp_path, Reply, "judge one", {}).path
 
 
 def test_a_sheet_of_another_part_is_refused(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coseek.data.errors import DataError
-from coseek.data.store import Store
+from coseek.data.store import TextCache
 
 
 def test_what_is_kept_is_found_by_a_later_store(tmp_path: Path) -> None:
-    first = Store(tmp_path / "s" / "texts.sqlite")
+    first = TextCache(tmp_path / "s" / "texts.sqlite")
     assert first.write({"a": "one", "b": "two\udcff".encode("utf-8", "replace").decode()})
     first.close()
-    again = Store(tmp_path / "s" / "texts.sqlite")
+    again = TextCache(tmp_path / "s" / "texts.sqlite")
     assert again.read(["a", "c"]) == {"a": "one"}
     again.close()
 
@@ -25,7 +25,7 @@ def test_what_is_kept_is_found_by_a_later_store(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.text(max_size=5)), max_size=30))
 @settings(max_examples=20, deadline=None)
 def test_a_key_keeps_its_first_text(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> None:
-    store = Store(tmp_path_factory.mktemp("store") / "texts.sqlite")
+    store = TextCache(tmp_path_factory.mktemp("store") / "texts.sqlite")
     told: dict[str, str] = {}
     for key, text in pairs:
         text = text.encode("utf-8", "replace").decode()
@@ -36,7 +36,7 @@ def test_a_key_keeps_its_first_text(tmp_path_factory: pytest.TempPathFactory, pa
 
 
 def test_the_texts_unused_for_the_longest_make_room(tmp_path: Path) -> None:
-    store = Store(tmp_path / "texts.sqlite", max_rows=4)
+    store = TextCache(tmp_path / "texts.sqlite", max_rows=4)
     for key in "abcd":
         store.write({key: key})
     assert store.read(["a"]) == {"a": "a"}  # used again, so it stays
@@ -50,12 +50,12 @@ def test_the_texts_unused_for_the_longest_make_room(tmp_path: Path) -> None:
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("my notes " * 1000)
     with pytest.raises(DataError, match="delete it, or choose another"):
-        Store(tmp_path / "notes.txt")
+        TextCache(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "my notes " * 1000
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
-    store = Store(tmp_path / "texts.sqlite")
+    store = TextCache(tmp_path / "texts.sqlite")
 
     def write(number: int) -> None:
         for row in range(20):
@@ -82,6 +82,6 @@ def test_a_kill_in_the_middle_of_writing_loses_no_earlier_text(tmp_path: Path) -
         assert process.stdout is not None
         told = [int(process.stdout.readline()) for _ in range(50)]
         process.kill()
-    store = Store(path)
+    store = TextCache(path)
     assert store.read([str(row) for row in told]) == {str(row): str(row) for row in told}
     store.close()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.measure.samples import ORBO, found, run
 
 from coseek.data.errors import DataError
-from coseek.data.files import dump_line
+from coseek.data.files import json_line
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
@@ -61,7 +61,7 @@ trajectories = st.builds(
 @given(trajectories)
 @settings(max_examples=100, deadline=None)
 def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -> None:
-    line = dump_line(trajectory.to_json())
+    line = json_line(trajectory.to_json())
     assert len(line.splitlines()) == 1
     assert Trajectory.from_json(json.loads(line)) == trajectory
 
@@ -107,7 +107,7 @@ def test_a_trajectory_of_another_schema_is_refused_by_its_number(schema: int | s
 
 
 def test_a_stored_trajectory_can_be_read_without_coseek() -> None:
-    row = json.loads(dump_line(run(found("orbo", ORBO)).to_json()))
+    row = json.loads(json_line(run(found("orbo", ORBO)).to_json()))
     agent = [segment for segment in row["segments"] if segment["author"] == "agent"]
     assert agent[-1]["text"] == "<think>so</think><answer>Velora</answer>"
     assert all(len(segment["ids"]) == len(segment["logprobs"]) for segment in agent)

@@ -7,16 +7,16 @@ from pathlib import Path
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
-from coseek.agents.writers.expert import Expert, ExpertSettings
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.errors import RetrieverError
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Trajectory
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.labels.maker import LabelMaker
 from coseek.labels.makers import agentic_r
 from coseek.labels.making import Summary, make_labels
-from coseek.labels.parts import Parts, Speaker
+from coseek.labels.parts import AgentWithLimits, LabelResources
 from coseek.labels.turn import SearchTurn, turns_of
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
@@ -44,8 +44,8 @@ def protocol() -> Protocol:
 
 
 def agent() -> Agent:
-    expert = Expert(ExpertSettings(stop_early=0.3, bad_query=0.2, blind_guess=0))
-    return Agent(protocol(), WriterModel(expert, protocol(), ByteTokenizer(protocol().grammar.special_tokens)))
+    expert = ExpertAgent(ExpertSettings(stop_early=0.3, bad_query=0.2, blind_guess=0))
+    return Agent(protocol(), ScriptedAgentModel(expert, protocol(), ByteTokenizer(protocol().grammar.special_tokens)))
 
 
 @cache
@@ -58,7 +58,7 @@ def turns(count: int | None = None) -> list[SearchTurn]:
     return [turn for run in runs() for turn in turns_of(run, protocol())][:count]
 
 
-class Faulty(WriterModel):
+class Faulty(ScriptedAgentModel):
     """An agent of which every turn behind a search fails, while `broken`."""
 
     broken = True
@@ -90,17 +90,19 @@ class Away:
         return bm25().search(queries, k)
 
 
-def parts(folder: Path, scorer: str = "oracle", retriever: Retriever | None = None, who: Agent | None = None) -> Parts:
+def parts(
+    folder: Path, scorer: str = "oracle", retriever: Retriever | None = None, who: Agent | None = None
+) -> LabelResources:
     """The world's oracle scores, and the agent of the runs goes on."""
     if not (folder / "world").exists():
         world().save(folder / "world")
-    speaker = Speaker(who or agent(), LIMITS, "the agent")
-    return Parts(folder, retriever or bm25(), lambda: speaker, scorer, folder / "world")
+    speaker = AgentWithLimits(who or agent(), LIMITS, "the agent")
+    return LabelResources(folder, retriever or bm25(), lambda: speaker, scorer, folder / "world")
 
 
 def labelled(
-    folder: Path, made_of: Parts, some: Sequence[SearchTurn] | None = None, **settings: object
-) -> tuple[Labels, Summary]:
+    folder: Path, made_of: LabelResources, some: Sequence[SearchTurn] | None = None, **settings: object
+) -> tuple[LabelFolder, Summary]:
     """Agentic-R's labels of these turns, begun or gone on with."""
     own = agentic_r.AgenticRSettings.model_validate(settings)
     return make(folder, agentic_r.open(own, made_of), made_of, some, {"agentic-r": own.model_dump(mode="json")})
@@ -109,9 +111,9 @@ def labelled(
 def make(
     folder: Path,
     maker: LabelMaker,
-    made_of: Parts,
+    made_of: LabelResources,
     some: Sequence[SearchTurn] | None = None,
     settings: dict[str, object] | None = None,
-) -> tuple[Labels, Summary]:
-    labels = Labels.begin(folder, settings or {}, maker.identity, resume=True)  # type: ignore[arg-type]
+) -> tuple[LabelFolder, Summary]:
+    labels = LabelFolder.begin(folder, settings or {}, maker.identity, resume=True)  # type: ignore[arg-type]
     return labels, make_labels(labels, maker, turns() if some is None else some, made_of.tally)

@@ -26,19 +26,19 @@ from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
 from coseek.data.errors import DataError, SettingError
-from coseek.data.files import dump_line
+from coseek.data.files import json_line
 from coseek.data.settings import make_settings
 from coseek.data.trajectory import StopReason
 from coseek.labels.correctness import Correctness
 from coseek.labels.deciding import Ties
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.labels.label import LabelSet
 from coseek.labels.makers import agentic_r
 from coseek.labels.makers.agentic_r import AgenticRSettings
-from coseek.labels.parts import Parts, Speaker
+from coseek.labels.parts import AgentWithLimits, LabelResources
 from coseek.labels.turn import SearchTurn
-from coseek.models.text import TextWriter
-from coseek.retrieval.opening import Writes
+from coseek.models.text import LocalTextModel
+from coseek.retrieval.opening import TextModel
 
 FILES = ("labels.jsonl", "dropped.jsonl")
 
@@ -46,7 +46,7 @@ FILES = ("labels.jsonl", "dropped.jsonl")
 def run_folder(folder: Path) -> Path:
     """The trajectories as `coseek run` leaves them."""
     folder.mkdir(parents=True)
-    (folder / "trajectories.jsonl").write_text("".join(dump_line(run.to_json()) for run in runs()), encoding="utf-8")
+    (folder / "trajectories.jsonl").write_text("".join(json_line(run.to_json()) for run in runs()), encoding="utf-8")
     return folder
 
 
@@ -54,24 +54,24 @@ def files(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in FILES]
 
 
-class Says(Parts):
+class Says(LabelResources):
     """Parts whose scorer is a function."""
 
-    model: Writes
+    model: TextModel
 
     @property
-    def writer(self) -> Writes:
+    def writer(self) -> TextModel:
         return self.model
 
 
-def scored_by(folder: Path, says: Callable[[str], str] | Writes) -> Parts:
+def scored_by(folder: Path, says: Callable[[str], str] | TextModel) -> LabelResources:
     base = parts(folder, scorer="a model")
     made = Says(base.folder, base.found_by, base.open_agent, base.scorer_name, base.world)
     object.__setattr__(made, "model", Scripted(says) if not hasattr(says, "write") else says)
     return made
 
 
-def sets_of(labels: Labels) -> dict[tuple[str, ...], tuple[str, tuple[str, ...]]]:
+def sets_of(labels: LabelFolder) -> dict[tuple[str, ...], tuple[str, tuple[str, ...]]]:
     return {(*one.turn.key, str(one.copy)): (one.positive, one.negatives) for one in labels.sets()}
 
 
@@ -143,7 +143,7 @@ def test_a_killed_start_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: p
     assert files(folder) == files(tmp_path / "whole")
 
 
-def killed_after(made_of: Parts, steps: int) -> Parts:
+def killed_after(made_of: LabelResources, steps: int) -> LabelResources:
     """Parts whose agent is interrupted in the middle of a chunk."""
     speaker = made_of.open_agent() if made_of.open_agent else None
     assert speaker is not None
@@ -246,7 +246,7 @@ def test_trap_37_the_agent_goes_on_from_one_passage_within_the_budget_of_a_whole
     turn = next(turn for turn in turns() if turn.search == 1 and len(turn.question.gold_ids) == 4)
     tight = Limits(**{**parts(tmp_path).limits.model_dump(), "max_turns": 2})
     base = parts(tmp_path)
-    made_of = Parts(tmp_path / "tight", base.found_by, lambda: Speaker(agent(), tight, "the agent"))
+    made_of = LabelResources(tmp_path / "tight", base.found_by, lambda: AgentWithLimits(agent(), tight, "the agent"))
     gold = world().corpus.by_id(turn.question.gold_ids[1])
     (score,) = Correctness.of(made_of).tell([(turn, gold)])
     (wide,) = Correctness.of(base).tell([(turn, gold)])
@@ -348,7 +348,7 @@ def test_sub_answers_that_cannot_be_read_leave_turns_without_and_are_counted(tmp
 
 def test_a_prompt_that_the_model_can_not_hold_is_not_scored(tmp_path: Path) -> None:
     tokenizer = agent().model.tokenizer
-    model = TextWriter(agent().model, ((), ()), max_context=400, identity="small")
+    model = LocalTextModel(agent().model, ((), ()), max_context=400, identity="small")
     assert not model.holds("x" * 400, 10) and model.holds("x" * 300, 10) and tokenizer.eos_id >= 0
     _, said = labelled(tmp_path, scored_by(tmp_path, model), turns(4), gac=False, sub_answer=False)
     assert said.dropped == {"unreadable": 4} and not said.counts.get("scorer_calls")
@@ -368,12 +368,12 @@ def test_an_agent_that_writes_no_answer_has_no_correctness(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("made_of", "sentence"),
     [
-        (Parts(Path("x")), "name with --scorer a model"),
-        (Parts(Path("x"), scorer_name="gold"), "name it with --agent"),
-        (Parts(Path("x"), scorer_name="oracle"), "there is no world.json beside the questions"),
+        (LabelResources(Path("x")), "name with --scorer a model"),
+        (LabelResources(Path("x"), scorer_name="gold"), "name it with --agent"),
+        (LabelResources(Path("x"), scorer_name="oracle"), "there is no world.json beside the questions"),
     ],
 )
-def test_what_nobody_named_is_asked_for_in_one_sentence(made_of: Parts, sentence: str) -> None:
+def test_what_nobody_named_is_asked_for_in_one_sentence(made_of: LabelResources, sentence: str) -> None:
     with pytest.raises(SettingError, match=sentence):
         agentic_r.open(AgenticRSettings(), made_of)
 
@@ -383,10 +383,10 @@ def test_other_settings_or_parts_do_not_go_on_with_a_folder(tmp_path: Path) -> N
     with pytest.raises(SettingError, match="negatives = 15, and now 7"):
         labelled(tmp_path, parts(tmp_path), turns(4), negatives=7)
     other = parts(tmp_path)
-    changed = Parts(
-        tmp_path, other.found_by, lambda: Speaker(agent(), other.limits, "other weights"), "oracle", other.world
+    changed = LabelResources(
+        tmp_path, other.found_by, lambda: AgentWithLimits(agent(), other.limits, "other weights"), "oracle", other.world
     )
     with pytest.raises(SettingError, match="an index or weights have changed"):
         labelled(tmp_path, changed, turns(4))
     with pytest.raises(DataError, match="holds labels already"):
-        Labels.create(tmp_path, {}, "")
+        LabelFolder.create(tmp_path, {}, "")

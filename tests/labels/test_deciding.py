@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.labels.deciding import LEAST, MOST_TIED, Asked, Next, Ties, decide, decide_all
+from coseek.labels.deciding import LEAST, MOST_TIED, Asked, NextCandidate, Ties, decide, decide_all_positives
 
 SCORES = st.sampled_from([0.0, 40.0, 59.0, 60.0, 80.0, 100.0])  # few values, so that ties are common
 TURN = st.lists(st.tuples(SCORES, st.sampled_from([False, False, True, None])), max_size=8)
@@ -39,7 +39,7 @@ def decided(
 ) -> tuple[dict[int, tuple[int, ...] | None], list[Asked]]:
     agent = Agent(turns)
     relevance_TC = [[relevance for relevance, _ in turn] for turn in turns]
-    outcomes = list(decide_all(relevance_TC, agent, ties=ties, exhaustive=exhaustive))
+    outcomes = list(decide_all_positives(relevance_TC, agent, ties=ties, exhaustive=exhaustive))
     assert sorted(turn for turn, _ in outcomes) == list(range(len(turns)))  # each once
     assert len(set(agent.asked)) == len(agent.asked)
     return dict(outcomes), agent.asked
@@ -78,7 +78,7 @@ def test_a_fault_leaves_open_the_turns_that_depend_on_it_and_only_those_however_
 def test_no_continuation_that_is_asked_for_could_be_spared(turn: list[tuple[float, bool]], ties: Ties) -> None:
     relevance = [lr for lr, _ in turn]
     known: dict[int, bool] = {}
-    while isinstance(outcome := decide(relevance, known, ties=ties), Next):
+    while isinstance(outcome := decide(relevance, known, ties=ties), NextCandidate):
         ends = set()
         for guess in (False, True):
             rest = dict.fromkeys(range(len(turn)), False) | known | {outcome.candidate: guess}

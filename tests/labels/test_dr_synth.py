@@ -14,8 +14,8 @@ from tests.scripted import Scripted
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.expert import Expert, ExpertSettings
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.errors import DataError, RetrieverError, SettingError
 from coseek.data.files import JsonObject
 from coseek.data.passage import Hit
@@ -23,12 +23,12 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.settings import make_settings
 from coseek.data.trajectory import Trajectory
-from coseek.labels.label import Dropped, LabelSet
-from coseek.labels.maker import Labelled, LabelMaker, RollsOut
+from coseek.labels.label import DroppedTurn, LabelSet
+from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
 from coseek.labels.oracle_ranked import OracleRanked
-from coseek.labels.parts import Parts, Speaker
-from coseek.labels.ranker import Order, ToRank
+from coseek.labels.parts import AgentWithLimits, LabelResources
+from coseek.labels.ranker import Order, RankingRequest
 from coseek.measure.answers import exact_match
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Asked, Query
@@ -53,17 +53,17 @@ def questions() -> list[Question]:
     return world().questions["train"]
 
 
-def speaker() -> Speaker:
+def speaker() -> AgentWithLimits:
     protocol = load_protocol("search-r1", "laptop")
     # It gives up and guesses at times: some of its answers must be wrong for the rejection to be seen.
-    expert = Expert(ExpertSettings(stop_early=0.3, bad_query=0.2, blind_guess=0.1))
-    model = WriterModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens))
-    return Speaker(Agent(protocol, model), LIMITS, "expert")
+    expert = ExpertAgent(ExpertSettings(stop_early=0.3, bad_query=0.2, blind_guess=0.1))
+    model = ScriptedAgentModel(expert, protocol, ByteTokenizer(protocol.grammar.special_tokens))
+    return AgentWithLimits(Agent(protocol, model), LIMITS, "expert")
 
 
 def maker(folder: Path, retriever: Retriever | None = None, scorer: str = "oracle", **given: object) -> DrSynth:
     world().save(folder / "world")
-    parts = Parts(folder, retriever or bm25(), speaker, scorer, folder / "world")
+    parts = LabelResources(folder, retriever or bm25(), speaker, scorer, folder / "world")
     return open(make_settings(DrSynthSettings, given), parts)
 
 
@@ -84,7 +84,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Labelled]
 
 def test_it_is_a_maker_that_rolls_out(tmp_path: Path) -> None:
     made: LabelMaker = maker(tmp_path)
-    assert isinstance(made, RollsOut)
+    assert isinstance(made, RolloutMaker)
 
 
 def test_the_positive_is_the_oracles_first_of_fifty_and_gold_and_the_negatives_are_its_last_seven(
@@ -129,7 +129,7 @@ def test_turns_of_runs_with_a_wrong_answer_are_dropped_and_all_others_labelled(
     for key, one in said.items():
         right = exact_match(wanted[key].answer, wanted[key].question.answers)
         assert isinstance(one, LabelSet) if right else one.reason == "wrong-answer"  # type: ignore[union-attr]
-    assert {type(one) for one in made[1]} == {LabelSet, Dropped}
+    assert {type(one) for one in made[1]} == {LabelSet, DroppedTurn}
 
 
 def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
@@ -215,13 +215,13 @@ def test_an_unreadable_ranking_drops_the_turn_and_the_agent_goes_on_with_the_ret
     made.parts.__dict__["writer"] = unreadable_for("birthplace")
     found = labels_of(made)
     runs = runs_of(tmp_path)
-    dropped = [one for one in found if isinstance(one, Dropped)]
+    dropped = [one for one in found if isinstance(one, DroppedTurn)]
     assert dropped and {one.reason for one in dropped} == {"unreadable"}
     for one in found:
         search = runs[one.turn.question_id, one.turn.seed].searches[one.turn.search]
         own = [hit.passage for hit in bm25().search([search.query], 5)[0]]
-        assert isinstance(one, Dropped) == ("birthplace" in search.query)
-        if isinstance(one, Dropped):
+        assert isinstance(one, DroppedTurn) == ("birthplace" in search.query)
+        if isinstance(one, DroppedTurn):
             assert [hit.passage for hit in search.hits] == own
         else:
             assert one.positive == one.question.gold_ids[0]  # in front of all others, as they were put
@@ -240,7 +240,7 @@ def test_a_ranker_that_fails_labels_nothing_and_is_asked_again_at_the_next_start
 
 def test_gold_evidence_can_rank_and_questions_without_it_are_refused(tmp_path: Path) -> None:
     for one in labels_of(maker(tmp_path, scorer="gold")):
-        assert isinstance(one, Dropped) or one.positive in one.question.gold_ids
+        assert isinstance(one, DroppedTurn) or one.positive in one.question.gold_ids
     bare = [replace(questions()[0], gold_ids=())]
     with pytest.raises(DataError, match="names no gold passages"):
         labels_of(maker(tmp_path / "bare", scorer="gold"), bare)
@@ -282,7 +282,7 @@ def test_an_order_with_one_passage_teaches_nothing(tmp_path: Path) -> None:
     made.__dict__["ranker"] = FirstOnly()
     object.__setattr__(made.parts, "found_by", OneHit())
     turns = made.roll_out(questions()[:2], lambda done, total: None)
-    assert {one.reason for one in made.label(turns) if isinstance(one, Dropped)} <= {"too-few", "wrong-answer"}
+    assert {one.reason for one in made.label(turns) if isinstance(one, DroppedTurn)} <= {"too-few", "wrong-answer"}
     assert not [one for one in made.label(turns) if isinstance(one, LabelSet)]
 
 
@@ -295,5 +295,5 @@ class FirstOnly:
     identity = "as listed"
     card: ClassVar[JsonObject] = {}
 
-    def rank(self, asked: Sequence[ToRank]) -> list[Order]:
+    def rank(self, asked: Sequence[RankingRequest]) -> list[Order]:
         return [Order(tuple(range(len(one.passages)))) for one in asked]

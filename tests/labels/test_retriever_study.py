@@ -23,7 +23,7 @@ from bench.retrievers import (
 )
 
 from coseek.data.question import Question
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.measure.score import Scored, ScoredRun
 
 
@@ -137,7 +137,7 @@ def test_a_stopped_comparison_goes_on_and_a_finished_one_makes_nothing(tmp_path:
     worth = place().worth("agentic-r")
     assert 0 < worth.right <= worth.sets <= worth.turns
 
-    rows = list(Labels(tmp_path / "work" / "labels" / HYBRID).sets())
+    rows = list(LabelFolder(tmp_path / "work" / "labels" / HYBRID).sets())
     assert rows
     for row in rows:  # the first passage of the oracle's order from which the agent ends right
         right = [one for one in row.candidates if one.scores.get("gac") == 1 and one.scores["lr"] >= 60]

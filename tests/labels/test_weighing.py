@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.budget import Budget
-from coseek.agents.generator import GeneratorSettings, OpenBook, context_of, load_generator_prompt
+from coseek.agents.budget import ContextBudget
+from coseek.agents.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.settings import make_settings
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.labels.label import Candidate, Dropped, LabelSet, TurnId
+from coseek.labels.label import Candidate, DroppedTurn, LabelSet, TurnId
 from coseek.labels.maker import Labelled
 from coseek.labels.makers import llm_embedder, replug, scarlet
 from coseek.labels.makers.scarlet import upper_group
-from coseek.labels.parts import Parts
+from coseek.labels.parts import LabelResources
 from coseek.labels.turn import SearchTurn
-from coseek.labels.weighing import ByLikelihood, WeighingSettings, distinct, softmax
+from coseek.labels.weighing import AnswerLikelihoodSettings, ByLikelihood, distinct, softmax
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.likelihood import Continued, Weighed, open_likelihood
+from coseek.models.likelihood import Continuation, ContinuationLogprob, open_likelihood
 from coseek.models.tokenizer import PAD
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.retriever import FixedRetriever
@@ -48,17 +48,17 @@ class Table:
 
     def __init__(self, nats: Callable[[list[str]], float | None], identity: str = "table") -> None:
         self.nats, self.identity = nats, identity
-        self.asked: list[list[Continued]] = []
+        self.asked: list[list[Continuation]] = []
 
-    def weigh(self, rows: Sequence[Continued]) -> list[Weighed]:
+    def weigh(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         self.asked.append(list(rows))
         return [self._weighed(row) for row in rows]
 
-    def _weighed(self, row: Continued) -> Weighed:
+    def _weighed(self, row: Continuation) -> ContinuationLogprob:
         nats = self.nats([title for title in WORTH if f"{title} |" in row.prompt])
         if nats is None:
-            return Weighed(None, 1, "out of memory")
-        return Weighed(nats - (0.1 if "year" in row.text else 0.0), 1)
+            return ContinuationLogprob(None, 1, "out of memory")
+        return ContinuationLogprob(nats - (0.1 if "year" in row.text else 0.0), 1)
 
 
 def single(titles: list[str]) -> float:
@@ -84,7 +84,7 @@ def turn(query: str = "Ada", search: int = 0, question: Question = QUESTION, see
 METHODS = ("replug", "llm-embedder", "scarlet")
 
 
-def opened(method: str, parts: Parts, given: dict[str, object]) -> ByLikelihood:
+def opened(method: str, parts: LabelResources, given: dict[str, object]) -> ByLikelihood:
     if method == "replug":
         return replug.open(make_settings(replug.SETTINGS, given), parts)
     if method == "llm-embedder":
@@ -93,7 +93,7 @@ def opened(method: str, parts: Parts, given: dict[str, object]) -> ByLikelihood:
 
 
 def maker(method: str, folder: Path, table: Table, **given: object) -> ByLikelihood:
-    parts = Parts(folder, SHELF, likelihood_name="a folder")
+    parts = LabelResources(folder, SHELF, likelihood_name="a folder")
     parts.__dict__["likelihood"] = table
     return opened(method, parts, given)
 
@@ -109,7 +109,7 @@ def label(method: str, folder: Path, nats: Callable[[list[str]], float | None] =
 
 def reason(method: str, folder: Path, asked: SearchTurn, nats: Callable[[list[str]], float | None] = single) -> str:
     labels = list(maker(method, folder, Table(nats)).label([asked]))
-    assert len(labels) == 1 and isinstance(labels[0], Dropped)
+    assert len(labels) == 1 and isinstance(labels[0], DroppedTurn)
     return labels[0].reason
 
 
@@ -212,13 +212,13 @@ def test_the_model_reads_the_generators_prompt_with_these_passages_and_no_others
         "llm-embedder": [[], *([passage] for passage in some)],
         "scarlet": [some, some[1:], [some[0], some[2]], some[:2]],
     }[method]
-    contexts = [context_of(prompt, Budget(2048), OpenBook(QUESTION.question, tuple(each))) for each in lists]
-    assert table.asked == [[Continued(context.prompt, " 1815", "") for context in contexts]]
+    contexts = [context_of(prompt, ContextBudget(2048), ReadingInput(QUESTION.question, tuple(each))) for each in lists]
+    assert table.asked == [[Continuation(context.prompt, " 1815", "") for context in contexts]]
 
 
 def test_the_answer_is_the_first_one_or_the_likeliest(tmp_path: Path) -> None:
-    def longer_is_likelier(row: Continued) -> Weighed:
-        return Weighed(-1.0 if "year" in row.text else -2.0, 1)
+    def longer_is_likelier(row: Continuation) -> ContinuationLogprob:
+        return ContinuationLogprob(-1.0 if "year" in row.text else -2.0, 1)
 
     table = Table(single)
     table._weighed = longer_is_likelier  # type: ignore[method-assign]
@@ -235,7 +235,7 @@ def test_labels_may_be_for_the_users_question_once_a_run(tmp_path: Path) -> None
     assert isinstance(found, LabelSet) and found.query == Query(QUESTION.question, QUESTION.question)
     assert {candidate.passage.id for candidate in found.candidates} == {"p1", "p2"}
     dropped = labels[1]
-    assert isinstance(dropped, Dropped) and dropped.reason == "same-question"
+    assert isinstance(dropped, DroppedTurn) and dropped.reason == "same-question"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -265,7 +265,7 @@ def test_turns_without_an_answer_or_with_too_few_passages_are_dropped(tmp_path: 
 
 def test_passages_that_do_not_fit_are_not_weighed_as_if_they_had_been_read(tmp_path: Path) -> None:
     labels = list(maker("scarlet", tmp_path, Table(single), max_context_tokens=12).label([turn()]))
-    assert isinstance(labels[0], Dropped) and labels[0].reason == "too-long"
+    assert isinstance(labels[0], DroppedTurn) and labels[0].reason == "too-long"
 
 
 def test_copies_of_a_passage_are_one_candidate() -> None:
@@ -305,7 +305,7 @@ def test_identities_follow_every_setting(tmp_path: Path) -> None:
 
 
 def test_without_a_model_there_is_a_sentence(tmp_path: Path) -> None:
-    made = replug.open(replug.ReplugSettings(), Parts(tmp_path, SHELF))
+    made = replug.open(replug.ReplugSettings(), LabelResources(tmp_path, SHELF))
     with pytest.raises(SettingError, match="--likelihood"):
         list(made.label([turn()]))
 
@@ -317,7 +317,7 @@ def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turn
     make_policy(LaptopSettings(hidden=32, feed_forward=48, vocabulary=300), texts, [PAD], folder, seed=1)
 
     def labels(place: str, turns: Sequence[SearchTurn]) -> list[Labelled]:
-        parts = Parts(tmp_path / place, SHELF, likelihood_name=str(folder))
+        parts = LabelResources(tmp_path / place, SHELF, likelihood_name=str(folder))
         given: dict[str, object] = {} if method == "replug" else {"above": -99.0}
         return list(opened(method, parts, given).label(turns))
 
@@ -329,10 +329,10 @@ def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turn
         prompt = load_generator_prompt(GeneratorSettings(model=str(folder)))
         likelihood = open_likelihood(str(folder))
         for candidate in alone.candidates:
-            context = context_of(prompt, Budget(2048), OpenBook(QUESTION.question, (candidate.passage,)))
-            nats = likelihood.weigh([Continued(context.prompt, " 1815")])[0].nats
+            context = context_of(prompt, ContextBudget(2048), ReadingInput(QUESTION.question, (candidate.passage,)))
+            nats = likelihood.weigh([Continuation(context.prompt, " 1815")])[0].nats
             assert candidate.scores["logp"] == pytest.approx(nats, abs=2e-4)
 
 
 def test_weighing_settings_are_described() -> None:
-    assert all(field.description for field in WeighingSettings.model_fields.values())
+    assert all(field.description for field in AnswerLikelihoodSettings.model_fields.values())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.machine.precision import Place, Precision, Use, named, settled
 from coseek.training.recipe import AgentRecipe, load_recipe
 
@@ -28,7 +28,7 @@ PLACES: dict[Place, Use] = {
 
 
 def values(recipe: AgentRecipe) -> dict[Place, str]:
-    return {place: value for place, _, value in named(AgentRecipe, save_settings(recipe))}
+    return {place: value for place, _, value in named(AgentRecipe, dump_settings(recipe))}
 
 
 def test_every_auto_is_settled_wherever_it_stands() -> None:
@@ -49,7 +49,7 @@ def test_every_auto_is_settled_wherever_it_stands() -> None:
 
 
 def test_what_was_begun_in_a_precision_goes_on_in_it() -> None:
-    began = save_settings(settled(RECIPE, lambda use, place: "bfloat16"))
+    began = dump_settings(settled(RECIPE, lambda use, place: "bfloat16"))
 
     def never(use: Use, place: Place) -> Precision:
         raise AssertionError(f"{place} was chosen anew")

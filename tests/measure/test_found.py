@@ -9,7 +9,7 @@ from coseek.data.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trec import read_run, write_qrels, write_run
-from coseek.measure.found import EMPTY, FAULT, FOUND, Answered, Found, Measuring, look_up, of_run_file, relevance
+from coseek.measure.found import EMPTY, FAULT, FOUND, Answered, Found, RetrievalMeasure, look_up, of_run_file, relevance
 from coseek.measure.rankings import Metric
 from coseek.measure.score import Scores
 from coseek.retrieval.query import Asked, Query
@@ -43,8 +43,8 @@ def asked(*refused: str, batch: int = 64) -> list[Answered]:
     return [answer for answers in look_up(retriever, QUESTIONS, 3, batch) for answer in answers]
 
 
-def measuring(*metrics: str) -> Measuring:
-    return Measuring(tuple(Metric.named(name) for name in metrics))
+def measuring(*metrics: str) -> RetrievalMeasure:
+    return RetrievalMeasure(tuple(Metric.named(name) for name in metrics))
 
 
 def means(scores: Scores, run: str) -> dict[str, float]:
@@ -140,7 +140,7 @@ def test_grades_come_from_qrels_then_from_the_data_set_then_from_gold_passages()
     assert relevance(graded) == {"cat": 2, "my dog": 1, "bob": 0}
     assert relevance(QUESTIONS[0]) == {"Ada L": 1, "bob": 1}
     assert measuring("mrr").gold(graded) == {"cat": 2, "my%20dog": 1, "bob": 0}
-    assert Measuring((), {"q5": {"bob": 3}}).gold(graded) == {"bob": 3}
-    assert Measuring((), {"q6": {"bob": 3}}).gold(graded) == {}
+    assert RetrievalMeasure((), {"q5": {"bob": 3}}).gold(graded) == {"bob": 3}
+    assert RetrievalMeasure((), {"q6": {"bob": 3}}).gold(graded) == {}
     with pytest.raises(DataError, match=r"'q5': meta\.relevance"):
         relevance(Question("q5", "?", meta={"relevance": {"cat": "high"}}))

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coseek.data.question import Question
-from coseek.models.model import Model, Request, SoFar, Turn
+from coseek.models.model import EpisodeState, Model, Request, Turn
 
 VOCABULARY = 300
 """Bytes, the end of text and room for a few special tokens."""
@@ -62,7 +62,7 @@ def logits_of(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
 
 
 def request(key: int, ids: Sequence[int], max_tokens: int = 8, seed: int | None = None) -> Request:
-    return Request(key, tuple(ids), max_tokens, key if seed is None else seed, SoFar(Question(str(key), "?")))
+    return Request(key, tuple(ids), max_tokens, key if seed is None else seed, EpisodeState(Question(str(key), "?")))
 
 
 def random_ids(rng: random.Random, low: int, high: int) -> list[int]:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.models.drawing import draw, keep_likely, uniforms
+from coseek.models.drawing import draw, filter_logits, uniforms
 
 
 def numbers(seeds: list[int], positions: list[int]) -> list[float]:
@@ -59,12 +59,12 @@ def test_a_token_of_no_chance_is_never_drawn() -> None:
 
 
 def test_the_most_likely_token_stays_however_much_is_cut() -> None:
-    kept = keep_likely(torch.tensor([[0.0, 3.0, 1.0]]), 1.0, top_p=1e-9, top_k=0)
+    kept = filter_logits(torch.tensor([[0.0, 3.0, 1.0]]), 1.0, top_p=1e-9, top_k=0)
     assert kept.tolist() == [[-torch.inf, 3.0, -torch.inf]]
 
 
 def test_cutting_keeps_the_likely_ones_up_to_the_mass() -> None:
     logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log()
-    assert keep_likely(logits, 1.0, top_p=0.65, top_k=0).isfinite().tolist() == [[False, False, True, True]]
-    assert keep_likely(logits, 1.0, top_p=1.0, top_k=3).isfinite().tolist() == [[False, True, True, True]]
-    assert keep_likely(logits, 1.0, top_p=1.0, top_k=9).isfinite().all()
+    assert filter_logits(logits, 1.0, top_p=0.65, top_k=0).isfinite().tolist() == [[False, False, True, True]]
+    assert filter_logits(logits, 1.0, top_p=1.0, top_k=3).isfinite().tolist() == [[False, True, True, True]]
+    assert filter_logits(logits, 1.0, top_p=1.0, top_k=9).isfinite().all()

@@ -7,7 +7,7 @@ import torch
 from tests.models.networks import NETWORKS, SHAPE, logits_of, network, random_ids
 from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
-from coseek.models.engine import Block, Engine
+from coseek.models.engine import Engine, TokenBlock
 from coseek.models.engines.general import GeneralEngine
 from coseek.models.engines.lfm2 import Lfm2Engine
 from coseek.models.sampler import make_engine
@@ -19,10 +19,10 @@ def engine_of(kind: str, model: PreTrainedModel, dtype: torch.dtype = torch.floa
     return GeneralEngine(model, dtype) if kind == "general" else Lfm2Engine(model, dtype)
 
 
-def block(slots: list[int], pieces: list[list[int]], starts: list[int], width: int) -> Block:
+def block(slots: list[int], pieces: list[list[int]], starts: list[int], width: int) -> TokenBlock:
     ids_BW = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces])
     lengths_B = torch.tensor([len(piece) for piece in pieces])
-    return Block(ids_BW, torch.tensor(slots), torch.tensor(starts), lengths_B)
+    return TokenBlock(ids_BW, torch.tensor(slots), torch.tensor(starts), lengths_B)
 
 
 def read_in_pieces(engine: Engine, rows: list[list[int]], rng: random.Random) -> None:

@@ -12,7 +12,13 @@ from tests.models.networks import NETWORKS, logits_of, network
 
 from coseek.data.errors import DataError, SettingError
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.likelihood import Continued, Likelihood, LikelihoodSettings, Weighed, open_likelihood
+from coseek.models.likelihood import (
+    Continuation,
+    ContinuationLogprob,
+    LikelihoodSettings,
+    LocalLikelihood,
+    open_likelihood,
+)
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
 TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
@@ -28,27 +34,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def likelihood(folder: Path) -> Likelihood:
+def likelihood(folder: Path) -> LocalLikelihood:
     return open_likelihood(str(folder))
 
 
-def over(name: str, batch_tokens: int = 8192) -> Likelihood:
-    return Likelihood(network(name), TOKENIZER, ((), ()), 200, batch_tokens, name)
+def over(name: str, batch_tokens: int = 8192) -> LocalLikelihood:
+    return LocalLikelihood(network(name), TOKENIZER, ((), ()), 200, batch_tokens, name)
 
 
-def by_hand(likelihood: Likelihood, given_ids: list[int], said_ids: list[int]) -> float:
+def by_hand(likelihood: LocalLikelihood, given_ids: list[int], said_ids: list[int]) -> float:
     logprobs_TV = torch.log_softmax(logits_of(likelihood.model, given_ids + said_ids).double(), -1)
     return sum(float(logprobs_TV[len(given_ids) + at - 1, ident]) for at, ident in enumerate(said_ids))
 
 
-def rows_of(seed: int, count: int) -> list[Continued]:
+def rows_of(seed: int, count: int) -> list[Continuation]:
     rng = random.Random(seed)
     words = ["one", "two", "red", "blue", "fish", "cat", "sat", "mat", "the", "on", "zebra"]
 
     def some(least: int, most: int) -> str:
         return "".join(f" {rng.choice(words)}" for _ in range(rng.randint(least, most)))
 
-    return [Continued(some(1, 30), some(1, 6), some(0, 3)) for _ in range(count)]
+    return [Continuation(some(1, 30), some(1, 6), some(0, 3)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -82,16 +88,16 @@ def test_the_probabilities_of_all_next_tokens_add_up_to_one() -> None:
     assert torch.tensor(nats, dtype=torch.float64).exp().sum().item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_prompt_and_words_are_never_tokenised_together(likelihood: Likelihood) -> None:
+def test_prompt_and_words_are_never_tokenised_together(likelihood: LocalLikelihood) -> None:
     """` fi` and `sh` are other tokens than ` fish`, and the words are weighed as they are written alone."""
-    joined, parted = TOKENIZER.encode_data(" fish"), likelihood._ids(Continued(" fi", "sh"))
-    assert not isinstance(parted, Weighed)
+    joined, parted = TOKENIZER.encode_data(" fish"), likelihood._ids(Continuation(" fi", "sh"))
+    assert not isinstance(parted, ContinuationLogprob)
     assert parted[0] == TOKENIZER.encode_data(" fi") + TOKENIZER.encode_data("sh") != joined
 
 
-def test_special_tokens_in_the_texts_are_ordinary_characters(likelihood: Likelihood) -> None:
-    row = likelihood._ids(Continued("a<|model|>", "<|user|>b", "<|end|>"))
-    assert not isinstance(row, Weighed)
+def test_special_tokens_in_the_texts_are_ordinary_characters(likelihood: LocalLikelihood) -> None:
+    row = likelihood._ids(Continuation("a<|model|>", "<|user|>b", "<|end|>"))
+    assert not isinstance(row, ContinuationLogprob)
     assert not set(row[0]) & set(TOKENIZER.encode("<|user|><|model|><|end|>"))
 
 
@@ -101,7 +107,7 @@ def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(fol
     tokenizer.fast.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
     tokenizer.save(folder.with_name("talking"))
     likelihood = open_likelihood(str(folder.with_name("talking")))
-    row = likelihood._ids(Continued(" the cat", " sat", " so"))
+    row = likelihood._ids(Continuation(" the cat", " sat", " so"))
     user, model = tokenizer.encode("<|user|><|model|>")
     encode = tokenizer.encode_data
     assert likelihood.talks
@@ -109,9 +115,9 @@ def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(fol
     assert not open_likelihood(str(folder)).talks
 
 
-def test_what_cannot_be_weighed_is_a_fault_and_takes_no_other_along(likelihood: Likelihood) -> None:
-    good = Continued(" the cat", " sat")
-    rows = [Continued(" one fish", ""), good, Continued("", " two"), Continued(" fish" * 300, " red")]
+def test_what_cannot_be_weighed_is_a_fault_and_takes_no_other_along(likelihood: LocalLikelihood) -> None:
+    good = Continuation(" the cat", " sat")
+    rows = [Continuation(" one fish", ""), good, Continuation("", " two"), Continuation(" fish" * 300, " red")]
     found = likelihood.weigh(rows)
     assert [one.nats is None for one in found] == [True, False, True, True]
     assert found[1] == likelihood.weigh([good])[0]
@@ -123,7 +129,7 @@ def test_a_likelihood_that_is_no_number_is_a_fault() -> None:
     likelihood = over("llama")
     with torch.no_grad():
         next(likelihood.model.parameters()).fill_(float("nan"))
-    found = likelihood.weigh([Continued(" the cat", " sat")])[0]
+    found = likelihood.weigh([Continuation(" the cat", " sat")])[0]
     assert found.nats is None and "no number" in str(found.fault)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.loading import load_model
-from coseek.models.marks import add_marks
+from coseek.models.marks import add_tag_tokens
 from coseek.models.tokenizer import HfTokenizer
 
 TEXTS = ["the mayor of Novinna is Ada Byron .", "the label of Silver Gate is Narrow Clover ."]
@@ -22,7 +22,7 @@ def plain(tmp_path: Path) -> Path:
 
 
 def test_a_tag_becomes_one_token_and_no_other_text_is_read_anew(plain: Path, tmp_path: Path) -> None:
-    add_marks(plain, MARKS, tmp_path / "marked", 0)
+    add_tag_tokens(plain, MARKS, tmp_path / "marked", 0)
     before, after = HfTokenizer.load(plain), HfTokenizer.load(tmp_path / "marked")
     assert [len(after.encode(mark)) for mark in MARKS] == [1, 1, 1]
     assert after.encode("<answer>") == before.encode("<answer>")  # known already
@@ -33,7 +33,7 @@ def test_a_tag_becomes_one_token_and_no_other_text_is_read_anew(plain: Path, tmp
 
 
 def test_the_model_says_what_it_said_of_old_tokens(plain: Path, tmp_path: Path) -> None:
-    add_marks(plain, MARKS, tmp_path / "marked", 0)
+    add_tag_tokens(plain, MARKS, tmp_path / "marked", 0)
     before, after = load_model(plain), load_model(tmp_path / "marked")
     ids_BT = torch.tensor([HfTokenizer.load(plain).encode(TEXTS[0])])
     with torch.no_grad():
@@ -45,13 +45,13 @@ def test_the_model_says_what_it_said_of_old_tokens(plain: Path, tmp_path: Path) 
 
 def test_a_seed_gives_the_same_vectors_again(plain: Path, tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("again", 3), ("other", 4)):
-        add_marks(plain, MARKS, tmp_path / name, seed)
+        add_tag_tokens(plain, MARKS, tmp_path / name, seed)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "again", "other")]
     assert files[0] == files[1] != files[2]
 
 
 def test_new_tokens_begin_beside_the_mean_of_the_others_and_are_told_apart(plain: Path, tmp_path: Path) -> None:
-    add_marks(plain, MARKS, tmp_path / "marked", 0)
+    add_tag_tokens(plain, MARKS, tmp_path / "marked", 0)
     known = HfTokenizer.load(plain).size
     vectors_VD = load_model(tmp_path / "marked").get_parameter("model.embed_tokens.weight").detach()
     new_VD, mean_D, spread_D = vectors_VD[known:], vectors_VD[:known].mean(0), vectors_VD[:known].std(0)

@@ -11,27 +11,27 @@ from pathlib import Path
 import pytest
 from tests.models.http_site import Asked, Said, Site, site
 
-from coseek.data.calls import Patience
+from coseek.data.calls import HttpSettings
 from coseek.data.errors import ModelError, SettingError
 from coseek.data.files import Json, JsonObject
 from coseek.data.question import Question
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.settings import dump_settings, make_settings
 from coseek.models.dialect import Ask, Part
-from coseek.models.model import Request, SoFar, Turn, TurnEnd
+from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.remote import RemoteModel, RemoteSettings, open_remote, why_inexact
-from coseek.models.remote_text import RemoteTextSettings, named_server, open_remote_text
+from coseek.models.remote_text import RemoteTextModelSettings, named_server, open_remote_text
 from coseek.models.stopping import stopped_after
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.usage import Prices
 
 BYTES = ByteTokenizer()
 STOPS = ("</search>", "</answer>")
-FAST = Patience(first_wait_s=0.001, longest_wait_s=0.01, timeout_s=5.0, attempts=4)
+FAST = HttpSettings(first_wait_s=0.001, longest_wait_s=0.01, timeout_s=5.0, attempts=4)
 KEY = "sk-very-secret-123"
 
 
 def request(key: int, ids: bytes, max_tokens: int = 50) -> Request:
-    return Request(key, tuple(ids), max_tokens, key, SoFar(Question(str(key), "?")))
+    return Request(key, tuple(ids), max_tokens, key, EpisodeState(Question(str(key), "?")))
 
 
 def vllm(written: str, finish: str = "stop", logprobs: Sequence[float] | None = None, **more: Json) -> Said:
@@ -348,7 +348,7 @@ def echo(asked: Asked) -> Said:
 
 def test_texts_come_in_the_order_of_their_prompts_and_are_counted() -> None:
     with site(echo) as there:
-        writer = open_remote_text(RemoteTextSettings(url=there.url, model="m"))
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m"))
         assert writer.write(["a", "b", "a"], 9) == ["said a", "said b", "said a"]
         assert len(there.asked) == 2  # equal prompts are asked once
         assert {asked.body["temperature"] for asked in there.asked} == {0.0}
@@ -361,7 +361,7 @@ def test_texts_come_in_the_order_of_their_prompts_and_are_counted() -> None:
 def test_what_was_asked_once_is_not_paid_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     with site(echo) as there:
-        given = RemoteTextSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite"), key_env="MY_KEY")
+        given = RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite"), key_env="MY_KEY")
         for _ in range(2):
             writer = open_remote_text(given)
             assert writer.write(["a"], 9) == ["said a"]
@@ -372,13 +372,13 @@ def test_what_was_asked_once_is_not_paid_for_again(tmp_path: Path, monkeypatch: 
         other.write(["a"], 10)
         other.calls.close()
         assert len(there.asked) == 3  # other parameters, other texts
-        assert KEY not in repr(writer) + json.dumps(save_settings(given)) + writer.identity
+        assert KEY not in repr(writer) + json.dumps(dump_settings(given)) + writer.identity
     assert KEY.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
 def test_text_that_no_file_can_hold_is_mended(tmp_path: Path) -> None:
     with site(lambda asked: chat("a\ud800b")) as there:
-        writer = open_remote_text(RemoteTextSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
         assert writer.write(["a"], 9) == ["a\ufffdb"] == writer.write(["a"], 9)
         writer.calls.close()
 
@@ -388,7 +388,7 @@ def test_a_failed_text_is_a_model_error_and_the_others_are_kept(tmp_path: Path) 
         return Said({}, 400) if "bad" in json.dumps(asked.body) else echo(asked)
 
     with site(answer) as there:
-        writer = open_remote_text(RemoteTextSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
         with pytest.raises(ModelError, match="400"):
             writer.write(["a", "bad", "b"], 9)
         assert writer.write(["a", "b"], 9) == ["said a", "said b"]
@@ -400,7 +400,7 @@ def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "judge.yaml").write_text("url: http://127.0.0.1:9\nmodel: m\n")
     found = named_server(str(tmp_path / "judge.yaml"))
     assert found is not None and found.model == "m"
-    assert named_server("https://example.org") == RemoteTextSettings(url="https://example.org")
+    assert named_server("https://example.org") == RemoteTextModelSettings(url="https://example.org")
     assert named_server(str(tmp_path)) is None
     (tmp_path / "judge.yaml").write_text("url: x\nmodle: m\n")
     with pytest.raises(SettingError, match="did you mean 'model'"):

@@ -8,7 +8,7 @@ from tests.machine.paces import FAST, SLOW, processor
 from coseek.data.errors import DataError, ModelError
 from coseek.machine import speed
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.text import CUT, TextWriter, WriterSettings, frame, open_folder, open_writer
+from coseek.models.text import CUT, LocalTextModel, TextModelSettings, frame, open_local_text_model, open_writer
 from coseek.models.tokenizer import HfTokenizer
 
 TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
@@ -35,11 +35,11 @@ def talking(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def writer(folder: Path) -> TextWriter:
-    return open_folder(folder)
+def writer(folder: Path) -> LocalTextModel:
+    return open_local_text_model(folder)
 
 
-def test_a_text_depends_on_its_prompt_alone(writer: TextWriter) -> None:
+def test_a_text_depends_on_its_prompt_alone(writer: LocalTextModel) -> None:
     prompts = ["one fish", "the cat sat on", "one fish", "two"]
     together = writer.write(prompts, 12)
     assert together == [writer.write([prompt], 12)[0] for prompt in prompts]
@@ -48,12 +48,12 @@ def test_a_text_depends_on_its_prompt_alone(writer: TextWriter) -> None:
     assert writer.write([], 12) == []
 
 
-def test_a_longer_text_begins_with_the_shorter_one(writer: TextWriter) -> None:
+def test_a_longer_text_begins_with_the_shorter_one(writer: LocalTextModel) -> None:
     short, long = writer.write(["the mat"], 3)[0], writer.write(["the mat"], 12)[0]
     assert long.startswith(short.rstrip("\ufffd"))
 
 
-def test_a_special_token_in_a_prompt_is_ordinary_characters(writer: TextWriter) -> None:
+def test_a_special_token_in_a_prompt_is_ordinary_characters(writer: LocalTextModel) -> None:
     tokenizer = writer.model.tokenizer
     ids = writer._ids("a<|model|>b", 4)
     assert not set(ids) & set(tokenizer.encode("<|user|><|model|>"))
@@ -61,7 +61,7 @@ def test_a_special_token_in_a_prompt_is_ordinary_characters(writer: TextWriter) 
 
 
 def test_the_chat_template_stands_around_the_prompt(talking: Path) -> None:
-    writer = open_folder(talking)
+    writer = open_local_text_model(talking)
     user, model = writer.model.tokenizer.encode("<|user|><|model|>")
     ids = writer._ids("say <|user|>", 4)
     assert (ids[0], ids[-1]) == (user, model)
@@ -75,7 +75,7 @@ def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:
         frame(tokenizer, talking)
 
 
-def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: TextWriter) -> None:
+def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: LocalTextModel) -> None:
     prompt = "BEGIN " + "fish " * 400 + "END"
     ids = writer._ids(prompt, 32)
     text = writer.model.tokenizer.decode(ids)
@@ -87,7 +87,7 @@ def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: TextW
     assert len(writer.write([prompt], 32)) == 1
 
 
-def test_a_context_without_room_and_an_empty_prompt_are_model_errors(writer: TextWriter) -> None:
+def test_a_context_without_room_and_an_empty_prompt_are_model_errors(writer: LocalTextModel) -> None:
     with pytest.raises(ModelError, match="no room"):
         writer.write(["one fish two fish " * 20], 250)
     with pytest.raises(ModelError, match="empty"):
@@ -98,20 +98,20 @@ def test_a_context_without_room_and_an_empty_prompt_are_model_errors(writer: Tex
 def test_an_identity_holds_the_precision_that_auto_came_to(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = open_folder(folder, WriterSettings(precision="float32")).identity
-    rough = open_folder(folder, WriterSettings(precision="bfloat16")).identity
+    plain = open_local_text_model(folder, TextModelSettings(precision="float32")).identity
+    rough = open_local_text_model(folder, TextModelSettings(precision="bfloat16")).identity
     assert plain != rough
     monkeypatch.setattr(speed, "WIDE", 1)  # the test's model is narrow
     for ratio, taken in ((SLOW, plain), (FAST, rough)):
         processor(tmp_path, monkeypatch, ratio)
-        assert open_folder(folder, WriterSettings(precision="auto")).identity == taken
+        assert open_local_text_model(folder, TextModelSettings(precision="auto")).identity == taken
 
 
 def test_another_model_or_context_is_another_identity(folder: Path, talking: Path) -> None:
     kinds = [
         open_writer(str(folder)).identity,
-        open_folder(talking).identity,
-        open_writer(str(folder), WriterSettings(max_context=64)).identity,
+        open_local_text_model(talking).identity,
+        open_writer(str(folder), TextModelSettings(max_context=64)).identity,
     ]
     assert len(set(kinds)) == 3
     assert open_writer(str(folder)).identity == kinds[0]

@@ -15,7 +15,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.settings import make_settings
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.retrieval.index import build_index
-from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, read_ranking, show
+from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
 from coseek.retrieval.language.prompt import load_prompt
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.query import Query
@@ -42,38 +42,38 @@ def listwise(says: Callable[[str], str], fault: str = "", **given: object) -> tu
 
 
 def test_numbers_in_brackets_are_places_in_order() -> None:
-    assert read_ranking("[2] > [3] > [1]", 3).order == (1, 2, 0)
-    assert read_ranking("Here you are: [2],[1] [3].", 3).order == (1, 0, 2)
+    assert parse_ranking("[2] > [3] > [1]", 3).order == (1, 2, 0)
+    assert parse_ranking("Here you are: [2],[1] [3].", 3).order == (1, 0, 2)
 
 
 def test_passages_that_are_not_named_keep_their_order_behind_the_others() -> None:
-    reading = read_ranking("[4] > [2]", 5)
+    reading = parse_ranking("[4] > [2]", 5)
     assert reading.order == (3, 1, 0, 2, 4)
     assert (reading.missing, reading.repeated, reading.invented) == (3, 0, 0)
 
 
 def test_repeated_and_invented_numbers_are_passed_over_and_counted() -> None:
-    reading = read_ranking("[2] > [2] > [9] > [0] > [1]", 2)
+    reading = parse_ranking("[2] > [2] > [9] > [0] > [1]", 2)
     assert reading.order == (1, 0)
     assert (reading.missing, reading.repeated, reading.invented) == (0, 1, 2)
 
 
 @pytest.mark.parametrize("answer", ["", "2 > 1 > 3", "I cannot tell.", "[] > [x] > [-1]", "[７]", "[99999999999999]"])
 def test_an_answer_that_names_nothing_keeps_the_order(answer: str) -> None:
-    reading = read_ranking(answer, 3)
+    reading = parse_ranking(answer, 3)
     assert reading.order == (0, 1, 2)
     assert reading.unreadable
 
 
 def test_thinking_aloud_is_not_the_ranking() -> None:
-    assert read_ranking("[1] is off topic, and so is [2]; but [3] helps.\n[3] > [2] > [1]", 3).order == (2, 1, 0)
-    assert read_ranking("First I wrote [1] > [2] > [3]. No: [3] > [1] > [2]", 3).order == (2, 0, 1)
+    assert parse_ranking("[1] is off topic, and so is [2]; but [3] helps.\n[3] > [2] > [1]", 3).order == (2, 1, 0)
+    assert parse_ranking("First I wrote [1] > [2] > [3]. No: [3] > [1] > [2]", 3).order == (2, 0, 1)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("[]0123456789 >,\nx"), max_size=60) | st.text(max_size=40), st.integers(0, 12))
 def test_any_answer_gives_every_passage_one_place(answer: str, count: int) -> None:
-    reading = read_ranking(answer, count)
+    reading = parse_ranking(answer, count)
     assert sorted(reading.order) == list(range(count))
     assert 0 <= reading.missing <= count
 
@@ -81,7 +81,7 @@ def test_any_answer_gives_every_passage_one_place(answer: str, count: int) -> No
 @settings(max_examples=100, deadline=None)
 @given(st.permutations(range(8)), st.sampled_from([" > ", ">", ", ", " ", "\n"]))
 def test_a_whole_ranking_is_read_as_it_was_written(order: list[int], joint: str) -> None:
-    assert read_ranking(joint.join(f"[{place + 1}]" for place in order), 8).order == tuple(order)
+    assert parse_ranking(joint.join(f"[{place + 1}]" for place in order), 8).order == tuple(order)
 
 
 @settings(max_examples=200, deadline=None)

@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.serve.live import CORPUS, EchoRetriever, live
 
-from coseek.data.breaker import Breaker
+from coseek.data.breaker import CircuitBreaker
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.files import Json, JsonObject
 from coseek.data.passage import Passage
 from coseek.data.settings import make_settings
-from coseek.retrieval.answers import read_answer
+from coseek.retrieval.answers import parse_response
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.query import Asked, PastTurn, Query
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.retrieval.retrievers.remote import Remote, RemoteSettings
+from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]
@@ -91,9 +91,9 @@ def foreign(answer: Answer) -> Iterator[Foreign]:
 
 
 @contextmanager
-def remote(url: str, **settings: object) -> Iterator[Remote]:
+def remote(url: str, **settings: object) -> Iterator[RemoteRetriever]:
     given = {"url": url, "backoff_s": 0.01, "retries": 2, **settings}
-    client = Remote(make_settings(RemoteSettings, given), random.Random(0))
+    client = RemoteRetriever(make_settings(RemoteSettings, given), random.Random(0))
     try:
         yield client
     finally:
@@ -101,7 +101,7 @@ def remote(url: str, **settings: object) -> Iterator[Remote]:
 
 
 @contextmanager
-def asking(answer: Answer, **settings: object) -> Iterator[tuple[Remote, Foreign]]:
+def asking(answer: Answer, **settings: object) -> Iterator[tuple[RemoteRetriever, Foreign]]:
     with foreign(answer) as server, remote(server.url, **settings) as client:
         yield client, server
 
@@ -276,7 +276,7 @@ def test_an_address_or_a_file_opens_it(tmp_path: Path) -> None:
         (tmp_path / "far.yaml").write_text(f"retriever: remote\nurl: {url}\nindex: echo\n")
         for source in (url, tmp_path / "far.yaml"):
             opened = open_retriever(source)
-            assert isinstance(opened, Remote)
+            assert isinstance(opened, RemoteRetriever)
             assert ids(opened, ["x"], 1) == [["ada"]]
             opened.close()
 
@@ -284,7 +284,7 @@ def test_an_address_or_a_file_opens_it(tmp_path: Path) -> None:
 def test_the_identity_follows_the_server_where_it_gives_one() -> None:
     cards: list[Json] = [{"identity": "one"}, {"identity": "two"}]
     with foreign(lambda path, body: cards.pop(0) if cards else (404, {}, b"")) as server:
-        clients = [Remote(RemoteSettings(url=server.url)) for _ in range(4)]
+        clients = [RemoteRetriever(RemoteSettings(url=server.url)) for _ in range(4)]
         identities = [client.identity for client in clients]
         assert identities == [client.identity for client in clients]  # asked for once
         for client in clients:
@@ -304,7 +304,7 @@ def test_the_identity_of_a_server_that_is_away_is_an_error() -> None:
 def hits(payload: Json, count: int = 1, k: int = 3) -> list[list[tuple[str, str, str, float]]]:
     return [
         [(hit.passage.id, hit.passage.title, hit.passage.text, hit.score) for hit in hits]
-        for hits in read_answer(payload, count, k)
+        for hits in parse_response(payload, count, k)
     ]
 
 
@@ -340,7 +340,7 @@ def test_without_good_scores_the_order_of_the_server_stands() -> None:
 
 def test_a_document_without_an_id_is_named_by_what_it_says() -> None:
     first, second = (
-        read_answer({"result": [['"A"\none', '"B"\ntwo', '"A"\none']]}, 1, 3)[0][place].passage for place in (0, 2)
+        parse_response({"result": [['"A"\none', '"B"\ntwo', '"A"\none']]}, 1, 3)[0][place].passage for place in (0, 2)
     )
     assert first == second
     assert (first.title, first.text) == ("A", "one")
@@ -371,7 +371,7 @@ def test_lists_are_cut_at_k_and_may_be_short() -> None:
 )  # fmt: skip
 def test_an_answer_that_breaks_the_contract_is_an_error(payload: Json, count: int) -> None:
     with pytest.raises(ValueError, match=r"."):
-        read_answer(payload, count, 3)
+        parse_response(payload, count, 3)
     queries = [f"q{number}" for number in range(count)]
     body = json.dumps(payload).encode()
     with (
@@ -416,7 +416,7 @@ JSON = st.recursive(
 @given(JSON, st.integers(0, 3), st.integers(1, 3))
 def test_any_answer_is_hits_in_order_or_a_value_error(payload: Json, count: int, k: int) -> None:
     try:
-        lists = read_answer(payload, count, k)
+        lists = parse_response(payload, count, k)
     except ValueError:
         return
     assert len(lists) == count
@@ -428,7 +428,7 @@ def test_any_answer_is_hits_in_order_or_a_value_error(payload: Json, count: int,
 
 def test_the_breaker_opens_lets_one_probe_pass_and_closes() -> None:
     now = [0.0]
-    breaker = Breaker(2, 10.0, lambda: now[0])
+    breaker = CircuitBreaker(2, 10.0, lambda: now[0])
     breaker.failed()
     assert breaker.wait_s() == 0
     breaker.failed()

@@ -14,7 +14,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
 from coseek.data.registry import names
 from coseek.retrieval.index import PACKAGE, build_index
-from coseek.retrieval.opening import open_retriever, own_parts
+from coseek.retrieval.opening import open_retriever, plugin_files
 
 OWN = "newest.py"
 PAGE = Path(__file__).parents[2] / "docs" / "retrievers.md"
@@ -57,10 +57,10 @@ def test_the_retriever_of_ones_own_on_the_page_finds_what_it_promises(home: Path
     build_index(home / "years.jsonl", "bm25", home / "years")
     opened = open_retriever(home / "mine.yaml")
     assert [hit.passage.id for hit in opened.search(["Ada"], 2)[0]] == ["1852", "1835"]
-    assert own_parts(home / "mine.yaml") == [str(home / OWN)]
+    assert plugin_files(home / "mine.yaml") == [str(home / OWN)]
     (home / "above.yaml").write_text("retriever: hybrid\nparts: [mine.yaml, indexes/bm25]\n", encoding="utf-8")
-    assert own_parts("above.yaml", home) == [str(home / OWN)]
-    assert own_parts(home / "years") == []
+    assert plugin_files("above.yaml", home) == [str(home / OWN)]
+    assert plugin_files(home / "years") == []
 
 
 def test_a_broken_retriever_of_ones_own_is_one_sentence(home: Path) -> None:

@@ -11,8 +11,8 @@ from tests.scripted import Scripted
 
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.question import Question, save_questions
-from coseek.retrieval.language.curriculum import Noise, Progress
-from coseek.retrieval.language.documents import read_documents, without_tags
+from coseek.retrieval.language.curriculum import NoiseSchedule, Progress
+from coseek.retrieval.language.documents import parse_documents, without_tags
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.simulated import Simulated
@@ -38,7 +38,7 @@ def titles(retriever: Simulated, queries: list[str]) -> list[str]:
 
 
 def test_the_rate_follows_the_formula_of_the_paper() -> None:
-    noise = Noise(start=0.1, end=0.7, base=4)
+    noise = NoiseSchedule(start=0.1, end=0.7, base=4)
     for step, steps in ((0, 10), (3, 10), (10, 10)):
         share = (4 ** (step / steps) - 1) / (4 - 1)
         assert noise.rate(Progress(step, steps)) == pytest.approx(0.1 + share * 0.6)
@@ -47,7 +47,7 @@ def test_the_rate_follows_the_formula_of_the_paper() -> None:
 @settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 100), st.integers(0, 50))
 def test_the_rate_goes_from_start_to_end_and_never_outside(start: float, end: float, base: float, step: int) -> None:
-    noise = Noise(start=start, end=end, base=base)
+    noise = NoiseSchedule(start=start, end=end, base=base)
     rates = [noise.rate(Progress(step, 51)), noise.rate(Progress(step + 1, 51))]
     low, high = min(start, end) - 1e-12, max(start, end) + 1e-12
     assert all(low <= rate <= high for rate in rates)
@@ -56,11 +56,11 @@ def test_the_rate_goes_from_start_to_end_and_never_outside(start: float, end: fl
 
 def test_a_base_near_one_is_nearly_a_straight_line() -> None:
     for base in (1.0, 1.0 + 1e-15, 1.0 - 1e-12):
-        assert Noise(start=0, end=1, base=base).rate(Progress(3, 10)) == pytest.approx(0.3)
+        assert NoiseSchedule(start=0, end=1, base=base).rate(Progress(3, 10)) == pytest.approx(0.3)
 
 
 def test_noise_strikes_as_often_as_its_rate_says() -> None:
-    noise = Noise(start=0.3, end=0.3)
+    noise = NoiseSchedule(start=0.3, end=0.3)
     struck = sum(noise.strikes(f"query {number}", Progress(0, 1)) for number in range(4000))
     assert abs(struck - 1200) < 5 * math.sqrt(4000 * 0.3 * 0.7)
 
@@ -121,17 +121,17 @@ def test_a_model_that_fails_fails_the_search_and_one_that_says_nothing_finds_not
 
 def test_documents_are_read_from_headings_as_models_write_them() -> None:
     answer = "Sure!\n**Document 1: The Title**\nBody one.\n\n## Doc 2. Another\nBody\ntwo.\nDocument [3]: no body here"
-    assert [(passage.title, passage.text) for passage in read_documents(answer, 5)] == [
+    assert [(passage.title, passage.text) for passage in parse_documents(answer, 5)] == [
         ("The Title", "Body one."),
         ("Another", "Body two."),
         ("", "no body here"),
     ]
-    assert [passage.text for passage in read_documents("just\nprose", 5)] == ["just prose"]
+    assert [passage.text for passage in parse_documents("just\nprose", 5)] == ["just prose"]
 
 
 def test_documents_hold_no_tags_not_even_those_that_appear_when_others_go() -> None:
     assert without_tags("<se<b>arch>x</se</b>arch> 1 < 2 > 0") == "x 1 < 2 > 0"
-    found = read_documents("Document 1: <answer>\n<in<x>formation>42</answer>", 1)
+    found = parse_documents("Document 1: <answer>\n<in<x>formation>42</answer>", 1)
     assert (found[0].title, found[0].text) == ("", "42")
 
 
@@ -144,7 +144,7 @@ def test_documents_hold_no_tags_not_even_those_that_appear_when_others_go() -> N
     st.integers(1, 4),
 )
 def test_any_text_gives_some_documents_with_ids_of_their_own(answer: str, count: int) -> None:
-    found = read_documents(answer, count)
+    found = parse_documents(answer, count)
     assert len({passage.id for passage in found}) == len(found) <= count
     assert all(passage.text.strip() for passage in found)
     assert not any("<answer>" in passage.title + passage.text for passage in found)

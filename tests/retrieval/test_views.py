@@ -11,7 +11,7 @@ from coseek.data.errors import SettingError, UnknownName
 from coseek.data.settings import make_settings
 from coseek.retrieval.query import PastTurn, Query
 from coseek.retrieval.retrievers.bm25 import Bm25Settings
-from coseek.retrieval.views import LAST_TURNS_ABOUT, VIEWS, Count, disarm, render
+from coseek.retrieval.views import LAST_TURNS_ABOUT, VIEWS, Count, disarm, render_view
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "views.md"
 BLOCK = re.compile(r"(<!-- views: [^\n]* -->\n).*(<!-- end of views -->)", re.DOTALL)
@@ -44,7 +44,7 @@ def tokens(rendered: str) -> int:
 def examples() -> str:
     """Every view with its worked example, as docs/views.md shows them."""
     parts = [(name, part.about) for name, part in VIEWS.items()] + [("last-1-turns", LAST_TURNS_ABOUT)]
-    blocks = [f"`{name}`: {about}\n\n```text\n{render(name, EXAMPLE)}\n```\n" for name, about in parts]
+    blocks = [f"`{name}`: {about}\n\n```text\n{render_view(name, EXAMPLE)}\n```\n" for name, about in parts]
     return "\n" + "\n".join(blocks) + "\n"
 
 
@@ -55,16 +55,16 @@ def test_the_page_shows_what_the_views_give() -> None:
 
 @pytest.mark.parametrize("typed", ["", "  two  blanks\n", "[SEP] Query: x", "q"])
 def test_the_plain_view_changes_nothing(typed: str) -> None:
-    assert render("query", Query(typed, "a question", "a reason"), limit=1) == typed == render("query", typed)
+    assert render_view("query", Query(typed, "a question", "a reason"), limit=1) == typed == render_view("query", typed)
 
 
 def test_the_views_of_the_papers_are_what_their_formulas_say() -> None:
-    assert render("question+query", LONG) == "q1 q2 q3 [SEP] now"
-    assert render("question+history", LONG) == "q1 q2 q3 [SEP] a1 a2 [SEP] b1 b2 [SEP] now"
-    assert render("reasoning+query", LONG) == "Reasoning: r1 r2 r3\nQuery: now"
-    assert render("question+reasoning+query", LONG) == "Question: q1 q2 q3\nReasoning: r1 r2 r3\nQuery: now"
-    assert render("prior-queries", LONG) == "Turn 1 query: a1 a2\nTurn 2 query: b1 b2\nQuery: now"
-    assert render("prior-queries+reasonings", LONG).splitlines() == [
+    assert render_view("question+query", LONG) == "q1 q2 q3 [SEP] now"
+    assert render_view("question+history", LONG) == "q1 q2 q3 [SEP] a1 a2 [SEP] b1 b2 [SEP] now"
+    assert render_view("reasoning+query", LONG) == "Reasoning: r1 r2 r3\nQuery: now"
+    assert render_view("question+reasoning+query", LONG) == "Question: q1 q2 q3\nReasoning: r1 r2 r3\nQuery: now"
+    assert render_view("prior-queries", LONG) == "Turn 1 query: a1 a2\nTurn 2 query: b1 b2\nQuery: now"
+    assert render_view("prior-queries+reasonings", LONG).splitlines() == [
         "Turn 1 reasoning: s1 s2",
         "Turn 1 query: a1 a2",
         "Turn 2 reasoning: t1 t2",
@@ -72,7 +72,7 @@ def test_the_views_of_the_papers_are_what_their_formulas_say() -> None:
         "Reasoning: r1 r2 r3",
         "Query: now",
     ]
-    assert render("prior-queries+reasonings+documents", LONG).splitlines()[:4] == [
+    assert render_view("prior-queries+reasonings+documents", LONG).splitlines()[:4] == [
         "Turn 1 reasoning: s1 s2",
         "Turn 1 query: a1 a2",
         "Turn 1 found: d1 d2",
@@ -82,31 +82,31 @@ def test_the_views_of_the_papers_are_what_their_formulas_say() -> None:
 
 @given(queries)
 def test_the_last_turn_alone_is_reasoning_and_query_and_many_are_all(query: Query) -> None:
-    assert render("last-1-turns", query) == render("reasoning+query", query)
-    assert render("last-9-turns", query) == render("prior-queries+reasonings", query)
+    assert render_view("last-1-turns", query) == render_view("reasoning+query", query)
+    assert render_view("last-9-turns", query) == render_view("prior-queries+reasonings", query)
 
 
 def test_the_last_turns_are_numbered_from_one() -> None:
-    assert render("last-2-turns", LONG).splitlines()[:2] == ["Turn 1 reasoning: t1 t2", "Turn 1 query: b1 b2"]
+    assert render_view("last-2-turns", LONG).splitlines()[:2] == ["Turn 1 reasoning: t1 t2", "Turn 1 query: b1 b2"]
 
 
 def test_a_query_without_a_past_is_still_a_query_in_every_view() -> None:
-    assert render("reasoning+query", "q") == "Reasoning: Empty\nQuery: q"
-    assert {render(view, "q") for view in ALL} == {"q", "Query: q", "Reasoning: Empty\nQuery: q"}
+    assert render_view("reasoning+query", "q") == "Reasoning: Empty\nQuery: q"
+    assert {render_view(view, "q") for view in ALL} == {"q", "Query: q", "Reasoning: Empty\nQuery: q"}
 
 
 def test_another_tokenizer_has_another_separator() -> None:
-    assert render("question+query", LONG, separator="</s>") == "q1 q2 q3 </s> now"
+    assert render_view("question+query", LONG, separator="</s>") == "q1 q2 q3 </s> now"
 
 
 def test_lexical_search_sees_no_labels_and_no_separators() -> None:
-    assert render("prior-queries+reasonings", LONG, bare=True) == "s1 s2\na1 a2\nt1 t2\nb1 b2\nr1 r2 r3\nnow"
-    assert render("reasoning+query", "q", bare=True) == render("question+query", "q", bare=True) == "q"
+    assert render_view("prior-queries+reasonings", LONG, bare=True) == "s1 s2\na1 a2\nt1 t2\nb1 b2\nr1 r2 r3\nnow"
+    assert render_view("reasoning+query", "q", bare=True) == render_view("question+query", "q", bare=True) == "q"
 
 
 @pytest.mark.parametrize("view", ALL)
 def test_a_blank_query_asks_for_nothing_whatever_led_to_it(view: str) -> None:
-    assert render(view, Query(" ", "a question", "a reason")).strip() == ""
+    assert render_view(view, Query(" ", "a question", "a reason")).strip() == ""
 
 
 LOST = [
@@ -128,23 +128,23 @@ LOST = [
 @pytest.mark.parametrize(("limit", "left"), LOST)
 def test_what_matters_least_is_lost_first_and_no_more_than_must_be(limit: int, left: str) -> None:
     view = "prior-queries+reasonings+documents"
-    assert render(view, LONG, limit=limit, count=tokens, bare=True) == left.replace("|", "\n")
+    assert render_view(view, LONG, limit=limit, count=tokens, bare=True) == left.replace("|", "\n")
 
 
 def test_the_question_is_lost_last_and_from_its_end() -> None:
-    kept = [render("question+history", LONG, limit=limit, count=tokens, bare=True) for limit in (8, 4, 3, 1)]
+    kept = [render_view("question+history", LONG, limit=limit, count=tokens, bare=True) for limit in (8, 4, 3, 1)]
     assert kept == ["q1 q2 q3\na1 a2\nb1 b2\nnow", "q1 q2 q3\nnow", "q1 q2\nnow", "now"]
 
 
 def test_turns_that_are_left_are_numbered_anew_and_lost_reasoning_is_missing_reasoning() -> None:
-    assert render("prior-queries", LONG, limit=9, count=tokens) == "Turn 1 query: b1 b2\nQuery: now"
+    assert render_view("prior-queries", LONG, limit=9, count=tokens) == "Turn 1 query: b1 b2\nQuery: now"
     reasoned = Query("now", reasoning="thoughts upon thoughts")
-    assert render("reasoning+query", reasoned, limit=27) == "Reasoning: Empty\nQuery: now"
-    assert render("reasoning+query", reasoned, limit=26) == "now"
+    assert render_view("reasoning+query", reasoned, limit=27) == "Reasoning: Empty\nQuery: now"
+    assert render_view("reasoning+query", reasoned, limit=26) == "now"
 
 
 def test_text_without_blanks_is_cut_between_its_characters() -> None:
-    assert render("question+query", Query("q", "黑豹队在"), limit=9) == "黑 [SEP] q"
+    assert render_view("question+query", Query("q", "黑豹队在"), limit=9) == "黑 [SEP] q"
 
 
 @settings(max_examples=300)
@@ -152,13 +152,13 @@ def test_text_without_blanks_is_cut_between_its_characters() -> None:
 def test_a_limit_is_kept_the_query_stays_whole_and_nothing_is_cut_without_need(
     view: str, query: Query, limit: int, count: Count, bare: bool
 ) -> None:
-    whole = render(view, query, bare=bare)
-    cut = render(view, query, limit=limit, count=count, bare=bare)
+    whole = render_view(view, query, bare=bare)
+    cut = render_view(view, query, limit=limit, count=count, bare=bare)
     alone = query.text if view == "query" else disarm(query.text, "[SEP]")
     assert cut.endswith(alone)
     assert count(cut) <= limit or cut == alone
     assert cut == whole or (count(whole) > limit and view != "query")
-    assert cut == render(view, query, limit=limit, count=count, bare=bare)
+    assert cut == render_view(view, query, limit=limit, count=count, bare=bare)
 
 
 def test_a_long_past_is_cut_with_few_counts() -> None:
@@ -169,7 +169,7 @@ def test_a_long_past_is_cut_with_few_counts() -> None:
         return len(rendered.split())
 
     past = tuple(PastTurn(f"q{n}", "think " * 300, ("word " * 500,) * 5) for n in range(20))
-    seen = render("prior-queries+reasonings+documents", Query("now", history=past), limit=8192, count=count)
+    seen = render_view("prior-queries+reasonings+documents", Query("now", history=past), limit=8192, count=count)
     assert len(seen.split()) == 8192 and len(calls) <= 18
 
 
@@ -179,14 +179,14 @@ def test_a_separator_inside_the_data_closes_no_field(view: str, query: Query) ->
     fields = [query.question, *(turn.query for turn in query.history if view == "question+history"), query.text]
     given_fields = [field for field in fields if disarm(field, "[SEP]")]
     if disarm(query.text, "[SEP]"):
-        assert len(render(view, query).split("[SEP]")) == len(given_fields)
+        assert len(render_view(view, query).split("[SEP]")) == len(given_fields)
 
 
 @settings(max_examples=300)
 @given(queries)
 def test_text_inside_the_data_begins_no_line(query: Query) -> None:
-    roles = {line.split(":")[0] for line in render("reasoning+query", query).split("\n")}
-    assert roles <= {"Reasoning", "Query"} and len(render("reasoning+query", query).splitlines()) == 2
+    roles = {line.split(":")[0] for line in render_view("reasoning+query", query).split("\n")}
+    assert roles <= {"Reasoning", "Query"} and len(render_view("reasoning+query", query).splitlines()) == 2
 
 
 @settings(max_examples=200)
@@ -207,7 +207,7 @@ def test_a_misspelt_view_fails_when_settings_are_made() -> None:
 @pytest.mark.parametrize("name", ["", "last-0-turns", "last--1-turns", "last-3-turn", "Query", "last-٣-turns"])
 def test_an_unknown_view_is_refused(name: str) -> None:
     with pytest.raises(UnknownName, match="no query view named"):
-        render(name, "q")
+        render_view(name, "q")
 
 
 if __name__ == "__main__":

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.retrieval.web_server import Answer, Site, body_of, running
 
-from coseek.data.calls import Calls, Patience
+from coseek.data.calls import HttpClient, HttpSettings
 from coseek.data.errors import CoseekError, RetrieverError, SettingError, UnknownName
 from coseek.data.registry import names
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retrievers.web import ENGINES, Web
 from coseek.retrieval.web.addresses import is_public
 from coseek.retrieval.web.calls import Service
 from coseek.retrieval.web.engine import Ask, WebResult, distinct, plain
-from coseek.retrieval.web.fetching import Fetched, Fetcher, PageFault, PageLimits
+from coseek.retrieval.web.fetching import FetchedPage, Fetcher, PageFault, PageLimits
 from coseek.retrieval.web.pages import Page, cut, decode, read, read_page
 
 SECRET = "sk-SECRET-4711"
@@ -114,7 +114,7 @@ def test_the_key_is_written_nowhere(
         retriever = web(site, engine, fetch="pages")
         hits = retriever.search(["tower"], 3)
         said += [repr(hits), repr(vars(retriever)), repr(retriever.stats), retriever.identity, retriever.seen("tower")]
-        said.append(json.dumps(save_settings(retriever.settings)))
+        said.append(json.dumps(dump_settings(retriever.settings)))
         for status in (401, 302, 500):
             # Some services repeat the key in what they say of it.
             site.says("/engine", Answer(f"bad key {SECRET}".encode(), status, {"Location": "/"}))
@@ -191,8 +191,8 @@ def service(url: str, waits: list[float]) -> Service:
     async def sleep(wait_s: float) -> None:
         waits.append(wait_s)
 
-    patience = Patience(attempts=3, first_wait_s=1.0, timeout_s=2)
-    return Service("it", Calls(url, patience, rng=random.Random(0), name="it", quotes=False, sleep=sleep))
+    patience = HttpSettings(attempts=3, first_wait_s=1.0, timeout_s=2)
+    return Service("it", HttpClient(url, patience, rng=random.Random(0), name="it", quotes=False, sleep=sleep))
 
 
 def test_what_may_pass_is_asked_again_after_growing_waits(site: Site) -> None:
@@ -376,7 +376,7 @@ def test_addresses_of_the_open_internet(address: str) -> None:
 
 def test_an_article_is_read_without_what_stands_around_it() -> None:
     body = (Path(__file__).parent / "pages" / "lighthouse.html").read_bytes()
-    page = read_page(Fetched("u", body, "text/html"))
+    page = read_page(FetchedPage("u", body, "text/html"))
     assert page.title == "The lighthouse of Vessel Point"
     assert page.text.startswith("The lighthouse of Vessel Point stands on a low cliff")
     assert "petroleum | 18" in page.text
@@ -436,12 +436,12 @@ SCRAPS = [
 @given(st.lists(st.sampled_from([*SCRAPS, "A sentence that is long enough to be taken for one. "]), max_size=60))
 def test_any_heap_of_tags_is_a_page_or_none(scraps: list[str]) -> None:
     with suppress(PageFault):
-        assert read_page(Fetched("u", "".join(scraps).encode(), "text/html")).text.strip()
+        assert read_page(FetchedPage("u", "".join(scraps).encode(), "text/html")).text.strip()
 
 
 def test_a_page_of_too_many_tags_is_not_read() -> None:
     with pytest.raises(PageFault, match="too long"):
-        read_page(Fetched("u", b"<p>" * 50_000, "text/html"))
+        read_page(FetchedPage("u", b"<p>" * 50_000, "text/html"))
 
 
 @settings(deadline=None)

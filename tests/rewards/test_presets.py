@@ -13,7 +13,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run, writt
 from coseek.data.errors import DataError, SettingError, UnknownName
 from coseek.data.sheet import Reply, Verdict
 from coseek.data.trajectory import Author, StopReason, Trajectory
-from coseek.rewards.reward import Fault, RewardSpec, load_preset, make_reward, preset_names
+from coseek.rewards.reward import RewardFault, RewardSpec, load_preset, make_reward, preset_names
 from coseek.rewards.said import NOTHING, Said
 
 
@@ -121,8 +121,8 @@ def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: F
         and not (facts.agent_span and (facts.rag_span or "baseline" not in reward.needs)),
     }[at]
     paid = reward.pay(facts.trajectory(), broken)
-    assert (paid.part == at) if isinstance(paid, Fault) else not looked_at
-    if isinstance(paid, Fault):
+    assert (paid.part == at) if isinstance(paid, RewardFault) else not looked_at
+    if isinstance(paid, RewardFault):
         assert looked_at and reward(facts.trajectory(), broken) is None
         assert paid.detail == ("maybe" if at == "judge" else "overloaded")
 
@@ -130,7 +130,7 @@ def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: F
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_a_run_that_ended_by_a_fault_is_not_paid_by_any_preset(name: str) -> None:
     failed = replace(run(), stop=StopReason.RETRIEVER_ERROR, detail="away")
-    assert make_reward({"preset": name}).pay(failed) == Fault("retriever_error", "away")
+    assert make_reward({"preset": name}).pay(failed) == RewardFault("retriever_error", "away")
 
 
 def paid(spec: RewardSpec, made: Trajectory, said: Said = NOTHING) -> float:

@@ -9,8 +9,8 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from coseek.data.errors import DataError, SettingError, UnknownName, UserError
 from coseek.data.sheet import Reply, Verdict
 from coseek.data.trajectory import Search, StopReason
-from coseek.rewards.reward import Fault, RewardSpec, make_reward, reward_names
-from coseek.rewards.said import NOTHING, Said, Unjudged
+from coseek.rewards.reward import RewardFault, RewardSpec, make_reward, reward_names
+from coseek.rewards.said import NOTHING, Said, VerdictNeeded
 
 SAID = Said(Reply("q1", 0, "c", "in Velora"), Reply("q1", 0, "r", "in Zun"), {"in Zun": Verdict("q1", "in Zun", False)})
 """A generator is right from the run's passages, and wrong from naive RAG's."""
@@ -91,7 +91,7 @@ def test_a_run_that_went_on_though_one_of_its_searches_failed_is_not_charged_for
     both = run(found("Mira", MIRA), Search("orbo", fault="the server is away"))
     for spec in ({"gold_recall": 1.0}, {"searches": -0.02}, {"preset": "qagent-1"}):
         paid = make_reward(spec).pay(both, SAID)
-        assert paid == Fault("retriever_error", "the server is away")
+        assert paid == RewardFault("retriever_error", "the server is away")
 
 
 @pytest.mark.parametrize("name", sorted(set(reward_names()) - {"gold_recall", "ndcg", "searches", "valid"}))
@@ -158,7 +158,7 @@ def test_an_answer_that_words_settle_and_an_empty_one_are_shown_to_no_judge() ->
     for answer, worth in (("in Velora", 1), (None, 0), ("  ", 0)):
         reward = make_reward(own)(run(answer=answer), nobody)
         assert reward is not None and reward.value == worth
-    with pytest.raises(Unjudged) as asked:
+    with pytest.raises(VerdictNeeded) as asked:
         make_reward(own)(run(answer="Zun"), nobody)
     assert asked.value.response == "Zun"
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tests.models.networks import converse, network
 from tests.serve.model_live import live_model, tiny_policy
 
-from coseek.data.calls import Patience
+from coseek.data.calls import HttpSettings
 from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject
 from coseek.models.chat import Message, chat_ids
 from coseek.models.loading import load_model
 from coseek.models.remote import RemoteSettings, open_remote
-from coseek.models.remote_text import RemoteTextSettings, open_remote_text
+from coseek.models.remote_text import RemoteTextModelSettings, open_remote_text
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.serve.model_service import ModelService
@@ -155,7 +155,7 @@ def test_a_chat_template_is_filled_without_being_read_from(tokenizer: HfTokenize
 
 
 def test_the_text_client_and_the_service_understand_each_other(live: Live) -> None:
-    writer = open_remote_text(RemoteTextSettings(url=live[0]))
+    writer = open_remote_text(RemoteTextModelSettings(url=live[0]))
     assert writer.model == "policy"
     texts = writer.write(["one fish", "the cat", "one fish"], 8)
     assert texts[0] == texts[2] and writer.usage.written_tokens > 0
@@ -283,7 +283,7 @@ def test_a_token_is_asked_for(folder: Path) -> None:
         assert post(live, prompt="a").status_code == 401
         assert httpx.get(live[0] + "/health", trust_env=False).status_code == 200
         with pytest.raises(SettingError, match="its key is missing"):
-            open_remote(live[0], RemoteSettings(patience=Patience(attempts=1)), HfTokenizer.load(folder), STOPS)
+            open_remote(live[0], RemoteSettings(patience=HttpSettings(attempts=1)), HfTokenizer.load(folder), STOPS)
 
 
 def test_what_was_accepted_is_answered_before_the_end(folder: Path) -> None:

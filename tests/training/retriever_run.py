@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from coseek.data.settings import assign, make_settings
+from coseek.data.settings import apply_overrides, make_settings
 from coseek.training.learning.workers import ALONE, Workers, workers_here
 from coseek.training.retriever.recipe import RetrieverRecipe
 from coseek.training.retriever.training import RetrieverTraining
@@ -23,7 +23,7 @@ gradient near 0 would be a whole step."""
 
 def recipe_of(given: Path, *settings: str, labels: str = "labels") -> RetrieverRecipe:
     """A recipe over the labels and the encoder in `given`."""
-    tree = assign(
+    tree = apply_overrides(
         {
             "labels": [str(given / labels)],
             "encoder": str(given / "encoder"),

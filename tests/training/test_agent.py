@@ -74,13 +74,13 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) -> None:
     from coseek.training.agent import AgentTraining
-    from coseek.training.learning.journal import Journal
+    from coseek.training.learning.journal import RunState
 
     with holder("folder", tmp_path / "run"), holder("folder", tmp_path / "rl"):
         with pytest.raises(InUse):
             AgentTraining(tiny(), tmp_path / "run").begin(resume=True)
         with pytest.raises(InUse):
-            Journal(tmp_path / "rl", {}, {}, {}, resume=True)
+            RunState(tmp_path / "rl", {}, {}, {}, resume=True)
     assert not (tmp_path / "run" / "recipe.yaml").exists() and not (tmp_path / "rl" / "metrics.jsonl").exists()
 
 

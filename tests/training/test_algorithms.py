@@ -18,14 +18,14 @@ from coseek.data.settings import make_settings
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.learning.policy import Policy
-from coseek.training.order import QuestionOrder
+from coseek.training.order import QuestionStream
 from coseek.training.rl.advantages import make_experience
 from coseek.training.rl.clock import Clock
-from coseek.training.rl.episodes import Episode, Episodes, describe, score
+from coseek.training.rl.episodes import Episode, EpisodeBatch, describe, score
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import entropies, leave_one_out, logprobs_and_entropy, rewards_to_come, target_logprobs
 from coseek.training.rl.overlong import charge_overlong, overlong
-from coseek.training.rl.sampling import Sampled, sample_step
+from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.settings import OverlongSettings, RlSettings
 
 groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=9)
@@ -95,14 +95,14 @@ def test_reinforce_plus_plus_is_charged_for_its_kl_token_by_token() -> None:
 RESAMPLING = settings_of("grpo", questions_per_step=2, group_size=2, resample=True, resample_at_most=2)
 
 
-def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> Sampled:
+def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
     """A step of two questions, group size two, whose groups are paid in this order as they are asked."""
     stream = iter([value for group in groups_of_rewards for value in group])
 
     def rollout(asked: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
         return [replace(fixed(question), seed=seed) for question, seed in zip(asked, seeds, strict=True)]
 
-    order = QuestionOrder(QUESTIONS, 0)
+    order = QuestionStream(QUESTIONS, 0)
     return sample_step(order, 0, 3, RESAMPLING, rollout, lambda _: Reward(next(stream)), Clock(), update=7)
 
 
@@ -114,7 +114,7 @@ def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
     assert describe(sampled.episodes)["reward"] == pytest.approx(0.5)  # of all runs, not of those with spread
     assert {episode.sampled_at for episode in sampled.kept.scored} == {7}
     asked = [episode.trajectory.question for episode in sampled.episodes.scored][::2]
-    assert asked == QuestionOrder(QUESTIONS, 0).take(0, 4)
+    assert asked == QuestionStream(QUESTIONS, 0).take(0, 4)
     assert len({episode.trajectory.seed for episode in sampled.episodes.scored}) == 8
     found = make_experience(sampled.kept, RESAMPLING, Policy(tiny_model(), RESAMPLING.policy, 1), None, None)
     assert not found.silent_B.any() and found.lone == 0
@@ -162,7 +162,7 @@ def test_a_long_run_is_charged_in_proportion_to_its_last_stretch(tokens: int, pa
 def test_the_charge_counts_what_stands_behind_the_prompt_and_is_logged_by_name() -> None:
     run = trajectory(environment(*[1] * 50), agent(2, 3), environment(4), agent(5))
     charged = charge_overlong(
-        Episodes((Episode(0, run, Reward(1.0, {"exact_match": 1.0})),), {}, {}),
+        EpisodeBatch((Episode(0, run, Reward(1.0, {"exact_match": 1.0})),), {}, {}),
         OverlongSettings(max_tokens=8, margin_tokens=8, weight=0.5),
     )
     described = describe(charged)

@@ -15,7 +15,7 @@ from coseek.data.passage import Corpus, Hit
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.accuracy import Accuracy
-from coseek.training.rl.baselines import FILE, baseline_sheet, beyond_rag, is_closed, make_baselines
+from coseek.training.rl.baselines import FILE, baseline_cache, is_closed, make_baselines, unsolved_by_rag
 
 FIRST = QUESTION
 SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",))
@@ -88,7 +88,7 @@ def test_a_baseline_of_another_part_is_refused_by_name(tmp_path: Path, changed: 
     other = generator(model, **{name: value for name, value in changed.items() if name not in ("k", "model", "corpus")})
     retriever = FixedRetriever(Corpus([ORBO]), RESULTS) if "corpus" in changed else RETRIEVER
     with pytest.raises(DataError, match=says):
-        baseline_sheet(tmp_path, retriever, other, 3 if "k" in changed else 2)
+        baseline_cache(tmp_path, retriever, other, 3 if "k" in changed else 2)
 
 
 def test_a_question_without_a_baseline_is_an_error_with_the_way_out(tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_a_part_that_failed_is_no_failure_of_rag(tmp_path: Path) -> None:
     broken = {FIRST.question}
     made = make_baselines(tmp_path, [FIRST, SECOND], Failing(broken), generator(Scripted(reads)), 2)
     assert made.of(FIRST).fault == "search: the server is away" and made.of(SECOND).fault is None
-    chosen = beyond_rag([FIRST, SECOND], made, "cover_match")
+    chosen = unsolved_by_rag([FIRST, SECOND], made, "cover_match")
     assert (chosen.kept, chosen.solved, chosen.failed) == ((), 1, 1)
     broken.clear()
     mended = make_baselines(tmp_path, [FIRST, SECOND], Failing(broken), generator(Scripted(reads)), 2)
     assert mended.of(FIRST).fault is None
-    assert beyond_rag([FIRST, SECOND], mended, "cover_match").kept == (FIRST,)
+    assert unsolved_by_rag([FIRST, SECOND], mended, "cover_match").kept == (FIRST,)
 
 
 def test_a_part_that_fails_once_is_asked_again_at_once(tmp_path: Path) -> None:
@@ -128,16 +128,16 @@ def test_a_part_that_fails_once_is_asked_again_at_once(tmp_path: Path) -> None:
 
 def test_trained_on_is_what_naive_rag_fails(tmp_path: Path) -> None:
     made = make_baselines(tmp_path, [FIRST, SECOND], RETRIEVER, generator(Scripted(reads)), 2)
-    chosen = beyond_rag([FIRST, SECOND], made, "cover_match")
+    chosen = unsolved_by_rag([FIRST, SECOND], made, "cover_match")
     assert (chosen.kept, chosen.solved, chosen.failed) == ((FIRST,), 1, 0)
     with pytest.raises(SettingError, match="needs a judge"):
-        beyond_rag([FIRST], made)
+        unsolved_by_rag([FIRST], made)
 
 
 @pytest.mark.parametrize(("says", "kept", "failed"), [("yes", 0, 0), ("no", 1, 0), ("perhaps", 0, 1)])
 def test_the_judge_has_his_say_on_what_rag_solves(tmp_path: Path, says: str, kept: int, failed: int) -> None:
     made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2, judge(says))
-    chosen = beyond_rag([FIRST], made)
+    chosen = unsolved_by_rag([FIRST], made)
     assert (len(chosen.kept), chosen.failed) == (kept, failed)
 
 

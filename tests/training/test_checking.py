@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coseek.data.errors import SettingError, UserError
-from coseek.data.mistakes import Mistakes
+from coseek.data.mistakes import ErrorList
 from coseek.data.settings import MOST, Settings, make_settings
 from coseek.training.checking import check_recipe, checked_recipe
 from coseek.training.recipe import load_recipe, recipe_names
@@ -111,7 +111,7 @@ def test_parts_of_a_reward_are_all_looked_at() -> None:
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if "laptop" in name or name == "quickstart"])
 def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are_made_first(name: str) -> None:
-    wrong = Mistakes()
+    wrong = ErrorList()
     wrong.of(check_recipe, load_recipe(name))
     assert all("frozen.generator" in sentence or "policy.folder" in sentence for sentence in wrong.sentences)
 
@@ -153,7 +153,7 @@ def test_a_file_of_another_kind_does_not_fill_the_screen() -> None:
 
 
 def test_a_single_mistake_is_raised_as_it_is() -> None:
-    wrong = Mistakes()
+    wrong = ErrorList()
     assert wrong.of(int, "3") == 3
     wrong.refuse()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coseek.data.errors import DataError, SettingError
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.settings import dump_settings, make_settings
 from coseek.training.generator_recipe import GeneratorRecipe
 from coseek.world.settings import WorldSettings
 
@@ -31,7 +31,7 @@ def test_the_recipe_never_measures_a_world_that_it_learns_from() -> None:
     assert recipe.held_out.train == 0
     assert recipe.world.dev == recipe.world.test == 0
     assert recipe.sft.gate == 0.8 and recipe.sft.gate_metric == "em"
-    assert make_settings(GeneratorRecipe, save_settings(recipe)) == recipe
+    assert make_settings(GeneratorRecipe, dump_settings(recipe)) == recipe
     with pytest.raises(SettingError, match="did you mean 'worlds'"):
         make_settings(GeneratorRecipe, {"world_s": 3})
 
@@ -39,7 +39,7 @@ def test_the_recipe_never_measures_a_world_that_it_learns_from() -> None:
 @pytest.mark.slow
 def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path) -> None:
     from coseek.agents.frozen import open_generator
-    from coseek.agents.generator import GeneratorSettings, OpenBook
+    from coseek.agents.generator import GeneratorSettings, ReadingInput
     from coseek.models.loading import load_model
     from coseek.training.generator import GeneratorTraining
 
@@ -55,7 +55,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     opened = open_generator(GeneratorSettings(model=str(training.generator_folder), max_answer_tokens=8))
     assert opened.prompt.answer_after == " Answer :"  # the folder's own prompt, not the one for talking models
     room = training.held_out.questions["test"][0]
-    context = opened.context(OpenBook(room.question, (training.held_out.corpus[0],)))
+    context = opened.context(ReadingInput(room.question, (training.held_out.corpus[0],)))
     again = training.generator_of(load_model(training.generator_folder), "again")
     assert opened.answer([context]) == again.answer([context])
 

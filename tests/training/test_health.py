@@ -16,10 +16,10 @@ from coseek.data.errors import RunError
 from coseek.rewards.reward import Reward
 from coseek.training.learning.checkpoint import keep_healthy, load_healthy
 from coseek.training.learning.policy import Policy
-from coseek.training.progress import Silent
-from coseek.training.rl.health import Health, Unhealthy, find_alarms
+from coseek.training.progress import NoProgress
+from coseek.training.rl.health import Health, MonitorStop, find_alarms
 from coseek.training.rl.loop import train_rl
-from coseek.training.settings import HealthSettings, RlSettings
+from coseek.training.settings import MonitorSettings, RlSettings
 
 LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}
 USUAL = {
@@ -35,7 +35,7 @@ USUAL = {
 SETTINGS = RlSettings()
 
 
-class Said(Silent):
+class Said(NoProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -56,7 +56,7 @@ def history(**ends: float) -> list[dict[str, float]]:
 
 
 def alarms(rows: list[dict[str, float]], **health: object) -> list[str]:
-    return sorted(find_alarms(rows, RlSettings(health=HealthSettings.model_validate(health))))
+    return sorted(find_alarms(rows, RlSettings(health=MonitorSettings.model_validate(health))))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def learner(patient: Patient) -> dict[str, object]:
 
 
 def train(
-    patient: Patient, plan: RlSettings, folder: Path, progress: Silent | None = None, resume: bool = False
+    patient: Patient, plan: RlSettings, folder: Path, progress: NoProgress | None = None, resume: bool = False
 ) -> Policy:
     policy, runs = patient.fresh(plan)
     pay: Callable[..., Reward] = lambda run: Reward(-float(len(run.searches)))  # noqa: E731
@@ -222,7 +222,7 @@ def train(
 @pytest.mark.slow
 def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(patient: Patient, tmp_path: Path) -> None:
     plan = small(patient, stop=True, ignore=["likelihood-decay", "no-signal"]).model_copy(update={"steps": 40})
-    with pytest.raises(Unhealthy, match=r"alarm no-search: .*healthy checkpoint is .*health\.stop=false") as stop:
+    with pytest.raises(MonitorStop, match=r"alarm no-search: .*healthy checkpoint is .*health\.stop=false") as stop:
         train(patient, plan, tmp_path)
     assert isinstance(stop.value, RunError)
     rows = read(tmp_path / "metrics.jsonl")
@@ -235,7 +235,7 @@ def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(pati
     assert sum(bool(run.searches) for run in looked) > 0.6 * len(looked)  # not yet what the alarm was about
 
     # To start again is no permission to go on.
-    with pytest.raises(Unhealthy, match="stopped after step"):
+    with pytest.raises(MonitorStop, match="stopped after step"):
         train(patient, plan, tmp_path, resume=True)
     assert len(read(tmp_path / "metrics.jsonl")) == len(rows)
 

@@ -5,22 +5,22 @@ import random
 import pytest
 from tests.scripted import Scripted
 
-from coseek.agents.generator import Generator, GeneratorSettings, OpenBook, load_generator_prompt
+from coseek.agents.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.data.trajectory import Author
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.settings import Phase
-from coseek.training.sft.lessons import Classroom, Teacher
+from coseek.training.sft.lessons import ExampleWriter, WorldSampler
 from coseek.world.reasons import MARK
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
-ROOM = Classroom(make_world(WorldSettings(size="tiny", train=60, dev=0, test=0)), "train")
+ROOM = WorldSampler(make_world(WorldSettings(size="tiny", train=60, dev=0, test=0)), "train")
 
 
-def teacher(*phases: Phase) -> Teacher:
+def teacher(*phases: Phase) -> ExampleWriter:
     settings = GeneratorSettings(model="m", prompt="generator-laptop")
     generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
-    return Teacher([ROOM], generator, ByteTokenizer(), phases, (3, 5))
+    return ExampleWriter([ROOM], generator, ByteTokenizer(), phases, (3, 5))
 
 
 @pytest.mark.parametrize("count", [2, 4, 6])
@@ -38,7 +38,7 @@ def test_a_lesson_has_every_gold_passage_among_others_in_any_order(count: int) -
 def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
     for number, question in enumerate(ROOM.questions):
         lesson = ROOM.lesson(question, 4, random.Random(number))
-        prompt = teacher().generator.context(OpenBook(question.question, lesson.passages)).prompt
+        prompt = teacher().generator.context(ReadingInput(question.question, lesson.passages)).prompt
         for line in lesson.written.partition(MARK)[0].split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
             if hash_sign:
@@ -48,7 +48,7 @@ def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
 def test_a_drill_tells_what_its_passages_tell() -> None:
     for number in range(40):
         lesson = ROOM.drill(4, random.Random(number))
-        prompt = teacher().generator.context(OpenBook(lesson.question.question, lesson.passages)).prompt
+        prompt = teacher().generator.context(ReadingInput(lesson.question.question, lesson.passages)).prompt
         lines = lesson.written.split(" .")[:-1]
         assert [line.partition(" #")[0].strip() for line in lines] == [
             asked.partition(" , ")[0].strip() for asked in lesson.question.question.split(" ;")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM
 from coseek.data.errors import SettingError
 from coseek.data.question import Question
 from coseek.machine.precision import Precision
-from coseek.models.model import Request, SoFar
+from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.learning.batch import Batch, make_batch
@@ -170,7 +170,7 @@ def test_the_critic_begins_at_zero_and_sees_nothing_of_the_token_it_speaks_of() 
 
 def trained_in_step(policy: Policy, sampler: Sampler, tolerance: float) -> None:
     """Three times: what the sampler says of its tokens is what the policy says, which is then stepped."""
-    request = Request(0, (1, 2, 3, 4), 6, 5, SoFar(Question("q", "?")))
+    request = Request(0, (1, 2, 3, 4), 6, 5, EpisodeState(Question("q", "?")))
     for _ in range(3):
         sampler.start(request)
         [turn] = sampler.step()

@@ -9,12 +9,12 @@ from tests.machine.paces import FAST, SLOW, processor
 
 from coseek.agents.generator import GeneratorSettings
 from coseek.data.errors import SettingError
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, dump_settings
 from coseek.machine.precision import named
 from coseek.training.beginning import FILE, begin
 from coseek.training.estimate import memory_of, shape_of
 from coseek.training.generator_recipe import GeneratorRecipe
-from coseek.training.precisions import settled_recipe
+from coseek.training.precisions import resolve_recipe
 from coseek.training.recipe import AgentRecipe, load_recipe, recipe_names
 from coseek.training.retriever.recipe import load_retriever_recipe, retriever_recipe_names
 from coseek.training.settings import SftSettings
@@ -26,7 +26,7 @@ GIVEN = ["data.imported.sources=[x]"]
 
 
 def precisions(settings: Settings) -> dict[str, str]:
-    return {".".join(place): value for place, _, value in named(type(settings), save_settings(settings))}
+    return {".".join(place): value for place, _, value in named(type(settings), dump_settings(settings))}
 
 
 def laptop_recipes() -> dict[str, Settings]:
@@ -54,7 +54,7 @@ def test_the_quickstart_trains_in_bfloat16_and_samples_in_float32_where_bfloat16
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor(tmp_path, monkeypatch, FAST)
-    recipe = settled_recipe(load_recipe("quickstart", ["precision=auto"]))
+    recipe = resolve_recipe(load_recipe("quickstart", ["precision=auto"]))
     assert recipe.warm_start is not None and recipe.warm_start.sft.learner.precision == "bfloat16"
     assert (recipe.rl.policy.precision, recipe.precision) == ("bfloat16", "float32")
 
@@ -64,7 +64,7 @@ def test_nothing_of_a_laptop_recipe_is_in_bfloat16_where_that_is_slow(
 ) -> None:
     processor(tmp_path, monkeypatch, SLOW)
     for recipe in laptop_recipes().values():
-        assert set(precisions(settled_recipe(recipe)).values()) == {"float32"}
+        assert set(precisions(resolve_recipe(recipe)).values()) == {"float32"}
 
 
 @pytest.mark.parametrize(("first", "then", "taken"), [(FAST, SLOW, "bfloat16"), (SLOW, FAST, "float32")])
@@ -78,7 +78,7 @@ def test_a_resumed_run_keeps_the_precision_it_was_begun_with(
     written = (tmp_path / "run" / FILE).read_bytes()
     assert yaml.safe_load(written)["recipe"]["rl"]["policy"]["precision"] == taken
     processor(tmp_path / "cache", monkeypatch, then)  # another library, or a trial that met a busy machine
-    assert settled_recipe(load_recipe("quickstart")).rl.policy.precision != taken
+    assert resolve_recipe(load_recipe("quickstart")).rl.policy.precision != taken
     assert begin(tmp_path / "run", load_recipe("quickstart"), resume=True) == began
     assert (tmp_path / "run" / FILE).read_bytes() == written
 
@@ -109,11 +109,11 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
     recipe = load_recipe("quickstart", ["precision=auto", "frozen.precision=auto", f"policy.folder={wide}"])
     for generator, taken in ((wide, "bfloat16"), (narrow, "float32"), ("http://127.0.0.1:9", "float32")):
         frozen = recipe.frozen.model_copy(update={"generator": GeneratorSettings(model=generator)})
-        found = settled_recipe(recipe.model_copy(update={"frozen": frozen}))
+        found = resolve_recipe(recipe.model_copy(update={"frozen": frozen}))
         assert (found.precision, found.frozen.precision) == ("bfloat16", taken)
     course = load_together_recipe("laptop", ["agent.precision=auto", f"agent.policy.folder={wide}"])
-    assert settled_recipe(course).agent.precision == "bfloat16"
-    assert settled_recipe(GeneratorRecipe(precision="auto")).precision == "float32"
+    assert resolve_recipe(course).agent.precision == "bfloat16"
+    assert resolve_recipe(GeneratorRecipe(precision="auto")).precision == "float32"
 
 
 def test_another_precision_of_the_warm_start_leaves_its_learning_rate_alone() -> None:
@@ -141,5 +141,5 @@ def test_a_dry_run_counts_the_precision_that_will_be_taken(tmp_path: Path, monke
     recipe, found = load_recipe("quickstart"), []
     for ratio in (FAST, SLOW):
         processor(tmp_path, monkeypatch, ratio)
-        found.append(memory_of(settled_recipe(recipe), shape_of(recipe)[0]).activations)
+        found.append(memory_of(resolve_recipe(recipe), shape_of(recipe)[0]).activations)
     assert found[0] < found[1]

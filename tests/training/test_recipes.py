@@ -16,7 +16,7 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import Noisy
 from coseek.rewards.reward import make_reward
-from coseek.training.precisions import settled_recipe
+from coseek.training.precisions import resolve_recipe
 from coseek.training.recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
 from coseek.training.rl.scoring import Scoring
 from coseek.training.settings import RejectionSettings
@@ -46,12 +46,12 @@ def test_every_recipe_of_a_paper_has_one_for_the_laptop() -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_of_ours_can_be_read_and_paid(name: str) -> None:
-    from coseek.training.frozen import check_frozen
+    from coseek.training.frozen import check_graders
 
     recipe = load_recipe(name, ["data.imported.sources=[x]"] if name == "2wiki" else [])
     assert recipe.about
     for stage in stages_of(recipe, Path()):
-        check_frozen(recipe.frozen, make_reward(stage.recipe.reward), recipe.data.world is not None)
+        check_graders(recipe.frozen, make_reward(stage.recipe.reward), recipe.data.world is not None)
 
 
 def test_a_laptop_recipe_names_no_folder_but_the_generators() -> None:
@@ -111,7 +111,7 @@ def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
     recipe = load_recipe("qagent-laptop", ["seed=5", f"frozen.generator.model={tmp_path}"])
     training = AgentTraining(recipe, tmp_path / "run")
     training.begin(resume=False)
-    assert load_recipe(str(tmp_path / "run" / "recipe.yaml")) == training.recipe == settled_recipe(recipe)
+    assert load_recipe(str(tmp_path / "run" / "recipe.yaml")) == training.recipe == resolve_recipe(recipe)
 
 
 # --- stages

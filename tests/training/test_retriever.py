@@ -25,7 +25,7 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.training.retriever.evaluation import HeldOut, ranks_of
-from coseek.training.retriever.feeding import Feeder
+from coseek.training.retriever.feeding import FeatureBuilder
 from coseek.training.retriever.recipe import HeldOutSettings, load_retriever_recipe, retriever_recipe_names
 from coseek.training.retriever.trainer import last_checkpoint
 from coseek.training.retriever.training import RetrieverTraining
@@ -237,7 +237,7 @@ def test_an_encoder_is_never_fed_more_tokens_than_it_has_positions(given_folders
     training = train(given_folders, tmp_path / "out", *long)
     card = EncoderCard.of(training.encoder_folder)
     assert (card.query_tokens, card.passage_tokens) == (128, 100)
-    fed = Feeder(training.open(training.encoder_folder), card).features("query", ["ba be bi bo " * 400])
+    fed = FeatureBuilder(training.open(training.encoder_folder), card).features("query", ["ba be bi bo " * 400])
     assert cast(torch.Tensor, fed["input_ids"]).shape == (1, 128)
 
 

@@ -17,7 +17,7 @@ from coseek.data.errors import RunError
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.training.learning.workers import Workers
 from coseek.training.retriever.batch import Batch
-from coseek.training.retriever.feeding import Collator, Feeder
+from coseek.training.retriever.feeding import Collator, FeatureBuilder
 from coseek.training.retriever.loss import Features, RetrieverObjective, Target, contrastive, divergence
 from coseek.training.retriever.recipe import RetrieverLoss
 from coseek.training.retriever.rows import Given, Row
@@ -143,7 +143,7 @@ def test_two_workers_mask_alike(tmp_path: Path) -> None:
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     rows = [row("ba", "be", question="Q", query="bi"), row("bo", question="Q", query="bu"), row("da", "bo", query="bi")]
     fed = [
-        Collator(Feeder(model, EncoderCard.of(folder)), in_batch=True, kl=False, workers=Workers(rank, 2))(rows)
+        Collator(FeatureBuilder(model, EncoderCard.of(folder)), in_batch=True, kl=False, workers=Workers(rank, 2))(rows)
         for rank in range(2)
     ]
     one, other = (cast(Target, each["label"]) for each in fed)
@@ -187,7 +187,7 @@ def gradients(
             module.p = dropout
     kl = loss.kind == "kl"
     rows = [Row.of(label(number, targets=kl), lambda query: query.text) for number in range(10)]
-    fed = Collator(Feeder(model, EncoderCard.of(folder)), in_batch=True, kl=kl)(rows)
+    fed = Collator(FeatureBuilder(model, EncoderCard.of(folder)), in_batch=True, kl=kl)(rows)
     objective = RetrieverObjective(model, loss, micro_batch_tokens=tokens, cached=cached, normalise=True)
     features: list[Features] = []
     for side in ("query", "passage"):

@@ -12,9 +12,9 @@ from coseek.data.errors import DataError
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.training.retriever.feeding import Feeder
+from coseek.training.retriever.feeding import FeatureBuilder
 from coseek.training.retriever.lessons import KINDS, lessons, texts_of
-from coseek.training.retriever.recipe import LessonSettings
+from coseek.training.retriever.recipe import SyntheticSettings
 from coseek.training.retriever.rows import Order, Row, read_labels, split_by_question
 from coseek.world.oracle import SUPPORT
 from coseek.world.world import WorldSettings, make_world
@@ -85,7 +85,7 @@ def test_a_view_ends_a_field_with_the_tokenizers_own_separator(tmp_path: Path) -
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    ids = Feeder(model, card).features("query", [row.query])["input_ids"]
+    ids = FeatureBuilder(model, card).features("query", [row.query])["input_ids"]
     assert not isinstance(ids, int)
     assert ids[0].tolist().count(model.tokenizer.sep_token_id) == 2  # between the fields, and at the end
 
@@ -98,7 +98,7 @@ def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: 
     card = EncoderCard.of(folder).model_copy(
         update={"query_tokens": 5, "passage_tokens": 9, "query_prompt": "q: ", "passage_prompt": "p: "}
     )
-    feeder, long = Feeder(model, card), "ba be bi bo bu " * 4
+    feeder, long = FeatureBuilder(model, card), "ba be bi bo bu " * 4
     for side, tokens, prompt in (("query", 5, "q: "), ("passage", 9, "p: ")):
         assert side in ("query", "passage")
         fed = feeder.features("query" if side == "query" else "passage", [long, "ba"])
@@ -110,7 +110,7 @@ def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: 
 
 def test_a_lessons_negatives_never_tell_the_fact() -> None:
     world = make_world(WorldSettings(size="tiny", train=60, dev=0, test=0))
-    found = lessons(world, "train", LessonSettings(), seed=3)
+    found = lessons(world, "train", SyntheticSettings(), seed=3)
     assert set(found) == set(KINDS)
     for labels in found.values():
         for one in labels:
@@ -118,7 +118,7 @@ def test_a_lessons_negatives_never_tell_the_fact() -> None:
             assert world.oracle.relevance(one.question, one.passage(one.positive), hop) >= SUPPORT
             for ident in one.negatives:
                 assert world.oracle.relevance(one.question, one.passage(ident), hop) < SUPPORT
-    assert lessons(world, "train", LessonSettings(), seed=3) == found
+    assert lessons(world, "train", SyntheticSettings(), seed=3) == found
 
 
 def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() -> None:

@@ -13,7 +13,7 @@ from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, traj
 from coseek.data.errors import DataError, SettingError
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.learning.policy import Policy
-from coseek.training.order import QuestionOrder, derive_seed
+from coseek.training.order import QuestionStream, derive_seed
 from coseek.training.rl.advantages import Experience, make_experience
 from coseek.training.rl.episodes import RolloutFunction, collect, describe, score
 from coseek.training.rl.loop import train_rl
@@ -159,13 +159,13 @@ def held(runs: Sequence[Trajectory], groups: Sequence[int], settings: RlSettings
 
 
 def test_every_epoch_brings_every_question_once_wherever_it_is_cut() -> None:
-    order = QuestionOrder(QUESTIONS, seed=1)
+    order = QuestionStream(QUESTIONS, seed=1)
     stream = order.take(0, 12)
     assert [sorted(question.id for question in stream[at : at + 4]) for at in (0, 4, 8)] == [["4", "5", "6", "7"]] * 3
     assert order.take(5, 6) == stream[5:11]
     assert stream[:4] != stream[4:8] or stream[4:8] != stream[8:]
     with pytest.raises(DataError, match="no questions"):
-        QuestionOrder([], 0)
+        QuestionStream([], 0)
 
 
 def test_neighbouring_places_get_unrelated_seeds() -> None:

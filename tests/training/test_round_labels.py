@@ -12,27 +12,27 @@ from tests.labels.small import Faulty
 from tests.training.test_together import recipe
 
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.expert import Expert, ExpertSettings
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.dataset import Dataset
 from coseek.data.errors import RunError, SettingError
 from coseek.data.registry import names
 from coseek.data.run import Run
 from coseek.data.settings import make_settings
-from coseek.labels.maker import PACKAGE, RollsOut
-from coseek.labels.parts import Parts
+from coseek.labels.maker import PACKAGE, RolloutMaker
+from coseek.labels.parts import LabelResources
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.together.checking import maker_module
-from coseek.training.together.course import Course
+from coseek.training.together.course import CoTrainingPaths
 from coseek.training.together.labelling import label_round, labelled
 
 LIMITS = "agent.limits={max_turns: 4, max_turn_tokens: 4000, max_observation_tokens: 8000, max_tokens: 64000}"
 
 
 @dataclass
-class Played(Course):
+class Played(CoTrainingPaths):
     """A course whose agents are the expert."""
 
     broken_at: float | None = None
@@ -43,8 +43,8 @@ class Played(Course):
     def speaker(self, number: int, temperature: float) -> Agent:
         self.asked_for.append(temperature)
         protocol = self.first.protocol
-        expert, tokenizer = Expert(ExpertSettings(bad_query=0.2)), ByteTokenizer(protocol.grammar.special_tokens)
-        made = Faulty if temperature == self.broken_at else WriterModel
+        expert, tokenizer = ExpertAgent(ExpertSettings(bad_query=0.2)), ByteTokenizer(protocol.grammar.special_tokens)
+        made = Faulty if temperature == self.broken_at else ScriptedAgentModel
         return Agent(protocol, made(expert, protocol, tokenizer))
 
     def policy(self, number: int) -> Path:
@@ -115,8 +115,8 @@ def test_what_a_method_asks_for_when_it_is_opened_it_says_beforehand(tmp_path: P
     settings = make_settings(module.SETTINGS, {})
     terms, asked = module.terms(settings), ""
     try:
-        maker = module.open(settings, Parts(tmp_path, found_by=course(tmp_path).search(0)))
-        assert isinstance(maker, RollsOut) == terms.rolls_out
+        maker = module.open(settings, LabelResources(tmp_path, found_by=course(tmp_path).search(0)))
+        assert isinstance(maker, RolloutMaker) == terms.rolls_out
         assert maker.identity
     except SettingError as error:
         asked = str(error)

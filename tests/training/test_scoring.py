@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted
 
-from coseek.agents.asking import Remembered
+from coseek.agents.asking import CachedTextModel
 from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.agents.judge import JudgeSettings, ModelJudge, load_judge_prompt
 from coseek.data.errors import DataError, ModelError, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.data.sheet import Reply, Verdict
-from coseek.data.store import Store
+from coseek.data.store import TextCache
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.rewards.reward import Fault, Reward, RewardSpec, make_reward
-from coseek.training.frozen import FrozenSettings, check_frozen, open_frozen
-from coseek.training.rl.baselines import Baselines
+from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
+from coseek.training.frozen import GraderSettings, check_graders, open_graders
+from coseek.training.rl.baselines import RagBaselines
 from coseek.training.rl.episodes import describe, score
 from coseek.training.rl.scoring import Scoring
 from coseek.world.settings import WorldSettings
@@ -35,21 +35,21 @@ def reads(prompt: str) -> str:
     return "Velora" if "born in Velora" in prompt else "Zun"
 
 
-def generator(model: Scripted | Remembered) -> Generator:
+def generator(model: Scripted | CachedTextModel) -> Generator:
     asked = GeneratorSettings(model="scripted")
     return Generator(model, load_generator_prompt(asked), asked)
 
 
-def judge(model: Scripted | Remembered) -> ModelJudge:
+def judge(model: Scripted | CachedTextModel) -> ModelJudge:
     asked = JudgeSettings(model="scripted")
     return ModelJudge(model, load_judge_prompt(asked), asked)
 
 
-def baselines(answers: Mapping[str, str], verdicts: Mapping[tuple[str, str], Verdict] | None = None) -> Baselines:
-    return Baselines({ident: Reply(ident, 0, "", answer) for ident, answer in answers.items()}, verdicts, NOWHERE)
+def baselines(answers: Mapping[str, str], verdicts: Mapping[tuple[str, str], Verdict] | None = None) -> RagBaselines:
+    return RagBaselines({ident: Reply(ident, 0, "", answer) for ident, answer in answers.items()}, verdicts, NOWHERE)
 
 
-def values(scored: list[Reward | Fault]) -> list[float | str]:
+def values(scored: list[Reward | RewardFault]) -> list[float | str]:
     return [one.value if isinstance(one, Reward) else one.part for one in scored]
 
 
@@ -97,8 +97,8 @@ def test_a_cache_hit_is_the_same_reward_and_asks_nobody(tmp_path: Path) -> None:
     runs = [run(found("o", ORBO)), run(found("m", MIRA)), run(found("x", OTHER), seed=2), fault()]
     scored = []
     for _ in range(2):
-        writer, marker, store = Scripted(reads), Scripted(lambda prompt: "yes"), Store(tmp_path / "cache.sqlite")
-        parts = generator(Remembered(writer, store)), judge(Remembered(marker, store))
+        writer, marker, store = Scripted(reads), Scripted(lambda prompt: "yes"), TextCache(tmp_path / "cache.sqlite")
+        parts = generator(CachedTextModel(writer, store)), judge(CachedTextModel(marker, store))
         scored.append(Scoring(make_reward({"preset": "s3-code"}), *parts, baselines({"q1": "hm"}))(runs))
         asked = (len(writer.calls), len(marker.calls))
     assert scored[0] == scored[1]
@@ -184,13 +184,13 @@ def test_a_reward_without_its_part_is_refused_before_anything_is_opened(
     spec: RewardSpec, tree: dict[str, object], says: str
 ) -> None:
     with pytest.raises(SettingError, match=says):
-        check_frozen(FrozenSettings.model_validate(tree), make_reward(spec), world=False)
+        check_graders(GraderSettings.model_validate(tree), make_reward(spec), world=False)
 
 
 def test_a_reward_that_needs_nothing_needs_no_settings() -> None:
-    check_frozen(FrozenSettings(), make_reward({"preset": "search-r1"}), world=False)
-    parts = FrozenSettings.model_validate({"generator": {"model": "m"}})
-    check_frozen(parts, make_reward({"preset": "s3", "gbr": {"accuracy": "cover_match"}}), world=False)
+    check_graders(GraderSettings(), make_reward({"preset": "search-r1"}), world=False)
+    parts = GraderSettings.model_validate({"generator": {"model": "m"}})
+    check_graders(parts, make_reward({"preset": "s3", "gbr": {"accuracy": "cover_match"}}), world=False)
     with pytest.raises(SettingError, match=r"needs a naive-RAG baseline.*frozen\.baseline"):
         Scoring(make_reward({"gbr": {"accuracy": "cover_match"}}), generator(Scripted(reads)))
 
@@ -198,13 +198,13 @@ def test_a_reward_that_needs_nothing_needs_no_settings() -> None:
 def test_the_oracle_of_the_runs_world_judges(tmp_path: Path) -> None:
     world = make_world(WorldSettings(size="tiny"))
     world.save(tmp_path / "world")
-    named = FrozenSettings.model_validate({"judge": {"model": "oracle"}})
-    parts = open_frozen(named, tmp_path, tmp_path / "world")
+    named = GraderSettings.model_validate({"judge": {"model": "oracle"}})
+    parts = open_graders(named, tmp_path, tmp_path / "world")
     question = next(one for one in world.questions["train"] if one.answers not in (("yes",), ("no",)))
     scoring = parts.scoring(make_reward({"gen_acc": {"of": "own"}}))
     said = [run(question=question, answer=answer) for answer in (question.answers[0], "no such place")]
     assert values(scoring(said)) == [1, 0]
     with pytest.raises(SettingError, match="in laptop worlds only"):
-        open_frozen(named, tmp_path)
+        open_graders(named, tmp_path)
     with pytest.raises(SettingError, match=r"frozen\.generator\.model"):
         parts.baselines([], FixedRetriever(Corpus([ORBO]), {}), "gen_acc")

@@ -24,7 +24,7 @@ from coseek.retrieval.query import Asked
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.training import served
 from coseek.training.agent import AgentTraining
-from coseek.training.frozen import Frozen, FrozenSettings
+from coseek.training.frozen import Graders, GraderSettings
 from coseek.training.recipe import AgentRecipe, load_recipe
 from coseek.training.results import Row, alarms_of, by_generator, metric_of, pairs_of, rows_of
 from coseek.training.rl.health import alarm_steps
@@ -46,12 +46,12 @@ class Away(FixedRetriever):
         return super().search(queries, k)
 
 
-def frozen_of(model: Scripted, folder: Path, judge: Scripted | None = None) -> Frozen:
+def frozen_of(model: Scripted, folder: Path, judge: Scripted | None = None) -> Graders:
     asked = GeneratorSettings(model="scripted")
     generator = Generator(model, load_generator_prompt(asked), asked)
     judging = JudgeSettings(model="scripted")
     says = ModelJudge(judge, load_judge_prompt(judging), judging) if judge is not None else None
-    return Frozen(FrozenSettings(), folder, generator, says)
+    return Graders(GraderSettings(), folder, generator, says)
 
 
 def silent(*more: str) -> AgentRecipe:

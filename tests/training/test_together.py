@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from coseek.data.errors import CoseekError, DataError, SettingError
-from coseek.training.precisions import settled_recipe
+from coseek.training.precisions import resolve_recipe
 from coseek.training.together.checking import check_together
 from coseek.training.together.recipe import (
     GIVEN,
@@ -97,8 +97,8 @@ def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None
     ],
 )
 def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Path, override: str, said: str) -> None:
-    from coseek.training.together.course import Course
-    from coseek.training.together.rounds import Together
+    from coseek.training.together.course import CoTrainingPaths
+    from coseek.training.together.rounds import CoTraining
 
     more = ["agent.warm_start=null"] if "DATA" in override else []
     for split in ("train", "dev", "test"):
@@ -106,7 +106,9 @@ def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Pa
     (tmp_path / "corpus.jsonl").touch()
     out = tmp_path / "run"
     with pytest.raises(CoseekError, match=said):
-        Together(Course(recipe(tmp_path, override.replace("DATA", str(tmp_path)), *more), out)).begin(resume=False)
+        CoTraining(CoTrainingPaths(recipe(tmp_path, override.replace("DATA", str(tmp_path)), *more), out)).begin(
+            resume=False
+        )
     assert not out.exists()
 
 
@@ -127,29 +129,29 @@ def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
 
 
 def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tmp_path: Path) -> None:
-    from coseek.training.together.course import Course
-    from coseek.training.together.rounds import Together
+    from coseek.training.together.course import CoTrainingPaths
+    from coseek.training.together.rounds import CoTraining
 
     out = tmp_path / "run"
-    Together(Course(recipe(tmp_path), out)).begin(resume=False)
+    CoTraining(CoTrainingPaths(recipe(tmp_path), out)).begin(resume=False)
     (out / "labels.json").write_text("{}")
     with pytest.raises(DataError, match="--resume"):
-        Together(Course(recipe(tmp_path), out)).begin(resume=False)
+        CoTraining(CoTrainingPaths(recipe(tmp_path), out)).begin(resume=False)
     more = recipe(tmp_path, "rounds=5", "agent.rl.health.stop=true", "about=more of it")
-    Together(Course(more, out)).begin(resume=True)
+    CoTraining(CoTrainingPaths(more, out)).begin(resume=True)
     with pytest.raises(SettingError, match=r"begun with retriever.view = 'question\+query', and now 'query'"):
-        Together(Course(recipe(tmp_path, "retriever.view=query"), out)).begin(resume=True)
+        CoTraining(CoTrainingPaths(recipe(tmp_path, "retriever.view=query"), out)).begin(resume=True)
     written = load_together_recipe(str(out / "recipe.yaml"))
-    assert written == settled_recipe(more)
+    assert written == resolve_recipe(more)
 
 
 # --- what a round is told
 
 
 def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -> None:
-    from coseek.training.together.course import Course
+    from coseek.training.together.course import CoTrainingPaths
 
-    course = Course(recipe(tmp_path), tmp_path / "run")
+    course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     first, second = course.agent_recipe(1), course.agent_recipe(2)
     assert first.data.index == str(tmp_path / "run" / "round-0" / "index")
     assert second.data.index == str(tmp_path / "run" / "round-1" / "index")
@@ -166,9 +168,9 @@ def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Pat
     from tests.training.tiny_labels import label, write_labels
 
     from coseek.training.retriever.training import RetrieverTraining
-    from coseek.training.together.course import Course
+    from coseek.training.together.course import CoTrainingPaths
 
-    course = Course(recipe(tmp_path), tmp_path / "run")
+    course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     seen: set[str] = set()
     for number in (1, 2):
         write_labels(course.round(number).labels)
@@ -182,46 +184,46 @@ def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Pat
     assert len(seen) < len({label(number).question.question for number in range(24)})
     begun, tuned = course.retriever_recipe(0), course.retriever_recipe(1)
     assert begun is not None and tuned is not None and begun.held_out.seed == tuned.held_out.seed
-    own = Course(recipe(tmp_path, "retriever.held_out.seed=5"), tmp_path / "run").retriever_recipe(2)
+    own = CoTrainingPaths(recipe(tmp_path, "retriever.held_out.seed=5"), tmp_path / "run").retriever_recipe(2)
     assert own is not None and own.held_out.seed == 5
 
 
 def test_a_round_may_begin_with_what_there_was_at_the_start(tmp_path: Path) -> None:
-    from coseek.training.together.course import Course
+    from coseek.training.together.course import CoTrainingPaths
 
-    course = Course(recipe(tmp_path, "agent_begins=start", "retriever_begins=start"), tmp_path / "run")
+    course = CoTrainingPaths(recipe(tmp_path, "agent_begins=start", "retriever_begins=start"), tmp_path / "run")
     assert course.agent_recipe(2).policy.folder == str(course.first.policy_folder("warm"))
     tuned = course.retriever_recipe(2)
     assert tuned is not None and tuned.encoder == str(tmp_path / "run" / "round-0" / "retriever" / "encoder")
 
 
 def test_what_only_the_first_encoder_must_be_told_is_not_told_to_its_successors(tmp_path: Path) -> None:
-    from coseek.training.together.course import Course
+    from coseek.training.together.course import CoTrainingPaths
 
     more = ("start={encoder: minilm, index: {view: query}}", "index.settings={search: int8}")
-    course = Course(recipe(tmp_path, *more), tmp_path / "run")
+    course = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
     assert course.index_settings(0) == {"search": "int8", "view": "query", "encoder": "minilm"}
     assert course.index_settings(1) == {"search": "int8", "encoder": course.encoder(1)}
     assert course.retriever_recipe(0) is None
 
 
 def test_every_round_draws_its_own_training_questions_and_always_the_same(tmp_path: Path) -> None:
-    from coseek.training.together.course import Course
+    from coseek.training.together.course import CoTrainingPaths
     from coseek.training.together.labelling import drawn
 
-    course = Course(recipe(tmp_path), tmp_path / "run")
+    course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     course.first.prepare_data()
     first, second = drawn(course, 1), drawn(course, 2)
     assert len(first) == len({question.id for question in first}) == 30
-    assert first != second and first == drawn(Course(course.recipe, course.folder), 1)
+    assert first != second and first == drawn(CoTrainingPaths(course.recipe, course.folder), 1)
     everything = load_together_recipe(str(tmp_path / "small.yaml"), ["labels.questions=1000"])
-    assert len(drawn(Course(everything, course.folder), 1)) == 60
+    assert len(drawn(CoTrainingPaths(everything, course.folder), 1)) == 60
 
 
 def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: Path) -> None:
-    from coseek.training.together.course import Course
+    from coseek.training.together.course import CoTrainingPaths
 
-    course = Course(recipe(tmp_path, "agent.frozen.judge={model: oracle}"), tmp_path / "run")
+    course = CoTrainingPaths(recipe(tmp_path, "agent.frozen.judge={model: oracle}"), tmp_path / "run")
     judge = course.agent_recipe(1).frozen.judge
     assert judge is not None and judge.model == str(course.data_folder)
 
@@ -255,16 +257,16 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(tmp_path: P
     from bench.kill_together import check_moved, outcome, taught, train
 
     from coseek.data.run import Run
-    from coseek.training.progress import Silent
-    from coseek.training.together.course import Course
+    from coseek.training.progress import NoProgress
+    from coseek.training.together.course import CoTrainingPaths
     from coseek.training.together.pairs import Pairs
     from coseek.training.together.results import Results
-    from coseek.training.together.rounds import Together
+    from coseek.training.together.rounds import CoTraining
 
     torch.set_num_threads(1)
     policy = f"agent.policy.folder={taught(tmp_path / 'first', 200)}"
     out = tmp_path / "run"
-    train(recipe(tmp_path, policy), out, False, Silent())
+    train(recipe(tmp_path, policy), out, False, NoProgress())
     check_moved(out, outcome(out))
     cells = [path for path in (out / "pairs").iterdir() if not path.name.endswith(".dev")]
     assert len(cells) == 12 and all(len(Run(path).done()) == 6 for path in cells)
@@ -278,11 +280,11 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(tmp_path: P
 
     # Everything is there: a later start trains nothing, and may decide otherwise.
     before = outcome(out)
-    train(recipe(tmp_path, policy), out, True, Silent())
+    train(recipe(tmp_path, policy), out, True, NoProgress())
     assert outcome(out) == before
     strict = recipe(tmp_path, policy, "stop.least=2.0")
-    course = Course(strict, out)
-    assert Together(course).train() == 1
+    course = CoTrainingPaths(strict, out)
+    assert CoTraining(course).train() == 1
     results = Results.of(course, Pairs(course), 1)
     assert any("Stopped early: round 1 did not raise it by 2" in note for note in results.headline().notes)
 

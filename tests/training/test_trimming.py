@@ -13,7 +13,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2
 from coseek.training.learning.batch import Batch, before, make_batch
 from coseek.training.learning.critic import Critic
 from coseek.training.learning.policy import Policy
-from coseek.training.learning.trimming import trimmable, trimmed
+from coseek.training.learning.trimming import reduced_last_layer, reducible_parts
 from coseek.training.settings import LearnerSettings, LoraSettings
 
 SHAPE = {
@@ -58,7 +58,7 @@ def agree(one: nn.Module, other: nn.Module) -> None:
 
 def parts_of(model: PreTrainedModel) -> set[str]:
     """What may be trimmed of the second layer."""
-    return {name.removeprefix("layers.1.") for name in trimmable(model.base_model)}
+    return {name.removeprefix("layers.1.") for name in reducible_parts(model.base_model)}
 
 
 def test_keys_and_values_are_read_everywhere_and_the_rest_of_the_last_layer_is_not() -> None:
@@ -98,7 +98,7 @@ def test_a_part_that_goes_by_its_position_is_left_alone() -> None:
 
 
 def test_a_model_without_layers_that_are_known_is_not_trimmed() -> None:
-    assert trimmable(nn.Linear(2, 2)) == ()
+    assert reducible_parts(nn.Linear(2, 2)) == ()
 
 
 @pytest.mark.parametrize("make", [tiny_model, qwen, gemma])
@@ -109,8 +109,8 @@ def test_nobody_can_tell_from_the_gradient(make: Callable[[], PreTrainedModel], 
     looked_BT = before(batch.agent_BT)
     direction_ND = torch.randn(int(looked_BT.sum()), 16)
     other = copy.deepcopy(model)
-    for one, names in ((model, trimmable(model.base_model)), (other, ())):
-        with trimmed(one.base_model, names, looked_BT):
+    for one, names in ((model, reducible_parts(model.base_model)), (other, ())):
+        with reduced_last_layer(one.base_model, names, looked_BT):
             hidden_BTD = one.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
         (hidden_BTD[looked_BT] * direction_ND).sum().backward()
     agree(model, other)
@@ -121,7 +121,10 @@ def test_the_network_is_as_it_was_afterwards_even_if_it_failed() -> None:
     model = tiny_model()
     batch = batch_of(0)
     plain_BTV = model(input_ids=batch.ids_BT).logits
-    with pytest.raises(IndexError), trimmed(model.base_model, trimmable(model.base_model), batch.agent_BT):
+    with (
+        pytest.raises(IndexError),
+        reduced_last_layer(model.base_model, reducible_parts(model.base_model), batch.agent_BT),
+    ):
         model(input_ids=batch.ids_BT[:, :2])
     assert torch.equal(model(input_ids=batch.ids_BT).logits, plain_BTV)
 

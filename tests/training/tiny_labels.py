@@ -6,7 +6,7 @@ from tests.retrieval.tiny_encoder import WORDS
 
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.labels.label import Candidate, LabelSet, TurnId
 from coseek.retrieval.query import Query
 
@@ -37,6 +37,6 @@ def label(number: int, *, search: int = 0, question: int | None = None, targets:
 
 def write_labels(folder: Path, count: int = 24, *, targets: bool = False) -> Path:
     """A label folder of two turns for each of `count` questions."""
-    labels = Labels.create(folder, {}, "by hand")
+    labels = LabelFolder.create(folder, {}, "by hand")
     labels.append([label(number, search=search, targets=targets) for number in range(count) for search in range(2)])
     return folder

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from coseek.agents.protocol import Protocol
-from coseek.agents.recording import fault_of, mended, recordable, unkept
+from coseek.agents.recording import fault_of, fault_trajectory, mended, storable
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.data.errors import RetrieverError
 from coseek.data.identities import Identities, digest, questions_digest
@@ -75,7 +75,7 @@ def answer_all(
 
         def keep(trajectory: Trajectory) -> None:
             nonlocal ended
-            Run.append(file, recordable(trajectory))
+            Run.append(file, storable(trajectory))
             ended += 1
             if tell is not None:
                 tell(ended, len(rows))
@@ -84,7 +84,7 @@ def answer_all(
             tell(ended, len(rows))
         for question, own_seed in left:
             if question.id in faults:
-                keep(unkept(question, agent.protocol.name, own_seed, faults[question.id]))
+                keep(fault_trajectory(question, agent.protocol.name, own_seed, faults[question.id]))
         left = [row for row in left if row[0].id not in faults]
         asked, seeds = [row[0] for row in left], [row[1] for row in left]
         rollout(agent, retriever, asked, seeds, limits, concurrency=concurrency, overlap=overlap, on_done=keep)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coseek.data.errors import ModelError
-from coseek.data.store import Store
-from coseek.retrieval.opening import Writes
+from coseek.data.store import TextCache
+from coseek.retrieval.opening import TextModel
 from coseek.retrieval.retriever import digest_of
 
 
-def write_each(model: Writes, prompts: Sequence[str], max_tokens: int) -> list[str | ModelError]:
+def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> list[str | ModelError]:
     """One text or one fault a prompt, in order; equal prompts are asked once.
 
     A batch that fails is asked again in halves, down to the prompts that fail alone.
@@ -19,7 +19,7 @@ def write_each(model: Writes, prompts: Sequence[str], max_tokens: int) -> list[s
     return [written[prompt] for prompt in prompts]
 
 
-def _halving(model: Writes, prompts: list[str], max_tokens: int) -> list[str | ModelError]:
+def _halving(model: TextModel, prompts: list[str], max_tokens: int) -> list[str | ModelError]:
     if not prompts:
         return []
     try:
@@ -32,11 +32,11 @@ def _halving(model: Writes, prompts: list[str], max_tokens: int) -> list[str | M
 
 
 @dataclass(frozen=True)
-class Remembered:
+class CachedTextModel:
     """A model whose texts are kept under its identity, the prompt and the budget. Failures are not kept."""
 
-    model: Writes
-    store: Store
+    model: TextModel
+    store: TextCache
 
     @property
     def identity(self) -> str:

@@ -19,7 +19,7 @@ def shown(searches: Sequence[Search]) -> list[tuple[int, Hit]]:
     return list(first.values())
 
 
-def latest(searches: Sequence[Search]) -> Sequence[Search]:
+def latest_block(searches: Sequence[Search]) -> Sequence[Search]:
     """The searches of the newest block."""
     count = sum(search.turn == searches[-1].turn for search in searches) if searches else 0
     return searches[len(searches) - count :]

@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
-from coseek.agents.past import Past, as_found_by
+from coseek.agents.past import ReplayPoint, with_hits
 from coseek.agents.rollout import Agent, Driver
 from coseek.data.passage import Passage
 from coseek.data.trajectory import StopReason, Trajectory
-from coseek.models.model import Forking, Model, Request, SoFar, Turn, TurnEnd
+from coseek.models.model import EpisodeState, ForkableModel, Model, Request, Turn, TurnEnd
 from coseek.retrieval.retriever import Retriever
 
 
@@ -63,7 +63,7 @@ def branch(
 class _Job:
     """A branch that is written, and the places of all branches that it stands for."""
 
-    past: Past
+    past: ReplayPoint
     branches: tuple[int, ...]
 
 
@@ -74,7 +74,7 @@ class _Trunk:
     key: int
     stages: "_Stages"
     """Jobs to come; it stands at the last stage, which may be used up."""
-    past: Past
+    past: ReplayPoint
     """What the row holds."""
     ready: bool = False
     """It has read that and can be forked."""
@@ -104,7 +104,7 @@ class _Branching(Driver):
         self.branches, self.on_branch = branches, on_branch
         self.contexts = 2 if agent.protocol.notes else 1
         """How many each branch may need."""
-        if isinstance(agent.model, Forking):
+        if isinstance(agent.model, ForkableModel):
             concurrency = min(concurrency, agent.model.max_rows)
         self.concurrency = max(concurrency, self.contexts)
         self.forking = _able(agent.model, self.concurrency > self.contexts)
@@ -127,12 +127,12 @@ class _Branching(Driver):
 
     def _jobs(self) -> list[_Job]:
         """The branches, those that would be written alike joined."""
-        pasts: dict[tuple[int, int], Past] = {}
+        pasts: dict[tuple[int, int], ReplayPoint] = {}
         alike: dict[Hashable, list[int]] = {}
         for place, one in enumerate(self.branches):
             which = (id(one.trajectory), one.search)
             if which not in pasts:
-                pasts[which] = Past.of(one.trajectory, one.search, self.protocol)
+                pasts[which] = ReplayPoint.of(one.trajectory, one.search, self.protocol)
             alike.setdefault((which, one.seed, self._seen(pasts[which], one.passages)), []).append(place)
         first = [self.branches[places[0]] for places in alike.values()]
         return [
@@ -140,7 +140,7 @@ class _Branching(Driver):
             for one, places in zip(first, alike.values(), strict=True)
         ]
 
-    def _seen(self, past: Past, passages: Sequence[Passage]) -> Hashable:
+    def _seen(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
         """What tells passages apart for the agent. Ids do where it sees them, and where what is found twice is shown
         once."""
         by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.wording.file.document
@@ -187,7 +187,7 @@ class _Branching(Driver):
         past = self.jobs[stages[-1][0]].past
         trunk = _Trunk(len(self.jobs) + stages[-1][0], stages, past)
         self.trunks[trunk.key] = trunk
-        self._forking().start(Request(trunk.key, past.ids, 0, 0, SoFar(past.trajectory.question)))
+        self._forking().start(Request(trunk.key, past.ids, 0, 0, EpisodeState(past.trajectory.question)))
 
     def _read_on(self, trunk: _Trunk) -> None:
         """Let a trunk read up to its next search."""
@@ -195,7 +195,7 @@ class _Branching(Driver):
         trunk.ready = trunk.broken
         if not trunk.broken:
             more = trunk.past.ids[len(before.ids) :]
-            self._forking().extend(Request(trunk.key, more, 0, 0, SoFar(before.trajectory.question)))
+            self._forking().extend(Request(trunk.key, more, 0, 0, EpisodeState(before.trajectory.question)))
 
     def _serve(self, trunk: _Trunk) -> None:
         """Open the branches of a trunk that is ready; let it read on, or go, when it has none left here."""
@@ -259,15 +259,15 @@ class _Branching(Driver):
         for place in job.branches:
             one = self.branches[place]
             shown = one.search < len(run.searches)
-            self.ended[place] = as_found_by(run, one.search, job.past.hits(one.passages)) if shown else run
+            self.ended[place] = with_hits(run, one.search, job.past.hits(one.passages)) if shown else run
             if self.on_branch:
                 self.on_branch(one, self.ended[place])
 
-    def _forking(self) -> Forking:
+    def _forking(self) -> ForkableModel:
         assert self.forking is not None
         return self.forking
 
 
-def _able(model: Model, room: bool) -> Forking | None:
+def _able(model: Model, room: bool) -> ForkableModel | None:
     """The model, if it can fork and there is room for a trunk beside a branch."""
-    return model if room and isinstance(model, Forking) else None
+    return model if room and isinstance(model, ForkableModel) else None

@@ -20,7 +20,7 @@ _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class Budget:
+class ContextBudget:
     """At most so many passages and so many tokens of their titles and texts."""
 
     max_tokens: int

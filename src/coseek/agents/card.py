@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from coseek.data.files import atomic_write, read_yaml
-from coseek.data.settings import Settings, make_settings, save_settings
+from coseek.data.settings import Settings, dump_settings, make_settings
 
 CARD = "coseek.yaml"
 
@@ -28,4 +28,4 @@ class AgentCard(Settings):
 
     def write(self, folder: Path) -> None:
         with atomic_write(folder / CARD) as file:
-            yaml.safe_dump(save_settings(self), file, sort_keys=False, allow_unicode=True)
+            yaml.safe_dump(dump_settings(self), file, sort_keys=False, allow_unicode=True)

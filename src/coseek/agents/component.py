@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.agents.context import served_context
-from coseek.agents.generator import Context, Generator, OpenBook, Written
+from coseek.agents.generator import Context, Generator, ReadingInput, Written
 from coseek.agents.judge import Claim, Judge
-from coseek.data.sheet import Reply, Sheet, Verdict
+from coseek.data.sheet import GradeCache, Reply, Verdict
 from coseek.data.trajectory import Trajectory
 
 BATCH = 64
@@ -22,17 +22,17 @@ def silent(done: int, total: int) -> None:
     """Tells nobody."""
 
 
-def answer_sheet(folder: Path, generator: Generator) -> Sheet[Reply]:
+def answer_cache(folder: Path, generator: Generator) -> GradeCache[Reply]:
     """Where a generator's answers to a run stand."""
-    return Sheet.beside(folder, Reply, generator.identity, generator.card)
+    return GradeCache.beside(folder, Reply, generator.identity, generator.card)
 
 
-def verdict_sheet(folder: Path, judge: Judge) -> Sheet[Verdict]:
+def verdict_cache(folder: Path, judge: Judge) -> GradeCache[Verdict]:
     """Where a judge's verdicts on a run stand."""
-    return Sheet.beside(folder, Verdict, judge.identity, judge.card)
+    return GradeCache.beside(folder, Verdict, judge.identity, judge.card)
 
 
-def reply_of(question_id: str, seed: int, context: Context, written: Written) -> Reply:
+def generated_answer(question_id: str, seed: int, context: Context, written: Written) -> Reply:
     """What a generator wrote, with what it was given."""
     return Reply(
         question_id=question_id,
@@ -46,15 +46,15 @@ def reply_of(question_id: str, seed: int, context: Context, written: Written) ->
     )
 
 
-def answer_from(
-    generator: Generator, trajectories: Iterable[Trajectory], sheet: Sheet[Reply], tell: Tell = silent
+def generate_answers(
+    generator: Generator, trajectories: Iterable[Trajectory], sheet: GradeCache[Reply], tell: Tell = silent
 ) -> dict[tuple[str, int], Reply]:
     """What the generator answers from the passages that each run serves, by question id and seed.
 
     A run that ended by a fault serves nothing and is not asked. Faults of the generator are asked again.
     """
     wanted = [
-        (run, generator.context(OpenBook(run.question.question, tuple(served_context(run)))))
+        (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run)))))
         for run in trajectories
         if not run.stop.is_fault
     ]
@@ -74,7 +74,7 @@ def answer_from(
         for start in range(0, len(left), BATCH):
             batch = left[start : start + BATCH]
             for (run, context), written in zip(batch, generator.answer([one for _, one in batch]), strict=True):
-                entry = reply_of(run.question.id, run.seed, context, written)
+                entry = generated_answer(run.question.id, run.seed, context, written)
                 answers[run.question.id, run.seed] = entry
                 sheet.append(file, entry)
             tell(len(answers), len(wanted))
@@ -82,7 +82,7 @@ def answer_from(
 
 
 def mark(
-    judge: Judge, claims: Sequence[Claim], sheet: Sheet[Verdict], tell: Tell = silent
+    judge: Judge, claims: Sequence[Claim], sheet: GradeCache[Verdict], tell: Tell = silent
 ) -> dict[tuple[str, str], Verdict]:
     """A verdict for every response that is not empty, by question id and response; equal claims are judged once.
 

@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coseek.agents.block import latest, select
-from coseek.agents.turns import past_turn
+from coseek.agents.block import latest_block, select
+from coseek.agents.turns import make_past_turn
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 from coseek.retrieval.query import PastTurn, Query
 
 
@@ -63,8 +63,8 @@ class Episode:
         return sum(segment.author is Author.AGENT for segment in self.segments)
 
     @property
-    def so_far(self) -> SoFar:
-        return SoFar(self.question, tuple(self.searches))
+    def so_far(self) -> EpisodeState:
+        return EpisodeState(self.question, tuple(self.searches))
 
     def add(self, segment: Segment) -> None:
         self.segments.append(segment)
@@ -79,12 +79,14 @@ class Episode:
     def keep(self, found: Found) -> None:
         """These searches are part of the run now: what they found is shown, or they failed."""
         self.searches += found.searches
-        self.history += [past_turn(query, search) for query, search in zip(found.queries, found.searches, strict=True)]
+        self.history += [
+            make_past_turn(query, search) for query, search in zip(found.queries, found.searches, strict=True)
+        ]
 
     def select(self, numbers: Sequence[int] | None) -> None:
         """Note which documents of the latest block the agent chose; `None` chooses nothing and leaves all."""
         if numbers is not None:
-            block = latest(self.searches)
+            block = latest_block(self.searches)
             self.searches[len(self.searches) - len(block) :] = select(block, numbers)
 
     @property

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from coseek.agents.asking import Remembered
+from coseek.agents.asking import CachedTextModel
 from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.agents.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
 from coseek.data.errors import SettingError
-from coseek.data.store import Store
-from coseek.models.text import WriterSettings, open_writer
+from coseek.data.store import TextCache
+from coseek.models.text import TextModelSettings, open_writer
 from coseek.models.tokenizer import HfTokenizer
-from coseek.retrieval.opening import Writes
+from coseek.retrieval.opening import TextModel
 from coseek.world.oracle import Oracle
 
 
 def open_generator(
-    settings: GeneratorSettings, cache: Path | None = None, writing: WriterSettings | None = None
+    settings: GeneratorSettings, cache: Path | None = None, writing: TextModelSettings | None = None
 ) -> Generator:
     """The generator, ready to answer. A sampling server is refused: the same passages must give the same answer."""
     prompt = load_generator_prompt(settings)
@@ -22,7 +22,7 @@ def open_generator(
     return Generator(frozen(settings.model, cache, writing), prompt, settings, tokenizer)
 
 
-def open_judge(settings: JudgeSettings, cache: Path | None = None, writing: WriterSettings | None = None) -> Judge:
+def open_judge(settings: JudgeSettings, cache: Path | None = None, writing: TextModelSettings | None = None) -> Judge:
     """The judge: a model, or the oracle where the name is the folder of a laptop world."""
     if is_world(settings.model):
         return OracleJudge(Oracle.load(Path(settings.model).expanduser()), settings.model)
@@ -30,7 +30,7 @@ def open_judge(settings: JudgeSettings, cache: Path | None = None, writing: Writ
     return ModelJudge(frozen(settings.model, cache, writing), prompt, settings)
 
 
-def frozen(name: str, cache: Path | None, writing: WriterSettings | None = None) -> Writes:
+def frozen(name: str, cache: Path | None, writing: TextModelSettings | None = None) -> TextModel:
     """A model at temperature 0, whose texts are kept in `cache` where there is one."""
     model = open_writer(name, writing)
     temperature = getattr(model, "temperature", 0.0)
@@ -38,4 +38,4 @@ def frozen(name: str, cache: Path | None, writing: WriterSettings | None = None)
         raise SettingError(
             f"{name} samples at temperature {temperature}; a generator or judge is frozen: set temperature: 0"
         )
-    return model if cache is None else Remembered(model, Store(cache))
+    return model if cache is None else CachedTextModel(model, TextCache(cache))

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from pydantic import Field
 
-from coseek.agents.asking import write_each
-from coseek.agents.budget import Budget
+from coseek.agents.asking import generate_each
+from coseek.agents.budget import ContextBudget
 from coseek.data.errors import ModelError
 from coseek.data.files import JsonObject
 from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Passage
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, dump_settings
 from coseek.models.model import Tokenizer
 from coseek.retrieval.language.prompt import PromptFile, fill, load_prompt, one_line
-from coseek.retrieval.opening import Writes
+from coseek.retrieval.opening import TextModel
 from coseek.retrieval.retriever import digest_of
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -62,7 +62,7 @@ class GeneratorSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenBook:
+class ReadingInput:
     """A question with the passages to answer it from, best first."""
 
     question: str
@@ -95,7 +95,7 @@ class Context:
 class Generator:
     """A model, the prompt it is asked with and the budget of its context."""
 
-    model: Writes
+    model: TextModel
     prompt: GeneratorPrompt
     settings: GeneratorSettings
     tokenizer: Tokenizer | None = None
@@ -113,19 +113,19 @@ class Generator:
     @property
     def card(self) -> JsonObject:
         """Who this is, for the head of a sheet."""
-        return {**save_settings(self.settings), "model_identity": self.model.identity}
+        return {**dump_settings(self.settings), "model_identity": self.model.identity}
 
     @cached_property
-    def budget(self) -> Budget:
-        return Budget(self.settings.max_context_tokens, self.settings.max_passages, self.tokenizer)
+    def budget(self) -> ContextBudget:
+        return ContextBudget(self.settings.max_context_tokens, self.settings.max_passages, self.tokenizer)
 
-    def context(self, asked: OpenBook) -> Context:
+    def context(self, asked: ReadingInput) -> Context:
         """The whole prompt, within the budget."""
         return context_of(self.prompt, self.budget, asked)
 
     def answer(self, contexts: Sequence[Context]) -> list[Written]:
         """One answer a context, in order; equal contexts are written once, and a failure takes no others along."""
-        texts = write_each(self.model, [context.prompt for context in contexts], self.settings.max_answer_tokens)
+        texts = generate_each(self.model, [context.prompt for context in contexts], self.settings.max_answer_tokens)
         return [self.read(text) if isinstance(text, str) else Written(None, fault=fault_of(text)) for text in texts]
 
     def read(self, text: str) -> Written:
@@ -138,7 +138,7 @@ class Generator:
         return Written(next((line for line in lines if line), None), text)
 
 
-def context_of(prompt: GeneratorPrompt, budget: Budget, asked: OpenBook) -> Context:
+def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInput) -> Context:
     """The whole prompt with as many passages as the budget allows."""
     given, tokens = budget.fill(asked.passages)
     shown = (

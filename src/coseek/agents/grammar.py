@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from coseek.agents.reading import Reading, Reads, Tool, Visit, read_call, read_flag, read_numbers, read_queries
+from coseek.agents.reading import (
+    QueryFormat,
+    Reading,
+    Tool,
+    Visit,
+    parse_flag,
+    parse_numbers,
+    parse_queries,
+    parse_tool_call,
+)
 from coseek.data.errors import DataError
 from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment
 
@@ -50,7 +59,7 @@ class Tag:
     action: Action = Action.NONE
     opening: str = ""
     closing: str = ""
-    reads: Reads = Reads.TEXT
+    reads: QueryFormat = QueryFormat.TEXT
     item: str = "query"
     """The inner tag, or the JSON key, that holds a query."""
     most: int | None = None
@@ -80,7 +89,7 @@ class Tag:
 
     @property
     def inner_marks(self) -> tuple[str, ...]:
-        return (f"<{self.item}>", f"</{self.item}>") if self.reads is Reads.ITEMS else ()
+        return (f"<{self.item}>", f"</{self.item}>") if self.reads is QueryFormat.ITEMS else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,29 +251,31 @@ class Grammar:
                 return problem
             state = span.tag
             if tag.action is Action.COMPLETE:
-                state += TRUE if read_flag(span.text) else FALSE
+                state += TRUE if parse_flag(span.text) else FALSE
         return "" if END in self.order.get(state, ()) else f"the run ends after {state}"
 
     def _misread(self, tag: Tag, text: str) -> str:
         """What is wrong with the text inside one of the agent's tags."""
         if tag.action is Action.SELECT:
-            numbers = read_numbers(text)
+            numbers = parse_numbers(text)
             if numbers is None:
                 return f"{tag.opening} is no list of numbers: {text.strip()[:40]!r}"
             few = tag.most is None or len(numbers) <= tag.most
             return "" if few else f"{len(numbers)} documents in {tag.opening}, and at most {tag.most} are allowed"
         if tag.action is Action.COMPLETE:
-            return f"{tag.opening} says neither True nor False" if read_flag(text) is None else ""
-        if tag.reads is not Reads.ITEMS and (mark := next((mark for mark in self._inner_marks if mark in text), "")):
+            return f"{tag.opening} says neither True nor False" if parse_flag(text) is None else ""
+        if tag.reads is not QueryFormat.ITEMS and (
+            mark := next((mark for mark in self._inner_marks if mark in text), "")
+        ):
             return f"{mark} inside {tag.opening}"
         return self.read(tag, text).problem
 
     def read(self, tag: Tag, text: str) -> Reading:
         """What the text of a tag asks for; nothing, where the tag asks for nothing."""
         if tag.action is Action.TOOL:
-            return read_call(text, self.tools, tag.most)
+            return parse_tool_call(text, self.tools, tag.most)
         if tag.action is Action.SEARCH:
-            return read_queries(text, tag.reads, tag.item, tag.most)
+            return parse_queries(text, tag.reads, tag.item, tag.most)
         return Reading()
 
     def intent(self, text: str) -> Intent:
@@ -274,13 +285,13 @@ class Grammar:
         meant: Span | None = None
         for span, tag in self._asking(text):
             if tag.action is Action.SELECT:
-                numbers = read_numbers(span.text)
+                numbers = parse_numbers(span.text)
                 selected = selected if numbers is None else numbers[: tag.most]
             elif tag.action is not Action.COMPLETE:
                 meant = span
                 if tag.halts:
                     break
-            elif read_flag(span.text):
+            elif parse_flag(span.text):
                 meant = span
                 break
         if meant is None:

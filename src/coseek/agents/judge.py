@@ -13,15 +13,15 @@ from typing import Protocol
 
 from pydantic import Field
 
-from coseek.agents.asking import write_each
+from coseek.agents.asking import generate_each
 from coseek.agents.generator import PROMPTS, fault_of
 from coseek.data.errors import ModelError
 from coseek.data.files import JsonObject
 from coseek.data.question import Question
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, dump_settings
 from coseek.data.sheet import Verdict
 from coseek.retrieval.language.prompt import PromptFile, fill, load_prompt, one_line
-from coseek.retrieval.opening import Writes
+from coseek.retrieval.opening import TextModel
 from coseek.retrieval.retriever import digest_of
 from coseek.world.oracle import Oracle
 
@@ -82,7 +82,7 @@ class Judge(Protocol):
 class ModelJudge:
     """A language model that is asked yes or no."""
 
-    model: Writes
+    model: TextModel
     prompt: JudgePrompt
     settings: JudgeSettings
 
@@ -93,10 +93,10 @@ class ModelJudge:
 
     @property
     def card(self) -> JsonObject:
-        return {**save_settings(self.settings), "model_identity": self.model.identity}
+        return {**dump_settings(self.settings), "model_identity": self.model.identity}
 
     def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
-        texts = write_each(self.model, [self._shown(claim) for claim in claims], self.settings.max_tokens)
+        texts = generate_each(self.model, [self._shown(claim) for claim in claims], self.settings.max_tokens)
         return [self._verdict(claim, text) for claim, text in zip(claims, texts, strict=True)]
 
     def _shown(self, claim: Claim) -> str:

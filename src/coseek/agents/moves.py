@@ -9,19 +9,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coseek.agents.block import latest, shown
+from coseek.agents.block import latest_block, shown
 from coseek.agents.grammar import END, FALSE, START, TRUE, Action, Grammar, Tag
 from coseek.agents.protocol import Protocol
-from coseek.agents.reading import Does, Reads
+from coseek.agents.reading import Does, QueryFormat
 from coseek.agents.writer import Move
 from coseek.data.trajectory import Author, Search
-from coseek.models.model import SoFar, Tokenizer
+from coseek.models.model import EpisodeState, Tokenizer
 
 _SENTENCES = re.compile(r"(?<=[.!?])(?=\s)")
 """Stands between two sentences."""
 
 
-def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: SoFar) -> tuple[int, ...]:
+def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: EpisodeState) -> tuple[int, ...]:
     """A writer's move as this protocol writes it. The words in it are data: they may quote passages."""
     grammar = protocol.grammar
     if move.answer is not None and not _ends(grammar):  # a protocol that only searches: what was to be said is sought
@@ -84,7 +84,7 @@ def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search]
     """What stands inside a tag with an action."""
     grammar = protocol.grammar
     if tag.action is Action.SELECT:
-        numbers = enumerate(shown(latest(searches)), start=1)
+        numbers = enumerate(shown(latest_block(searches)), start=1)
         return tokenizer.encode(
             str([number for number, (_, hit) in numbers if hit.passage.id in (move.selected or ())])
         )
@@ -93,16 +93,16 @@ def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search]
     if tag.action is Action.ANSWER:
         return tokenizer.encode_data(grammar.disarm(move.answer or ""))
     queries = [grammar.disarm(query) for query in move.queries]
-    if tag.action is Action.TOOL or tag.reads is Reads.JSON:
+    if tag.action is Action.TOOL or tag.reads is QueryFormat.JSON:
         # A word behind a quotation mark is spelt in other tokens than behind a blank, and a policy that copies token by
         # token then finds nothing to copy: where words have blanks in front everywhere else, they have them here.
         queries = [query if protocol.wording.file.space_before else query.strip() for query in queries]
     if tag.action is Action.TOOL:
         name, tool = next((name, tool) for name, tool in grammar.tools.items() if tool.does is Does.SEARCH)
         return tokenizer.encode_data(_json({"name": name, "arguments": {tool.query: _one_or_all(queries)}}))
-    if tag.reads is Reads.JSON:
+    if tag.reads is QueryFormat.JSON:
         return tokenizer.encode_data(_json({tag.item: _one_or_all(queries)}))
-    if tag.reads is Reads.ITEMS:
+    if tag.reads is QueryFormat.ITEMS:
         opening, closing = (tokenizer.encode(mark) for mark in tag.inner_marks)
         return [token for query in queries for token in (*opening, *tokenizer.encode_data(query), *closing)]
     return tokenizer.encode_data(" ".join(queries))

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from coseek.agents.episode import Episode, Found
 from coseek.agents.protocol import Protocol
-from coseek.agents.turns import past_turn, search_turns, turn_number
+from coseek.agents.turns import make_past_turn, replay_queries, turn_number
 from coseek.data.errors import DataError
 from coseek.data.evidence import ranked
 from coseek.data.passage import Hit, Passage
@@ -16,7 +16,7 @@ from coseek.retrieval.query import Query
 
 
 @dataclass(frozen=True)
-class Past:
+class ReplayPoint:
     """What the agent had read and written, and what its turn had searched."""
 
     trajectory: Trajectory
@@ -35,7 +35,7 @@ class Past:
     asides: int
 
     @classmethod
-    def of(cls, trajectory: Trajectory, place: int, protocol: Protocol) -> "Past":
+    def of(cls, trajectory: Trajectory, place: int, protocol: Protocol) -> "ReplayPoint":
         """The past of the search at `place` in `trajectory.searches`."""
         if trajectory.protocol != protocol.name:
             raise DataError(
@@ -57,7 +57,7 @@ class Past:
         return cls(
             trajectory,
             segments,
-            tuple(search_turns(trajectory, protocol)[: block.stop]),
+            tuple(replay_queries(trajectory, protocol)[: block.stop]),
             tuple(replace(trajectory.searches[each], turn=turns[each]) for each in range(block.stop)),
             block,
             place,
@@ -91,7 +91,7 @@ class Past:
             began=time.perf_counter(),
             segments=list(self.segments),
             searches=list(searches),
-            history=[past_turn(query, search) for query, search in zip(self.asked, searches, strict=False)],
+            history=[make_past_turn(query, search) for query, search in zip(self.asked, searches, strict=False)],
             asides=list(run.asides[: self.asides]),
             tokens=len(self.ids),
             turns=self.turns,
@@ -122,7 +122,7 @@ def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
     return trajectory.segments[: places[turn - 1] + 1 if turn else 1]
 
 
-def as_found_by(run: Trajectory, place: int, hits: tuple[Hit, ...]) -> Trajectory:
+def with_hits(run: Trajectory, place: int, hits: tuple[Hit, ...]) -> Trajectory:
     """The same run with a passage of another id but the same contents in place of what this search found."""
     search = run.searches[place]
     names = {old.passage.id: new.passage.id for old, new in zip(search.hits, hits, strict=True)}

@@ -7,12 +7,12 @@ from pydantic import Field
 
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
-from coseek.agents.reading import Does, Reads, Tool
-from coseek.agents.wording import Wording, WordingFile
+from coseek.agents.reading import Does, QueryFormat, Tool
+from coseek.agents.wording import PromptTemplate, PromptTemplateFile
 from coseek.data.errors import DataError, SettingError
 from coseek.data.files import read_yaml
 from coseek.data.identities import digest
-from coseek.data.registry import yaml_file
+from coseek.data.registry import find_yaml
 from coseek.data.settings import Settings, make_settings
 from coseek.data.trajectory import Author
 
@@ -31,7 +31,7 @@ class TagFile(Settings):
     """How it is opened, where that is not `<name>`."""
     close: str = ""
     """How it is closed, where that is not `</name>`."""
-    reads: Reads = Reads.TEXT
+    reads: QueryFormat = QueryFormat.TEXT
     """How a search is read: `text`, `items` (each inner tag is a query), `json`, or `sentence`."""
     item: str = "query"
     """The inner tag, or the JSON key, that holds a query."""
@@ -82,7 +82,7 @@ class ProtocolFile(Settings):
     """Kinds of retrievers that it is meant for; a run with another one is refused. Any will do when none is named."""
     limits: dict[str, int] = Field(default={})
     """Budgets that suit this protocol, such as `max_turns: 20`, where a run does not set its own."""
-    wording: WordingFile | None = None
+    wording: PromptTemplateFile | None = None
     """Its prompt and templates; a wording file of the user's goes before them, and our own wordings do not."""
 
 
@@ -92,7 +92,7 @@ class Protocol:
 
     name: str
     grammar: Grammar
-    wording: Wording
+    wording: PromptTemplate
     opens_with_search: bool = False
     retries: bool = False
     ends_after_search: bool = False
@@ -137,7 +137,7 @@ def load_protocol(name: str, wording: str = "default") -> Protocol:
     `wording` is `default`, `laptop`, or the path of a YAML file with the user's own prompt. A protocol file that holds
     its own wording keeps it under our names.
     """
-    path = yaml_file("protocol", FOLDER, name)
+    path = find_yaml("protocol", FOLDER, name)
     file = make_settings(ProtocolFile, read_yaml(path, "protocol file", "`tags: …` and `order: …`"), path)
     make_settings(Limits, {**file.limits}, path)  # a misspelt budget is said here and not in the middle of a run
     try:
@@ -146,9 +146,9 @@ def load_protocol(name: str, wording: str = "default") -> Protocol:
         raise DataError(f"{path}: {error}") from None
     needs = [name for name, wanted in (("retry", file.retries), ("notes", file.notes)) if wanted]
     if file.wording is not None and not wording.endswith((".yaml", ".yml")):
-        words = Wording.of(file.wording, grammar, path.stem, needs, str(path))
+        words = PromptTemplate.of(file.wording, grammar, path.stem, needs, str(path))
     else:
-        words = Wording.load(wording, grammar, path.stem, needs)
+        words = PromptTemplate.load(wording, grammar, path.stem, needs)
     return Protocol(
         path.stem,
         grammar,

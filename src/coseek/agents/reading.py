@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from coseek.data.files import Json, JsonObject
-from coseek.data.plain_json import NotPlain, read_outside
+from coseek.data.plain_json import InvalidJson, parse_lenient
 
 
-class Reads(StrEnum):
+class QueryFormat(StrEnum):
     """How the text of a search is read."""
 
     TEXT = "text"
@@ -59,14 +59,14 @@ class Reading:
     problem: str = ""
 
 
-def read_queries(text: str, reads: Reads, item: str = "query", most: int | None = None) -> Reading:
+def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int | None = None) -> Reading:
     """The queries of a search in the order written: none is empty, and there are at most `most`."""
-    if reads is Reads.ITEMS:
+    if reads is QueryFormat.ITEMS:
         reading = _items(text, item)
-    elif reads is Reads.JSON:
+    elif reads is QueryFormat.JSON:
         reading = _json_queries(text, item)
     else:
-        query = first_sentence(text) if reads is Reads.SENTENCE else text.strip()
+        query = first_sentence(text) if reads is QueryFormat.SENTENCE else text.strip()
         reading = Reading((query,) if query else ())
     if most is not None and len(reading.queries) > most:
         problem = reading.problem or f"{len(reading.queries)} queries in one search, and at most {most} are allowed"
@@ -107,7 +107,7 @@ def _json_queries(text: str, key: str) -> Reading:
     return Reading(queries, problem="" if queries and len(queries) == wanted else f"the JSON holds no {key!r} text")
 
 
-def read_call(text: str, tools: Mapping[str, Tool], most: int | None = None) -> Reading:
+def parse_tool_call(text: str, tools: Mapping[str, Tool], most: int | None = None) -> Reading:
     """A tool call: `{"name": "…", "arguments": {…}}`."""
     call = _from_json(text.strip())
     if not isinstance(call, dict):
@@ -148,14 +148,14 @@ _NUMBERS = re.compile(r"""\[?\s*+(?:["']?[0-9]{1,6}+["']?(?:\s*+,\s*+["']?[0-9]{
 _DIGITS = re.compile("[0-9]+")
 
 
-def read_numbers(text: str) -> tuple[int, ...] | None:
+def parse_numbers(text: str) -> tuple[int, ...] | None:
     """`[1, 3]` or `1, 3` → each number once, in order; `[]` and nothing → none; `None` for any other text."""
     if not _NUMBERS.fullmatch(text.strip()):
         return None
     return tuple(dict.fromkeys(int(number) for number in _DIGITS.findall(text)))
 
 
-def read_flag(text: str) -> bool | None:
+def parse_flag(text: str) -> bool | None:
     """`True` or `1`, `False` or `0`; `None` for any other text."""
     return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
 
@@ -172,8 +172,8 @@ def first_sentence(text: str) -> str:
 
 def _from_json(text: str) -> Json:
     try:
-        return read_outside(text)
-    except NotPlain:
+        return parse_lenient(text)
+    except InvalidJson:
         return None
 
 

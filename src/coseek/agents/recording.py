@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coseek.data.files import dump_line
+from coseek.data.files import json_line
 from coseek.data.passage import Hit
-from coseek.data.plain_json import fault_in, whole_text
+from coseek.data.plain_json import fault_in, replace_surrogates
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Segment, StopReason, Trajectory
 from coseek.models.model import Turn, TurnEnd
@@ -37,7 +37,9 @@ def fault_of(question: Question) -> str:
     return fault_in(question.to_json())
 
 
-def unkept(question: Question, protocol: str, seed: int, why: str, segments: tuple[Segment, ...] = ()) -> Trajectory:
+def fault_trajectory(
+    question: Question, protocol: str, seed: int, why: str, segments: tuple[Segment, ...] = ()
+) -> Trajectory:
     """The run of a question that cannot be kept: its words as far as there are words for them, and why."""
     return Trajectory(
         question=mended(question),
@@ -46,19 +48,21 @@ def unkept(question: Question, protocol: str, seed: int, why: str, segments: tup
         searches=(),
         stop=StopReason.MODEL_ERROR,
         complaint=NOT_KEPT,
-        detail=f"{NOT_KEPT}: {whole_text(why)}",
+        detail=f"{NOT_KEPT}: {replace_surrogates(why)}",
         seed=seed,
     )
 
 
-def recordable(trajectory: Trajectory) -> Trajectory:
+def storable(trajectory: Trajectory) -> Trajectory:
     """The trajectory, if a file can hold it; else what `unkept` makes of it, with its prompt where that can be kept."""
     try:
-        dump_line(trajectory.to_json()).encode()
+        json_line(trajectory.to_json()).encode()
     except (ValueError, TypeError, RecursionError) as error:  # a UnicodeEncodeError is a ValueError
         why = f"{type(error).__name__}: {str(error)[:200]}"
-        prompt = tuple(segment for segment in trajectory.segments[:1] if whole_text(segment.text) == segment.text)
-        return unkept(trajectory.question, trajectory.protocol, trajectory.seed, why, prompt)
+        prompt = tuple(
+            segment for segment in trajectory.segments[:1] if replace_surrogates(segment.text) == segment.text
+        )
+        return fault_trajectory(trajectory.question, trajectory.protocol, trajectory.seed, why, prompt)
     return trajectory
 
 
@@ -66,9 +70,9 @@ def mended(question: Question) -> Question:
     """The question with U+FFFD for what is no text. What cannot be kept of its `meta` is left out."""
     return replace(
         question,
-        id=whole_text(question.id),
-        question=whole_text(question.question),
-        answers=tuple(map(whole_text, question.answers)),
-        gold_ids=tuple(map(whole_text, question.gold_ids)),
+        id=replace_surrogates(question.id),
+        question=replace_surrogates(question.question),
+        answers=tuple(map(replace_surrogates, question.answers)),
+        gold_ids=tuple(map(replace_surrogates, question.gold_ids)),
         meta={name: value for name, value in question.meta.items() if not fault_in({name: value})},
     )

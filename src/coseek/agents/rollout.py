@@ -17,14 +17,14 @@ from coseek.agents.limits import Limits as Limits
 from coseek.agents.protocol import Protocol
 from coseek.agents.reading import Visit
 from coseek.agents.recording import checked_search, checked_turn
-from coseek.agents.turns import search_turn
+from coseek.agents.turns import make_query
 from coseek.data.errors import RetrieverError, RunError
 from coseek.data.evidence import ranked
 from coseek.data.identities import Identities
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Search, Segment, StopReason, Trajectory
-from coseek.models.model import Forking, Model, Ranking, Request, SoFar, Turn, TurnEnd
+from coseek.models.model import EpisodeState, ForkableModel, Model, Ranking, Request, Turn, TurnEnd
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 
@@ -65,7 +65,9 @@ def rollout(
     if len(seeds) != len(questions):
         raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
     agent.protocol.check_retriever(retriever.name)
-    if isinstance(agent.model, Forking):  # a row that waits for room would keep an open one from its second context
+    if isinstance(
+        agent.model, ForkableModel
+    ):  # a row that waits for room would keep an open one from its second context
         concurrency = min(concurrency, agent.model.max_rows)
     if agent.protocol.notes:  # each run may have a second context, and neither may wait for the other
         concurrency = max(1, concurrency // 2)
@@ -229,7 +231,7 @@ class Driver:
         self._ask(row)
 
     def _query(self, row: Episode, text: str, written: str) -> Query:
-        return search_turn(row.question, row.history, text, written, self.protocol.grammar)
+        return make_query(row.question, row.history, text, written, self.protocol.grammar)
 
     def _search(self, asked: Sequence[Asking]) -> None:
         """Make the searches of many rows in one batch, then go on with each row; in the thread, if there is one."""
@@ -291,7 +293,7 @@ class Driver:
             return
         row.noting = found
         row.asides.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
-        so_far = SoFar(row.question, tuple(row.searches), aside=found.searches)
+        so_far = EpisodeState(row.question, tuple(row.searches), aside=found.searches)
         most = min(left, self.limits.max_turn_tokens)
         self.model.start(Request(row.aside_key, ids, most, row.aside_seed, so_far))
 

@@ -9,7 +9,7 @@ from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.retrieval.query import PastTurn, Query
 
 
-def search_turn(question: Question, history: Sequence[PastTurn], text: str, written: str, grammar: Grammar) -> Query:
+def make_query(question: Question, history: Sequence[PastTurn], text: str, written: str, grammar: Grammar) -> Query:
     """The query `text` as a retriever is asked it.
 
     `history` holds the searches of the run's earlier turns, `written` all that the agent wrote in this turn (nothing,
@@ -18,7 +18,7 @@ def search_turn(question: Question, history: Sequence[PastTurn], text: str, writ
     return Query(text, question.question, reasoning_of(grammar, written), tuple(history))
 
 
-def past_turn(query: Query, search: Search) -> PastTurn:
+def make_past_turn(query: Query, search: Search) -> PastTurn:
     """A search that has happened, as later turns look back on it."""
     return PastTurn(query.text, query.reasoning, tuple(hit.passage.contents for hit in search.hits))
 
@@ -42,7 +42,7 @@ def turn_number(trajectory: Trajectory, place: int, protocol: Protocol) -> int:
     return place + (not protocol.opens_with_search) if turn is None else turn
 
 
-def search_turns(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
+def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     """What the retriever was asked in each of a finished run's searches, in order: equal to what the driver asked."""
     written = ["", *(segment.text for segment in trajectory.segments if segment.author is Author.AGENT)]
     queries: list[Query] = []
@@ -52,7 +52,7 @@ def search_turns(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
         now = turn_number(trajectory, place, protocol)
         if now != turn:
             turn, before = now, place
-        asked = search_turn(trajectory.question, history[:before], search.query, written[turn], protocol.grammar)
+        asked = make_query(trajectory.question, history[:before], search.query, written[turn], protocol.grammar)
         queries.append(asked)
-        history.append(past_turn(asked, search))
+        history.append(make_past_turn(asked, search))
     return queries

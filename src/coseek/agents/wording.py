@@ -16,7 +16,7 @@ from coseek.agents.grammar import Grammar
 from coseek.data.errors import SettingError
 from coseek.data.files import read_yaml
 from coseek.data.passage import Hit
-from coseek.data.registry import yaml_file
+from coseek.data.registry import find_yaml
 from coseek.data.settings import Settings, make_settings
 from coseek.data.trajectory import Search
 from coseek.models.model import Tokenizer
@@ -27,7 +27,7 @@ _LITERAL = re.compile(r"\{(\{\w+\})\}")
 """`{{word}}` in a template stands for `{word}` as it is."""
 
 
-class WordingFile(Settings):
+class PromptTemplateFile(Settings):
     """The templates of one wording."""
 
     about: str = ""
@@ -71,26 +71,28 @@ _OF_A_SEARCH = ("observation", "document")
 
 
 @dataclass(frozen=True)
-class Wording:
+class PromptTemplate:
     """Turns questions and passages into token ids."""
 
-    file: WordingFile
+    file: PromptTemplateFile
     grammar: Grammar
 
     @classmethod
-    def load(cls, name: str, grammar: Grammar, protocol: str, needs: Sequence[str] = ()) -> "Wording":
+    def load(cls, name: str, grammar: Grammar, protocol: str, needs: Sequence[str] = ()) -> "PromptTemplate":
         """`name` is one of ours (`default`, `laptop`) or the path of a YAML file.
 
         `protocol` chooses the prompt, or the file `NAME/PROTOCOL.yaml` where there is one; `needs` names templates
         that must not be empty.
         """
         own = FOLDER / name / f"{protocol}.yaml"
-        path = own if own.is_file() else yaml_file("wording", FOLDER, name)
-        file = make_settings(WordingFile, read_yaml(path, "wording file"), path)
+        path = own if own.is_file() else find_yaml("wording", FOLDER, name)
+        file = make_settings(PromptTemplateFile, read_yaml(path, "wording file"), path)
         return cls.of(file, grammar, protocol, needs, str(path))
 
     @classmethod
-    def of(cls, file: WordingFile, grammar: Grammar, protocol: str, needs: Sequence[str], source: str) -> "Wording":
+    def of(
+        cls, file: PromptTemplateFile, grammar: Grammar, protocol: str, needs: Sequence[str], source: str
+    ) -> "PromptTemplate":
         """Check templates against a grammar."""
         file = file.model_copy(update={"prompt": file.prompts.get(protocol, file.prompt), "prompts": {}})
         for template, fields in _FIELDS.items():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from coseek.data.trajectory import Search
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Move:
             raise ValueError("a move either searches or answers")
 
 
-class Writer(Protocol):
+class ScriptedAgent(Protocol):
     """Makes one move from the question and the searches so far."""
 
-    def write(self, so_far: SoFar, rng: random.Random) -> Move:
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The next move. `rng` is seeded by the row and the turn, so a resumed run writes the same."""
         ...
 
@@ -47,9 +47,9 @@ class Ranks(Protocol):
 
 
 @runtime_checkable
-class Concluding(Protocol):
+class CanConclude(Protocol):
     """A writer that can answer at any time from what was found: what it is asked under a protocol without searches."""
 
-    def conclude(self, so_far: SoFar, rng: random.Random) -> Move:
+    def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """A move with an answer."""
         ...

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from coseek.agents.grammar import Action
 from coseek.agents.moves import move_ids, note_ids
 from coseek.agents.protocol import Protocol
-from coseek.agents.writer import Concluding, Move, Ranks, Writer
-from coseek.models.model import Request, SoFar, Tokenizer, Turn, TurnEnd
+from coseek.agents.writer import CanConclude, Move, Ranks, ScriptedAgent
+from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 
 
-class WriterModel:
+class ScriptedAgentModel:
     """Implements `Model`. The move is put into words by the protocol and into ids by the tokenizer handed in:
     a demonstration for a policy is written in that policy's own ids, once."""
 
-    def __init__(self, writer: Writer, protocol: Protocol, tokenizer: Tokenizer) -> None:
+    def __init__(self, writer: ScriptedAgent, protocol: Protocol, tokenizer: Tokenizer) -> None:
         self.writer, self.protocol, self.tokenizer = writer, protocol, tokenizer
         self._waiting: list[Request] = []
 
@@ -43,11 +43,11 @@ class WriterModel:
 
     def _move(self, request: Request, rng: random.Random) -> Move:
         may_search = any(tag.action in (Action.SEARCH, Action.TOOL) for tag in self.protocol.grammar.tags)
-        if not may_search and isinstance(self.writer, Concluding):
+        if not may_search and isinstance(self.writer, CanConclude):
             return self.writer.conclude(request.so_far, rng)
         return self.writer.write(request.so_far, rng)
 
-    def evidence(self, so_far: SoFar) -> Sequence[str] | None:
+    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
         """Implements `Ranking`: the writer's own order, where it has one."""
         if not isinstance(self.writer, Ranks):
             return None

@@ -16,20 +16,20 @@ from pydantic import Field
 from coseek.agents.card import AgentCard
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits
-from coseek.agents.writer import Writer
-from coseek.agents.writing import WriterModel
+from coseek.agents.writer import ScriptedAgent
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.cli.terminal import say
 from coseek.data.audit import Decode
 from coseek.data.errors import DataError, SettingError, UserError, nearest
 from coseek.data.files import JsonObject, read_yaml
 from coseek.data.fingerprint import TOKENIZER, fingerprint
 from coseek.data.hub import fetch_command, missing
-from coseek.data.own_part import Offers, is_own
+from coseek.data.own_part import PluginSpec, is_plugin_path
 from coseek.data.registry import find, names
 from coseek.data.run import Run
 from coseek.data.settings import Settings, make_settings
 from coseek.machine.precision import S, SamplingPrecision
-from coseek.machine.speed import settled_here, warning
+from coseek.machine.speed import resolve_here, warning
 from coseek.models.dialect import dialect_of
 from coseek.models.model import Model, Tokenizer
 from coseek.models.remote import RemoteModel, RemoteSettings, open_remote
@@ -38,7 +38,7 @@ from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
 WRITERS = "coseek.agents.writers"
 """The package of agents that need no model; its files' names are theirs."""
-OFFERS: Offers = {"WORDING": str, "make": None}
+OFFERS: PluginSpec = {"WORDING": str, "make": None}
 """What a writer of one's own must have."""
 BYTES = "bytes"
 """Stands for a tokenizer whose tokens are bytes."""
@@ -69,7 +69,7 @@ class AgentSettings(Settings):
 
 def is_writer(name: str) -> bool:
     """Whether an agent needs no model."""
-    return is_own(name) or name in names(WRITERS)
+    return is_plugin_path(name) or name in names(WRITERS)
 
 
 def settings_for(
@@ -140,7 +140,7 @@ def open_agent(settings: AgentSettings) -> Agent:
     protocol = load_protocol(settings.protocol, settings.wording)
     tokenizer = open_tokenizer(settings, protocol)
     if is_writer(settings.name):
-        model: Model = WriterModel(open_writer(settings.name), protocol, tokenizer)
+        model: Model = ScriptedAgentModel(open_writer(settings.name), protocol, tokenizer)
     elif settings.is_remote:
         model = open_server(settings, protocol, tokenizer)
     else:
@@ -167,14 +167,14 @@ def content_of(name: str, files: str = "*") -> str:
     """A digest of the folder (its `files`) or of the Python file behind a name; the name itself where there is neither
     (`rules`, `bytes`)."""
     path = Path(name).expanduser()
-    if is_own(name) and path.is_file():
+    if is_plugin_path(name) and path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     return fingerprint(path, files) if not is_writer(name) and path.is_dir() else name
 
 
-def open_writer(name: str) -> Writer:
+def open_writer(name: str) -> ScriptedAgent:
     """Make a writer with its ordinary settings."""
-    return cast(Writer, find("writer", WRITERS, name, OFFERS).make())
+    return cast(ScriptedAgent, find("writer", WRITERS, name, OFFERS).make())
 
 
 def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
@@ -235,7 +235,7 @@ def settled_for(settings: S, agent: AgentSettings | None, began: Path) -> S:
     holds, where the work goes on, else what is fastest here."""
     recorded = read_yaml(began, "record").get("settings") if began.exists() else None
     width = hidden_size(Path(agent.name)) if agent is not None else 0
-    return settled_here(settings, recorded if isinstance(recorded, dict) else None, lambda _: width)
+    return resolve_here(settings, recorded if isinstance(recorded, dict) else None, lambda _: width)
 
 
 def decoder_of(run: Run) -> Decode | None:

@@ -8,8 +8,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from coseek.agents.asking import Remembered
-from coseek.agents.component import Tell, answer_from, answer_sheet, mark, verdict_sheet
+from coseek.agents.asking import CachedTextModel
+from coseek.agents.component import Tell, answer_cache, generate_answers, mark, verdict_cache
 from coseek.agents.frozen import open_generator, open_judge
 from coseek.agents.generator import Generator, GeneratorSettings
 from coseek.agents.judge import Claim, Judge, JudgeSettings
@@ -57,14 +57,14 @@ def open_parts(
     judges: Sequence[str],
     judge_prompt: str,
     cache: Path | None,
-) -> "FrozenParts":
+) -> "GraderSet":
     """The generator and the judges that were named."""
     generator = None
     if answer_with is not None:
         tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
         generator = open_generator(make_settings(GeneratorSettings, tree), cache)
     asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges)
-    return FrozenParts(generator, tuple(open_judge(settings, cache) for settings in asked))
+    return GraderSet(generator, tuple(open_judge(settings, cache) for settings in asked))
 
 
 def check_judged(metrics: Sequence[str], judges: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ def check_judged(metrics: Sequence[str], judges: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class FrozenParts:
+class GraderSet:
     """Who answers from passages, and who judges; the first judge's verdicts are the ones that are scored."""
 
     generator: Generator | None = None
@@ -105,7 +105,7 @@ class FrozenParts:
 
 
 @dataclass(frozen=True)
-class BothWays:
+class ScoredBothWays:
     """One run, scored by its own answers and as a component."""
 
     own: ScoredRun
@@ -114,27 +114,27 @@ class BothWays:
     """By judge, over both kinds of answers."""
 
 
-def ask(run: Run, name: str, parts: FrozenParts) -> BothWays:
+def ask(run: Run, name: str, parts: GraderSet) -> ScoredBothWays:
     """Give a run's passages to the generator and all answers to the judges; what is known already is not asked.
 
     Without frozen parts the trajectories are read once and not kept.
     """
     if parts.generator is None and not parts.judges:
-        return BothWays(score_run(name, run.trajectories()), None)
+        return ScoredBothWays(score_run(name, run.trajectories()), None)
     trajectories = list(run.trajectories())
     answers: Answers = {}
     if parts.generator is not None:
-        sheet = answer_sheet(run.folder, parts.generator)
+        sheet = answer_cache(run.folder, parts.generator)
         with _told(f"{name}: answers") as tell:
-            answers = answer_from(parts.generator, trajectories, sheet, tell)
+            answers = generate_answers(parts.generator, trajectories, sheet, tell)
         warn_of_cuts(parts.generator)
     claims = claims_of(trajectories, answers)
     verdicts: list[Verdicts] = []
     for judge in parts.judges:
         with _told(f"{name}: verdicts") as tell:
-            verdicts.append(mark(judge, claims, verdict_sheet(run.folder, judge), tell))
+            verdicts.append(mark(judge, claims, verdict_cache(run.folder, judge), tell))
     first = verdicts[0] if verdicts else None
-    return BothWays(
+    return ScoredBothWays(
         score_run(name, trajectories, first),
         component_run(name, trajectories, answers, first) if parts.generator is not None else None,
         tuple(verdicts),
@@ -148,7 +148,7 @@ def claims_of(trajectories: Sequence[Trajectory], answers: Answers) -> list[Clai
     return own + [Claim(questions[entry.question_id], entry.answer) for entry in answers.values() if entry.answer]
 
 
-def agreements_over(asked: Sequence[BothWays], parts: FrozenParts) -> dict[tuple[str, str], Agreement]:
+def agreements_over(asked: Sequence[ScoredBothWays], parts: GraderSet) -> dict[tuple[str, str], Agreement]:
     """How far the judges agree, over all runs."""
     together: dict[str, Verdicts] = {}
     for place, name in enumerate(parts.names()):
@@ -159,7 +159,7 @@ def agreements_over(asked: Sequence[BothWays], parts: FrozenParts) -> dict[tuple
 
 def warn_of_cuts(generator: Generator) -> None:
     """Say so when prompts were too long for a local model: it was given less than the sheet says."""
-    model = generator.model.model if isinstance(generator.model, Remembered) else generator.model
+    model = generator.model.model if isinstance(generator.model, CachedTextModel) else generator.model
     cut = getattr(model, "cut_prompts", 0)
     if cut:
         say(

@@ -12,14 +12,14 @@ from coseek.cli.running import check_gold
 from coseek.data.errors import DataError, SettingError, nearest
 from coseek.data.files import JsonObject
 from coseek.data.fingerprint import fingerprint
-from coseek.data.own_part import is_own
+from coseek.data.own_part import is_plugin_path
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.settings import Settings, make_settings
-from coseek.labels.parts import GOLD, ORACLE, Parts, Speaker
+from coseek.labels.parts import GOLD, ORACLE, AgentWithLimits, LabelResources
 from coseek.labels.turn import SearchTurn, turns_of
 from coseek.retrieval.index import IndexCard
-from coseek.retrieval.opening import own_parts
+from coseek.retrieval.opening import plugin_files
 from coseek.retrieval.retriever import digest_of
 
 
@@ -84,7 +84,7 @@ def retriever_of(runs: Sequence[Run], given: str | None) -> str:
     if given is not None:
         return given
     found = str(_common(runs, "retriever", "--retriever"))
-    _refuse_to_run([] if found.startswith(("http://", "https://")) else own_parts(found), "--retriever", found)
+    _refuse_to_run([] if found.startswith(("http://", "https://")) else plugin_files(found), "--retriever", found)
     return found
 
 
@@ -99,7 +99,7 @@ def agent_of(runs: Sequence[Run], given: str | None, temperature: float) -> Agen
     if not AgentSettings.model_fields.keys() >= tree.keys():  # naive RAG in a training run's table has no agent
         return None
     name = str(tree.get("name"))
-    _refuse_to_run([name] if is_own(name) else [], "--agent", name)
+    _refuse_to_run([name] if is_plugin_path(name) else [], "--agent", name)
     return make_settings(AgentSettings, {**tree, "temperature": temperature})
 
 
@@ -135,7 +135,7 @@ def _common(runs: Sequence[Run], name: str, way_out: str) -> object:
     return values[0]
 
 
-def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question], cache: Path | None) -> Parts:
+def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question], cache: Path | None) -> LabelResources:
     """The parts that were named. The agent and models are opened when a method asks for them."""
     if not settings.retriever.startswith(("http://", "https://")) and not Path(settings.retriever).exists():
         raise DataError(f"there is no retriever at {settings.retriever}; name another with --retriever")
@@ -153,10 +153,10 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
             "of a laptop world, a YAML file, or the address of a server"
         )
     who, limits = settings.agent, settings.limits
-    return Parts(
+    return LabelResources(
         folder=out,
         found_by=retriever,
-        open_agent=None if who is None else lambda: Speaker(open_agent(who), limits, identity_of(who)),
+        open_agent=None if who is None else lambda: AgentWithLimits(open_agent(who), limits, identity_of(who)),
         scorer_name=scorer,
         world=world,
         likelihood_name=settings.likelihood,
@@ -195,6 +195,6 @@ def identity_of(agent: AgentSettings) -> str:
         weights = name is not None and not is_writer(name) and Path(name).expanduser().is_dir()
         parts.append(fingerprint(Path(str(name)).expanduser()) if weights else str(name))
     for name in (agent.name, agent.protocol, agent.wording):
-        if name.endswith((".yaml", ".yml")) or is_own(name):
+        if name.endswith((".yaml", ".yml")) or is_plugin_path(name):
             parts.append(Path(name).read_text(encoding="utf-8"))
     return digest_of("agent", *parts)

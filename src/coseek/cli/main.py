@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from coseek import __version__
 from coseek.cli.extras import EXTRA_OF
 from coseek.data.errors import CoseekError, DiskFault, MissingExtra, SettingError, UserError
-from coseek.data.plain_json import whole_text
+from coseek.data.plain_json import replace_surrogates
 from coseek.data.registry import find, names
 from coseek.data.settings import mistakes
 
@@ -83,9 +83,9 @@ def complain(error: CoseekError, code: int) -> int:
 def dispatch(arguments: Sequence[str]) -> int:
     """Help, version, or the command that is named first."""
     for number, argument in enumerate(arguments, start=1):
-        if whole_text(argument) != argument:  # bytes that are no UTF-8 come as halves of surrogate pairs
+        if replace_surrogates(argument) != argument:  # bytes that are no UTF-8 come as halves of surrogate pairs
             raise UserError(
-                f"argument {number} ({whole_text(argument)!r}) is not UTF-8 text; write or rename it as UTF-8"
+                f"argument {number} ({replace_surrogates(argument)!r}) is not UTF-8 text; write or rename it as UTF-8"
             )
     if not arguments or arguments[0] in ("--help", "-h"):
         print(overview())

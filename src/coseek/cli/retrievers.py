@@ -4,7 +4,7 @@ from pathlib import Path
 
 from coseek.data.files import JsonObject, read_yaml
 from coseek.retrieval.index import IndexCard
-from coseek.retrieval.opening import Opening, Writes, open_retriever
+from coseek.retrieval.opening import OpenContext, TextModel, open_retriever
 from coseek.retrieval.retriever import Retriever
 
 
@@ -19,12 +19,12 @@ def check_there(name: str) -> None:
     if name.startswith(("http://", "https://")):
         return
     if path.suffix in (".yaml", ".yml"):
-        Opening(path.parent).check(read_yaml(path, "retriever file"), str(path))
+        OpenContext(path.parent).check(read_yaml(path, "retriever file"), str(path))
     else:
         IndexCard.read(path)
 
 
-def open_model(name: str) -> Writes:
+def open_model(name: str) -> TextModel:
     """A language model that a retriever asks: the path of a local model folder."""
     from coseek.models.text import open_writer  # here and not above: few retrievers need it
 

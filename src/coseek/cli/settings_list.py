@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from coseek.cli.terminal import print_json
 from coseek.data.files import Json, JsonObject
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, dump_settings
 
 WIDEST = 120
 """Longer lines are hard to read, however wide the terminal is."""
@@ -53,7 +53,7 @@ def print_settings(settings: Settings, as_json: bool) -> None:
 
 def listed(settings: Settings, prefix: str = "") -> Iterator[Setting]:
     """Every setting in the order of its declaration, groups before what is in them."""
-    tree = save_settings(settings)
+    tree = dump_settings(settings)
     for name, field in type(settings).model_fields.items():
         value, full = getattr(settings, name), prefix + name
         if isinstance(value, Settings):

@@ -24,7 +24,7 @@ from rich.progress import (
 
 from coseek.cli.log_lines import QUIET_S, Clock, Pace, stamped
 from coseek.data.files import Json, JsonObject
-from coseek.data.settings import assign
+from coseek.data.settings import apply_overrides
 
 WIDE = 10_000
 """Columns of a file or a pipe: nothing is cut or folded."""
@@ -80,7 +80,7 @@ def _uncut(console: Console) -> Console:
 
 def assignments(texts: Iterable[str], onto: JsonObject | None = None) -> JsonObject:
     """`a.b=c` arguments as a tree of settings, put into `onto` when it is given; values are YAML."""
-    return assign({} if onto is None else onto, list(texts))
+    return apply_overrides({} if onto is None else onto, list(texts))
 
 
 def display_path(path: Path) -> str:

@@ -7,12 +7,12 @@ from rich.text import Text
 
 from coseek.agents.rollout import Agent
 from coseek.data.passage import Hit
-from coseek.models.model import Model, Ranking, Request, SoFar, Turn
+from coseek.models.model import EpisodeState, Model, Ranking, Request, Turn
 from coseek.retrieval.query import Asked
 from coseek.retrieval.retriever import Retriever
 
 
-class WatchedModel:
+class ModelDisplay:
     """Shows every turn as it is finished; otherwise the model that it is given."""
 
     def __init__(self, model: Model, console: Console) -> None:
@@ -31,14 +31,14 @@ class WatchedModel:
             self.console.print(Text(self.tokenizer.decode(turn.ids).strip(), style="cyan"))
         return turns
 
-    def evidence(self, so_far: SoFar) -> Sequence[str] | None:
+    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
         return self.model.evidence(so_far) if isinstance(self.model, Ranking) else None
 
     def close(self, key: int) -> None:
         self.model.close(key)
 
 
-class WatchedRetriever:
+class RetrieverDisplay:
     """Shows what every search finds; otherwise the retriever that it is given."""
 
     def __init__(self, retriever: Retriever, console: Console) -> None:
@@ -58,4 +58,4 @@ class WatchedRetriever:
 
 def watched(agent: Agent, console: Console) -> Agent:
     """The same agent, with its turns shown."""
-    return Agent(agent.protocol, WatchedModel(agent.model, console))
+    return Agent(agent.protocol, ModelDisplay(agent.model, console))

@@ -59,7 +59,7 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
+class RecordedLimits:
     """The limits that `run.yaml` records; a budget that it does not name is not checked."""
 
     max_turns: int | None = None
@@ -68,7 +68,7 @@ class Budgets:
     max_tokens: int | None = None
 
     @classmethod
-    def of(cls, settings: JsonObject) -> "Budgets":
+    def of(cls, settings: JsonObject) -> "RecordedLimits":
         """Read from the group `limits`, at whatever depth it is, or from the settings themselves."""
         limits = _group(settings, "limits") or settings
         found = {name: limits.get(name) for name in cls.__slots__}
@@ -93,12 +93,12 @@ class _Auditor:
     decode: Decode | None
     rows: int = 0
     seen: dict[tuple[str, int], int] = field(default_factory=dict)
-    budgets: Budgets = field(default_factory=Budgets)
+    budgets: RecordedLimits = field(default_factory=RecordedLimits)
 
     def violations(self) -> Iterator[Violation]:
         path = self.run.folder / "run.yaml"
         try:
-            self.budgets = Budgets.of(self.run.settings)
+            self.budgets = RecordedLimits.of(self.run.settings)
         except DataError:
             yield Violation(path, "it is not valid YAML with a group named settings, so no budget can be checked")
         yield from self._trajectories()
@@ -161,10 +161,10 @@ class _Auditor:
 
 
 def check_trajectory(
-    trajectory: Trajectory, budgets: Budgets | None = None, decode: Decode | None = None
+    trajectory: Trajectory, budgets: RecordedLimits | None = None, decode: Decode | None = None
 ) -> Iterator[tuple[str, int | None]]:
     """What is wrong with one trajectory: sentences, each with the position of its segment where it has one."""
-    budgets = budgets or Budgets()
+    budgets = budgets or RecordedLimits()
     for position, segment in enumerate(trajectory.segments):
         for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
             yield what, position
@@ -201,7 +201,7 @@ def _ledger(segment: Segment, decode: Decode | None) -> Iterator[str]:
                 yield f"the text is not the decoding of the ids ({_parting(segment.text, text)})"
 
 
-def _turn(segment: Segment, budgets: Budgets) -> Iterator[str]:
+def _turn(segment: Segment, budgets: RecordedLimits) -> Iterator[str]:
     most = budgets.max_turn_tokens
     if segment.author is Author.AGENT and most is not None and len(segment.ids) > most:
         yield f"a turn of {len(segment.ids)} tokens, and the budget max_turn_tokens is {most}"
@@ -240,7 +240,7 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
         yield f"it stopped with {stop!s}, and none of its searches failed"
 
 
-def _searches(trajectory: Trajectory, budgets: Budgets) -> Iterator[str]:
+def _searches(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
     k = budgets.passages_per_search
     for number, search in enumerate(trajectory.searches, start=1):
         if search.fault is not None and search.hits:
@@ -254,7 +254,7 @@ def _searches(trajectory: Trajectory, budgets: Budgets) -> Iterator[str]:
             yield f"search {number} has the same passage twice"
 
 
-def _turns(trajectory: Trajectory, budgets: Budgets) -> Iterator[str]:
+def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
     """Which turn each search belongs to, and how many turns the environment answered."""
     known = [search.turn for search in trajectory.searches if search.turn is not None]
     written = sum(segment.author is Author.AGENT for segment in trajectory.segments)
@@ -303,7 +303,7 @@ def _evidence(trajectory: Trajectory) -> Iterator[str]:
         yield f"the passage {lacking[0]!r} was retrieved and is not in the evidence"
 
 
-def _asides(trajectory: Trajectory, budgets: Budgets, decode: Decode | None) -> Iterator[str]:
+def _asides(trajectory: Trajectory, budgets: RecordedLimits, decode: Decode | None) -> Iterator[str]:
     """Contexts beside the run: a prompt and at most one turn each, with ledgers of their own."""
     for number, aside in enumerate(trajectory.asides, start=1):
         authors = [segment.author for segment in aside]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-class Breaker:
+class CircuitBreaker:
     """Closed until `after` faults in a row; then open for `cool_down_s`; then one probe decides. For any threads."""
 
     def __init__(self, after: int, cool_down_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from coseek.data.breaker import Breaker
+from coseek.data.breaker import CircuitBreaker
 from coseek.data.errors import MissingExtra, SettingError
 from coseek.data.files import JsonObject
-from coseek.data.plain_json import NotPlain, read_outside
+from coseek.data.plain_json import InvalidJson, parse_lenient
 from coseek.data.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Retries(Settings):
     """No wait is longer. A server that asks for a longer one (Retry-After) is not asked again."""
 
 
-class Patience(Retries):
+class HttpSettings(Retries):
     """How many calls are under way at once, and how long a server that does not answer is asked again."""
 
     concurrency: int = Field(default=32, ge=1)
@@ -77,7 +77,7 @@ class Patience(Retries):
 
 
 @dataclass
-class CallStats:
+class HttpStats:
     """What the calls came to."""
 
     calls: int = 0
@@ -90,7 +90,7 @@ class CallStats:
     """Calls that ended without one."""
 
 
-class CallFailed(Exception):
+class HttpFailure(Exception):
     """A call that was not answered. `status` is what the server answered instead, where it answered at all."""
 
     def __init__(self, sentence: str, status: int | None = None) -> None:
@@ -118,7 +118,7 @@ class _Request:
     content: bytes | None
 
 
-class Calls:
+class HttpClient:
     """A server, asked from any threads. An event loop in a thread of its own carries the calls.
 
     A call that is cancelled is broken off, so that the server hears that nobody waits any more.
@@ -127,7 +127,7 @@ class Calls:
     def __init__(
         self,
         base: str,
-        patience: Patience | None = None,
+        patience: HttpSettings | None = None,
         key: str | None = None,
         rng: random.Random | None = None,
         *,
@@ -144,15 +144,15 @@ class Calls:
         if find_spec("httpx") is None:
             raise MissingExtra("httpx", "a server", "remote")
         self.base = base
-        self.patience = patience or Patience()
-        self.stats = CallStats()
+        self.patience = patience or HttpSettings()
+        self.stats = HttpStats()
         self._key = key
         self._rng = rng or random.Random()
         self._name = name or base
         self._quotes = quotes
         self._most_bytes = most_bytes
         self._sleep = sleep
-        self._breaker = Breaker(self.patience.break_after, self.patience.cool_down_s)
+        self._breaker = CircuitBreaker(self.patience.break_after, self.patience.cool_down_s)
         self._room = asyncio.Semaphore(self.patience.concurrency)
         self._clients: list[httpx.AsyncClient] = []
         self._idle: list[httpx.AsyncClient] = []
@@ -164,7 +164,7 @@ class Calls:
         self._end = weakref.finalize(self, _end, self._loop, self._thread, self._clients)
 
     def submit(self, method: Method, path: str, body: JsonObject | None = None) -> "Future[JsonObject]":
-        """Begin a call; its result is the answer's JSON object, or it raises `CallFailed`."""
+        """Begin a call; its result is the answer's JSON object, or it raises `HttpFailure`."""
         return self._begin(_object, method, path, body, None)
 
     def ask(self, method: Method, path: str, body: JsonObject | None = None) -> JsonObject:
@@ -204,7 +204,7 @@ class Calls:
         async with self._room:
             try:
                 answer = await self._patiently(request, read)
-            except CallFailed:
+            except HttpFailure:
                 self.stats.failed += 1
                 raise
             self.stats.answered += 1
@@ -283,8 +283,8 @@ class Calls:
             return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
         return self._failed(what, status)
 
-    def _failed(self, what: str, status: int | None = None) -> CallFailed:
-        return CallFailed(f"{self._name}: {what}", status)
+    def _failed(self, what: str, status: int | None = None) -> HttpFailure:
+        return HttpFailure(f"{self._name}: {what}", status)
 
     def quoted(self, text: str) -> str:
         """The beginning of what a server or a library said, on one line and without the key."""
@@ -301,7 +301,7 @@ class Calls:
         return longest * self._rng.uniform(0.5, 1.0)
 
 
-def base_of(url: str, ends: tuple[str, ...] = ()) -> str:
+def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
     """The address of a server, without any of `ends` at its end; a wrong one is a mistake of the user."""
     try:
         parts = urlsplit(url.strip())
@@ -356,7 +356,7 @@ def retry_after_s(said: str | None, now: float) -> float | None:
         return None
 
 
-def _client(base: str, key: str | None, patience: Patience) -> "httpx.AsyncClient":
+def _client(base: str, key: str | None, patience: HttpSettings) -> "httpx.AsyncClient":
     import httpx
 
     # Certificates take long to read, and without TLS there are none.
@@ -390,8 +390,8 @@ def _waited(future: "Future[T]") -> T:
 
 def _object(text: bytes) -> JsonObject:
     try:
-        answer = read_outside(text)
-    except NotPlain:
+        answer = parse_lenient(text)
+    except InvalidJson:
         raise _Passing("its answer is not JSON") from None
     if not isinstance(answer, dict):
         raise _Passing("its answer is JSON, but no object")

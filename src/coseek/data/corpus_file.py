@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coseek.data.errors import DataError, DiskFault
 from coseek.data.files import JsonObject, parse_line, read_json, write_json
-from coseek.data.passage import Corpus, Passage, feed_digest
+from coseek.data.passage import Corpus, Passage, update_digest
 
 Longs = NDArray[np.int64]
 
@@ -70,7 +70,7 @@ class CorpusFile(Corpus):
         for start, end, passage in _passages(path):
             spans.append((start, end))
             hashes.append(_hash(passage.id))
-            feed_digest(sha, passage)
+            update_digest(sha, passage)
         if not spans:
             raise DataError(f"{path} is empty; it needs at least one passage")
         hashes_N = np.array(hashes, dtype=np.int64)

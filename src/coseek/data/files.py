@@ -13,8 +13,8 @@ from typing import IO, TypeAlias, cast
 import yaml
 
 from coseek.data.errors import DataError
+from coseek.data.plain_json import InvalidJson, parse_strict, text_fault_in
 from coseek.data.plain_json import Json as Json
-from coseek.data.plain_json import NotPlain, read_plain, text_fault_in
 
 JsonObject: TypeAlias = dict[str, "Json"]
 
@@ -46,10 +46,10 @@ def parse_line(line: str | bytes, where: str) -> JsonObject:
     So is what JSON has not (NaN, Infinity) and what is no text (half of a surrogate pair): no file could hold it again.
     """
     try:
-        value = read_plain(line.decode("utf-8-sig") if isinstance(line, bytes) else line)
+        value = parse_strict(line.decode("utf-8-sig") if isinstance(line, bytes) else line)
     except UnicodeDecodeError:
         raise DataError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
-    except NotPlain as error:
+    except InvalidJson as error:
         raise DataError(f"{where}: {error}; mend or delete that line") from None
     if not isinstance(value, dict):
         raise DataError(f"{where}: a JSON object is needed, not {type(value).__name__}")
@@ -74,8 +74,8 @@ def read_json(path: Path) -> Json:
     """One JSON document; a broken one is a `DataError` naming the line or the field."""
     with open_text(path) as text:
         try:
-            return read_plain(text.read())
-        except NotPlain as error:
+            return parse_strict(text.read())
+        except InvalidJson as error:
             raise DataError(f"{path}{f', line {error.line}' if error.line else ''}: {error}") from None
         except UnicodeDecodeError:
             raise DataError(f"{path} is not UTF-8 text; save the file as UTF-8") from None
@@ -109,7 +109,7 @@ def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> Json
     return cast(JsonObject, tree or {})
 
 
-def dump_line(value: JsonObject) -> str:
+def json_line(value: JsonObject) -> str:
     """One JSON object on one line, as every file of coseek writes it (UTF-8, not escaped)."""
     # U+2028 and friends are legal inside a JSON string but end a line for str.splitlines readers.
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -123,7 +123,7 @@ def write_jsonl(path: Path, rows: Iterable[JsonObject]) -> int:
     count = 0
     with atomic_write(path) as file:
         for row in rows:
-            file.write(dump_line(row))
+            file.write(json_line(row))
             count += 1
     return count
 
@@ -134,7 +134,7 @@ def write_json(path: Path, value: Json) -> None:
         file.write(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
 
-def refuse_file(folder: Path) -> None:
+def check_not_file(folder: Path) -> None:
     """Refuse a file where a folder is to be written."""
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; choose a folder")
@@ -146,7 +146,7 @@ def refuse_strangers(folder: Path, mark: str, own: Collection[str] = ()) -> None
     `own` names files that may be there before `mark` is. Hidden files are passed over, and logs, which a shell opens
     before the program begins.
     """
-    refuse_file(folder)
+    check_not_file(folder)
     if not folder.is_dir() or (folder / mark).exists():
         return
     for path in sorted(folder.iterdir()):
@@ -201,7 +201,7 @@ def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
     A crash in `fill` leaves what was at `path` untouched. Between the two renames of a replacement
     the old folder lives on as `.NAME.old`; `recover_folder` puts it back. A file at `path` is refused.
     """
-    refuse_file(path)
+    check_not_file(path)
     make_folder(path.parent)
     recover_folder(path)
     part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))

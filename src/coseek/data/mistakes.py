@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Mistakes:
+class ErrorList:
     """Collects refusals of several checks. `refuse` raises what was found."""
 
     errors: list[UserError] = field(default_factory=list)

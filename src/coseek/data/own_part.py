@@ -18,7 +18,7 @@ from coseek.data.errors import DataError, SettingError
 from coseek.data.files import Json
 from coseek.data.settings import Settings
 
-Offers: TypeAlias = Mapping[str, type | None]
+PluginSpec: TypeAlias = Mapping[str, type | None]
 """What such a part has, by name: a class over this class of settings, a value of this type, or (`None`) a function."""
 
 
@@ -29,17 +29,17 @@ class _Source(SourceFileLoader):
         raise OSError
 
 
-def is_own(name: str) -> bool:
+def is_plugin_path(name: str) -> bool:
     """Whether a name is the path of a Python file."""
     return name.endswith(".py")
 
 
-def own_name(name: str) -> str:
+def plugin_name(name: str) -> str:
     """What an own part is called in logs: its file's name."""
-    return Path(name).stem.replace("-", "_") if is_own(name) else name
+    return Path(name).stem.replace("-", "_") if is_plugin_path(name) else name
 
 
-def load_own(kind: str, name: str, offers: Offers) -> ModuleType:
+def load_plugin(kind: str, name: str, offers: PluginSpec) -> ModuleType:
     """Run a file and look whether it offers what such a part needs. The same file is run once."""
     path = Path(name).expanduser()
     if not path.is_file():
@@ -54,7 +54,7 @@ def load_own(kind: str, name: str, offers: Offers) -> ModuleType:
 def digests(tree: Json) -> dict[str, Json]:
     """The own parts that a tree of settings names, each with a digest of its file: what a run that goes on must find
     unchanged."""
-    found = {name for name in _texts(tree) if is_own(name) and Path(name).expanduser().is_file()}
+    found = {name for name in _texts(tree) if is_plugin_path(name) and Path(name).expanduser().is_file()}
     return {name: _digest(Path(name).expanduser()) for name in sorted(found)}
 
 
@@ -81,7 +81,7 @@ def _line(error: Exception, path: Path) -> str:
     return f" (line {line})" if line else ""
 
 
-def _check(module: ModuleType, path: Path, kind: str, needed: str, what: type | None, offers: Offers) -> None:
+def _check(module: ModuleType, path: Path, kind: str, needed: str, what: type | None, offers: PluginSpec) -> None:
     if not hasattr(module, needed):
         raise SettingError(f"{path} has no {needed!r}, so it is no {kind}; such a file offers {', '.join(offers)}")
     found = getattr(module, needed)

@@ -31,7 +31,7 @@ class Passage:
         """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the quoted title)."""
         if "id" not in row:
             raise DataError('a passage needs an "id"')
-        ident = ident_in(row)
+        ident = read_id(row)
         if "text" in row:
             title = row.get("title")
             return cls(ident, "" if title is None else _text(title, "title", ident), _text(row["text"], "text", ident))
@@ -45,7 +45,7 @@ class Passage:
         return cls(ident, title, body)
 
 
-def ident_in(row: JsonObject) -> str:
+def read_id(row: JsonObject) -> str:
     """The id of a row; a number is read as a text."""
     ident = row["id"]
     if not isinstance(ident, str | int) or isinstance(ident, bool):
@@ -116,7 +116,7 @@ class Corpus(Sequence[Passage]):
         if self._digest is None:
             sha = hashlib.sha256()
             for passage in self:
-                feed_digest(sha, passage)
+                update_digest(sha, passage)
             self._digest = sha.hexdigest()
         return self._digest
 
@@ -137,7 +137,7 @@ class Corpus(Sequence[Passage]):
         write_jsonl(path, (passage.to_json() for passage in self))
 
 
-def feed_digest(sha: "hashlib._Hash", passage: Passage) -> None:
+def update_digest(sha: "hashlib._Hash", passage: Passage) -> None:
     """Add one passage to the digest of a corpus; the lengths keep fields from running into each other."""
     for part in (passage.id, passage.title, passage.text):
         data = part.encode()

@@ -2,7 +2,7 @@
 
 Python's reader takes more than JSON allows, and some of that can never be written again: `NaN`, `Infinity`, numbers
 beyond a float, `"\\ud800"` alone, lists nested without end. A file that a user gives is refused where it holds any of
-these, with the place. What a server or a model wrote is mended (`read_outside`), since nobody can edit it.
+these, with the place. What a server or a model wrote is mended (`parse_lenient`), since nobody can edit it.
 """
 
 import json
@@ -23,7 +23,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-class NotPlain(ValueError):
+class InvalidJson(ValueError):
     """JSON that cannot be used; the message is a sentence, which may lack its subject."""
 
     def __init__(self, sentence: str, line: int | None = None) -> None:
@@ -32,38 +32,38 @@ class NotPlain(ValueError):
         """From 1, where the reader of JSON says it."""
 
 
-def read_plain(text: str) -> Json:
-    """The value of a JSON text; whatever is not plain JSON is `NotPlain`, with the field where it is."""
+def parse_strict(text: str) -> Json:
+    """The value of a JSON text; whatever is not plain JSON is `InvalidJson`, with the field where it is."""
     try:
         value = cast(Json, _STRICT.decode(text))
     except _NotFinite as error:
-        raise NotPlain(f"{_not_finite_in(text)} is {error}, and JSON has finite numbers only") from None
+        raise InvalidJson(f"{_not_finite_in(text)} is {error}, and JSON has finite numbers only") from None
     except (ValueError, RecursionError) as error:
-        raise NotPlain(_why(error), getattr(error, "lineno", None)) from None
+        raise InvalidJson(_why(error), getattr(error, "lineno", None)) from None
     if _may_be_deep(text) and is_deep(value):
-        raise NotPlain(_TOO_DEEP)
+        raise InvalidJson(_TOO_DEEP)
     if _ESCAPED_HALF.search(text) and (found := next(_halves(value), None)) is not None:
-        raise NotPlain(_half_sentence(*found))
+        raise InvalidJson(_half_sentence(*found))
     return value
 
 
-def read_outside(text: str | bytes) -> Json:
+def parse_lenient(text: str | bytes) -> Json:
     """The value of a JSON text that a server or a model wrote: halves of surrogate pairs become U+FFFD.
 
-    Numbers that are not finite are left to whoever reads them. What is no JSON, or is nested too deeply, is `NotPlain`.
+    Numbers that are not finite are left to whoever reads them. What is no JSON, or is nested too deeply, is `InvalidJson`.
     """
     try:
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text), errors="surrogatepass")
         value = cast(Json, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise NotPlain(_why(error)) from None
+        raise InvalidJson(_why(error)) from None
     if _may_be_deep(text) and is_deep(value):
-        raise NotPlain(_TOO_DEEP)
+        raise InvalidJson(_TOO_DEEP)
     return _mended(value) if _ESCAPED_HALF.search(text) or _HALF.search(text) else value
 
 
-def whole_text(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with U+FFFD in place of every half of a surrogate pair, as decoders of broken bytes put it."""
     return text if text.isascii() else _HALF.sub("\ufffd", text)
 
@@ -184,9 +184,9 @@ def _shown(key: str) -> str:
 
 def _mended(value: Json) -> Json:
     if isinstance(value, str):
-        return whole_text(value)
+        return replace_surrogates(value)
     if isinstance(value, list):
         return [_mended(one) for one in value]
     if isinstance(value, dict):
-        return {whole_text(key): _mended(one) for key, one in value.items()}
+        return {replace_surrogates(key): _mended(one) for key, one in value.items()}
     return value

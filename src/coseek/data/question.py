@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coseek.data.errors import DataError
 from coseek.data.files import Json, JsonObject, read_jsonl, write_jsonl
-from coseek.data.passage import ident_in
+from coseek.data.passage import read_id
 from coseek.data.plain_json import is_deep
 
 ANSWERS = {"answers", "golden_answers"}
@@ -62,7 +62,7 @@ class Question:
             raise DataError(f"question {row['id']!r}: hops is a whole number, not {hops!r}")
         if is_deep(meta, DEEPEST_META):
             raise DataError(f"question {row['id']!r}: meta is nested more than {DEEPEST_META} deep; flatten it")
-        ident, question = ident_in(row), row["question"]
+        ident, question = read_id(row), row["question"]
         if not isinstance(question, str):
             raise DataError(f"question {ident!r}: the question is a text, not {question!r}")
         return cls(

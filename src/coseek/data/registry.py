@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from coseek.data.errors import DataError, UnknownName
-from coseek.data.own_part import Offers, is_own, load_own
+from coseek.data.own_part import PluginSpec, is_plugin_path, load_plugin
 
 
 def names(package: str) -> list[str]:
@@ -20,21 +20,21 @@ def names(package: str) -> list[str]:
     return sorted(name.replace("_", "-") for name in found if not name.startswith("_"))
 
 
-def find(kind: str, package: str, name: str, offers: Offers | None = None) -> ModuleType:
+def find(kind: str, package: str, name: str, offers: PluginSpec | None = None) -> ModuleType:
     """Import the part called `name`; an unknown one is refused with the nearest name.
 
     Where `offers` says what such a part has, `name` may also be the path of a Python file, seen from the working
     folder, which is run. Whoever passes it vouches that the user named that file.
     """
-    if offers is not None and is_own(name):
-        return load_own(kind, name, offers)
+    if offers is not None and is_plugin_path(name):
+        return load_plugin(kind, name, offers)
     known = names(package)
     if name not in known:
         raise UnknownName(kind, name, known)
     return importlib.import_module(f"{package}.{name.replace('-', '_')}")
 
 
-def yaml_file(kind: str, folder: Path, name: str) -> Path:
+def find_yaml(kind: str, folder: Path, name: str) -> Path:
     """The file behind a name: one of ours, `NAME.yaml` in `folder`, or a path that ends in `.yaml` or `.yml`."""
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():

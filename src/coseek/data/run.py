@@ -17,8 +17,8 @@ from coseek.data.errors import DataError, SettingError
 from coseek.data.files import (
     JsonObject,
     atomic_write,
-    dump_line,
     is_failed_start,
+    json_line,
     read_jsonl,
     read_yaml,
     refuse_strangers,
@@ -156,7 +156,7 @@ class Run:
 
     @staticmethod
     def append(file: IO[str], trajectory: Trajectory) -> None:
-        file.write(dump_line(trajectory.to_json()))
+        file.write(json_line(trajectory.to_json()))
         file.flush()
 
 

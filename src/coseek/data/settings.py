@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from coseek.data.errors import Place, SettingError, closest
 from coseek.data.files import Json, JsonObject, read_yaml
-from coseek.data.mistakes import Mistakes
+from coseek.data.mistakes import ErrorList
 
 
 class Settings(BaseModel):
@@ -29,7 +29,7 @@ class Settings(BaseModel):
         whole = dict(given)
         for name, field in cls.model_fields.items():
             if isinstance(value := given.get(name), dict) and isinstance(field.default, Settings):
-                whole[name] = overlay(type(field.default), save_settings(field.default), value)
+                whole[name] = merge_settings(type(field.default), dump_settings(field.default), value)
         return whole
 
 
@@ -63,12 +63,12 @@ MOST = 12
 
 def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
     """Read a YAML file into settings, then apply `a.b=c` overrides (values are YAML)."""
-    return make_settings(kind, assign(read_yaml(path, "recipe"), overrides), path, overrides)
+    return make_settings(kind, apply_overrides(read_yaml(path, "recipe"), overrides), path, overrides)
 
 
-def assign(tree: JsonObject, overrides: Sequence[str]) -> JsonObject:
+def apply_overrides(tree: JsonObject, overrides: Sequence[str]) -> JsonObject:
     """Put `a.b=c` overrides into a tree, whose groups they may change; values are YAML. Returns the tree."""
-    wrong = Mistakes()
+    wrong = ErrorList()
     for override in overrides:
         wrong.of(_assign, tree, override)
     wrong.refuse()
@@ -95,13 +95,13 @@ def put(tree: JsonObject, path: Sequence[str], value: Json) -> None:
     tree[path[-1]] = value
 
 
-def overlay(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
+def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
     """One tree of settings laid over another: groups of settings are merged, everything else is replaced whole."""
     merged = dict(below)
     for name, value in above.items():
         group, under = group_of(kind, name), merged.get(name)
         if group is not None and isinstance(value, dict) and isinstance(under, dict):
-            value = overlay(group, under, value)
+            value = merge_settings(group, under, value)
         merged[name] = value
     return merged
 
@@ -237,7 +237,7 @@ def without(tree: JsonObject, places: Sequence[Place]) -> JsonObject | None:
     return made
 
 
-def save_settings(settings: Settings) -> JsonObject:
+def dump_settings(settings: Settings) -> JsonObject:
     """The settings as plain values, ready for `run.yaml`."""
     return cast(JsonObject, settings.model_dump(mode="json"))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Generic, Protocol, Self, TypeVar
 
 from coseek.data.errors import DataError
-from coseek.data.files import JsonObject, atomic_write, dump_line, parse_line
+from coseek.data.files import JsonObject, atomic_write, json_line, parse_line
 from coseek.data.lock import lock_beside
 from coseek.data.run import drop_partial_line
 
@@ -106,7 +106,7 @@ class Verdict:
         return cls(str(row["question_id"]), str(row["response"]), right, str(row["text"]), _text(row, "fault"))
 
 
-class Entry(Protocol):
+class GradeEntry(Protocol):
     """A line of a sheet."""
 
     @property
@@ -123,11 +123,11 @@ class Entry(Protocol):
     def from_json(cls, row: JsonObject) -> Self: ...
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=GradeEntry)
 
 
 @dataclass(frozen=True)
-class Sheet(Generic[E]):
+class GradeCache(Generic[E]):
     """The file of one frozen part."""
 
     path: Path
@@ -138,7 +138,7 @@ class Sheet(Generic[E]):
     """Who wrote it, for people."""
 
     @classmethod
-    def beside(cls, folder: Path, kind: type[E], identity: str, card: JsonObject) -> "Sheet[E]":
+    def beside(cls, folder: Path, kind: type[E], identity: str, card: JsonObject) -> "GradeCache[E]":
         """The sheet of a part in a run's folder; parts that differ in anything have different ones."""
         name = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return cls(folder / f"{kind.__name__.lower()}.{name}.jsonl", kind, identity, card)
@@ -171,14 +171,14 @@ class Sheet(Generic[E]):
         with lock_beside(self.path):
             if not self.path.exists():
                 with atomic_write(self.path) as file:
-                    file.write(dump_line({"schema": SCHEMA, "identity": self.identity, "by": self.card}))
+                    file.write(json_line({"schema": SCHEMA, "identity": self.identity, "by": self.card}))
             drop_partial_line(self.path)
             with self.path.open("a", encoding="utf-8") as file:
                 yield file
 
     @staticmethod
-    def append(file: IO[str], entry: Entry) -> None:
-        file.write(dump_line(entry.to_json()))
+    def append(file: IO[str], entry: GradeEntry) -> None:
+        file.write(json_line(entry.to_json()))
         file.flush()
 
 

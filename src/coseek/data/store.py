@@ -30,7 +30,7 @@ class _Held(Exception):
     """Another process holds the file."""
 
 
-class Store:
+class TextCache:
     """Key → text. `used` is a clock that ticks once for every text written or marked as used."""
 
     def __init__(self, path: Path, max_rows: int = 1_000_000, patience_s: float = 10.0) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from coseek.agents.asking import Remembered, write_each
+from coseek.agents.asking import CachedTextModel, generate_each
 from coseek.agents.generator import fault_of
 from coseek.labels.listed_answer import Unreadable
 from coseek.labels.tally import FAULT, Tally
-from coseek.models.text import TextWriter
-from coseek.retrieval.opening import Writes
+from coseek.models.text import LocalTextModel
+from coseek.retrieval.opening import TextModel
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Said(Generic[T]):
     """Why there is no answer; then it is asked again at the next start."""
 
 
-def ask_twice(model: Writes, asked: Sequence[Ask[T]], max_tokens: int, tally: Tally) -> list[Said[T]]:
+def ask_with_retry(model: TextModel, asked: Sequence[Ask[T]], max_tokens: int, tally: Tally) -> list[Said[T]]:
     """What is read of each answer, in order; those that cannot be read are asked once more, together.
 
     A prompt that the model cannot hold is not asked: it would lose its middle, and what is not seen is not scored.
@@ -58,10 +58,10 @@ def ask_twice(model: Writes, asked: Sequence[Ask[T]], max_tokens: int, tally: Ta
 
 
 def _asked(
-    model: Writes, asked: Sequence[Ask[T]], prompts: Sequence[str], max_tokens: int, tally: Tally
+    model: TextModel, asked: Sequence[Ask[T]], prompts: Sequence[str], max_tokens: int, tally: Tally
 ) -> list[Said[T]]:
     held = [place for place, prompt in enumerate(prompts) if _holds(model, prompt, max_tokens)]
-    texts = write_each(model, [prompts[place] for place in held], max_tokens)
+    texts = generate_each(model, [prompts[place] for place in held], max_tokens)
     tally.add(CALLS, len(held))
     said: list[Said[T]] = [Said(None, (), TOO_LONG) for _ in asked]
     for place, text in zip(held, texts, strict=True):
@@ -75,8 +75,8 @@ def _asked(
     return said
 
 
-def _holds(model: Writes, prompt: str, max_tokens: int) -> bool:
+def _holds(model: TextModel, prompt: str, max_tokens: int) -> bool:
     """Whether a local model can read the prompt whole. A server refuses what is too long for it, which is a fault."""
-    if isinstance(model, Remembered):
+    if isinstance(model, CachedTextModel):
         return _holds(model.model, prompt, max_tokens)
-    return not isinstance(model, TextWriter) or model.holds(prompt, max_tokens)
+    return not isinstance(model, LocalTextModel) or model.holds(prompt, max_tokens)

@@ -17,8 +17,8 @@ from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
-from coseek.labels.parts import Parts
-from coseek.labels.scores import Kept, Score
+from coseek.labels.parts import LabelResources
+from coseek.labels.scores import Score, ScoreCache
 from coseek.labels.tally import FAULT
 from coseek.labels.turn import SearchTurn
 from coseek.measure.answers import exact_match
@@ -35,13 +35,13 @@ Wanted: TypeAlias = tuple[SearchTurn, Passage]
 class Correctness:
     """The agent, which goes on from passages, and what came of it so far."""
 
-    parts: Parts
-    kept: Kept[Score]
+    parts: LabelResources
+    kept: ScoreCache[Score]
     _runs: dict[tuple[str, int], str] = field(default_factory=dict, repr=False)
     """Digests of runs, which are many tokens long."""
 
     @classmethod
-    def of(cls, parts: Parts) -> "Correctness":
+    def of(cls, parts: LabelResources) -> "Correctness":
         """Refuses an agent that writes no answer."""
         protocol = parts.agent.protocol
         if protocol.tag_for(Author.AGENT, Action.ANSWER) is None:

@@ -30,7 +30,7 @@ Asked: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextCandidate:
     """The turn is not decided before this candidate's GAC is known."""
 
     candidate: int
@@ -38,7 +38,7 @@ class Next:
 
 def decide(
     relevance_C: Sequence[float], correct: Mapping[int, bool], *, ties: Ties = "paper", least: float = LEAST
-) -> tuple[int, ...] | Next:
+) -> tuple[int, ...] | NextCandidate:
     """The positives of a turn, in the retriever's order; none when no candidate has both scores.
 
     `relevance_C` is the LR of each candidate in the retriever's order, `correct` the GAC of those that were continued.
@@ -50,7 +50,7 @@ def decide(
         if positives and relevance_C[place] < relevance_C[positives[0]]:
             break
         if place not in correct:
-            return Next(place)
+            return NextCandidate(place)
         if correct[place]:
             positives.append(place)
         if len(positives) == (1 if ties == "paper" else MOST_TIED):
@@ -58,7 +58,7 @@ def decide(
     return tuple(positives)
 
 
-def decide_all(
+def decide_all_positives(
     relevance_TC: Sequence[Sequence[float]],
     continued: Callable[[Sequence[Asked]], Sequence[bool | None]],
     *,
@@ -89,7 +89,7 @@ def decide_all(
         wave: list[Asked] = []
         for turn in undecided:
             outcome = decide(relevance_TC[turn], correct_T[turn], ties=ties, least=least)
-            if not isinstance(outcome, Next):
+            if not isinstance(outcome, NextCandidate):
                 yield turn, outcome
             elif (turn, outcome.candidate) in tried:
                 yield turn, None

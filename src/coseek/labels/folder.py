@@ -14,8 +14,8 @@ from coseek.data.errors import DataError, SettingError
 from coseek.data.files import (
     JsonObject,
     atomic_write,
-    dump_line,
     is_failed_start,
+    json_line,
     parse_line,
     read_jsonl,
     write_jsonl,
@@ -23,13 +23,13 @@ from coseek.data.files import (
 from coseek.data.lock import Lock, kept_lock, lock_folder
 from coseek.data.run import drop_partial_line, provenance
 from coseek.data.settings import first_difference
-from coseek.labels.label import Dropped, LabelSet, TurnId
+from coseek.labels.label import DroppedTurn, LabelSet, TurnId
 from coseek.labels.maker import Labelled
 
-R = TypeVar("R", LabelSet, Dropped)
+R = TypeVar("R", LabelSet, DroppedTurn)
 
 
-class Labels:
+class LabelFolder:
     """Labels on disk."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class Labels:
         """Kept by those labels that are being made."""
 
     @classmethod
-    def create(cls, folder: Path, settings: JsonObject, identity: str) -> "Labels":
+    def create(cls, folder: Path, settings: JsonObject, identity: str) -> "LabelFolder":
         """A new folder, locked as long as the object lives; one that holds labels already is refused."""
         with kept_lock(folder) as lock:
             cls.refuse_old(folder)
@@ -58,7 +58,7 @@ class Labels:
             raise DataError(f"{folder} holds labels already; go on with them with --resume, or choose another --out")
 
     @classmethod
-    def begin(cls, folder: Path, settings: JsonObject, identity: str, resume: bool) -> "Labels":
+    def begin(cls, folder: Path, settings: JsonObject, identity: str, resume: bool) -> "LabelFolder":
         """A new folder, or the one to go on with, which must have been begun with the same settings and parts. It is
         locked as long as the object lives."""
         if not (resume and (folder / "labels.yaml").exists()) or is_failed_start(folder, "labels.yaml"):
@@ -94,9 +94,9 @@ class Labels:
         """The stored label sets."""
         return _read(self.sets_path, LabelSet.from_json)
 
-    def dropped(self) -> Iterator[Dropped]:
+    def dropped(self) -> Iterator[DroppedTurn]:
         """The turns that give no label, each with its reason."""
-        return _read(self.dropped_path, Dropped.from_json)
+        return _read(self.dropped_path, DroppedTurn.from_json)
 
     def recover(self) -> set[TurnId]:
         """The turns that are done. The last of `labels.jsonl` is taken out and done anew: a kill may have left a part
@@ -107,8 +107,8 @@ class Labels:
         return {one.turn for one in self.sets()} | {one.turn for one in self.dropped()}
 
     def append(self, rows: Sequence[Labelled]) -> None:
-        sets = [dump_line(row.to_json()) for row in rows if isinstance(row, LabelSet)]
-        dropped = [dump_line(row.to_json()) for row in rows if isinstance(row, Dropped)]
+        sets = [json_line(row.to_json()) for row in rows if isinstance(row, LabelSet)]
+        dropped = [json_line(row.to_json()) for row in rows if isinstance(row, DroppedTurn)]
         for path, lines in ((self.sets_path, sets), (self.dropped_path, dropped)):
             with path.open("a", encoding="utf-8") as file:  # made even when there is nothing to say
                 file.writelines(lines)

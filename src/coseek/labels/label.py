@@ -127,7 +127,7 @@ class LabelSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedTurn:
     """A search turn that gives no label, and why."""
 
     turn: TurnId
@@ -139,5 +139,5 @@ class Dropped:
         return {**self.turn.to_json(), "reason": self.reason, "detail": self.detail}
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Dropped":
+    def from_json(cls, row: JsonObject) -> "DroppedTurn":
         return cls(TurnId.from_json(row), str(row["reason"]), str(row["detail"]))

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from coseek.agents.component import BATCH
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
-from coseek.labels.parts import GOLD, ORACLE, Parts
+from coseek.labels.parts import GOLD, ORACLE, LabelResources
 from coseek.labels.relevance import (
+    CandidateList,
     GoldRelevance,
-    Listed,
     ModelRelevance,
     OracleRelevance,
     Rating,
-    Relevance,
+    RelevanceScorer,
     load_relevance_prompt,
 )
-from coseek.labels.scores import Kept
+from coseek.labels.scores import ScoreCache
 from coseek.labels.sub_answer import SubAnswerer, SubAnswers, load_sub_answer_prompt
 from coseek.labels.turn import SearchTurn
 from coseek.retrieval.retriever import digest_of
@@ -49,12 +49,12 @@ class NoScores:
 class LocalRelevance:
     """A scorer with its sheets."""
 
-    def __init__(self, parts: Parts, scoring: Scoring) -> None:
+    def __init__(self, parts: LabelResources, scoring: Scoring) -> None:
         self.scoring, self.tally = scoring, parts.tally
         self.relevance = open_relevance(parts, scoring)
-        self.kept: Kept[Rating] = parts.sheet(LR, Rating, self.relevance.identity, self.relevance.card)
+        self.kept: ScoreCache[Rating] = parts.sheet(LR, Rating, self.relevance.identity, self.relevance.card)
         self.answerer = _open_answerer(parts, scoring)
-        self.answers: Kept[SubAnswers] | None = None
+        self.answers: ScoreCache[SubAnswers] | None = None
         if self.answerer is not None:
             self.answers = parts.sheet("sub-answers", SubAnswers, self.answerer.identity, self.answerer.card)
 
@@ -70,7 +70,7 @@ class LocalRelevance:
         """By passage id, for each turn. One window without scores leaves its whole turn without."""
         sub_answers = self._sub_answers(turns)
         size = self.scoring.window
-        windows: list[tuple[int, Listed]] = []
+        windows: list[tuple[int, CandidateList]] = []
         found: list[dict[str, float] | NoScores] = [{} for _ in turns]
         for place, (turn, passages) in enumerate(zip(turns, shown, strict=True)):
             sub_answer = sub_answers[place]
@@ -78,12 +78,12 @@ class LocalRelevance:
                 found[place] = sub_answer
                 continue
             starts = range(0, len(passages), size)
-            windows += [(place, Listed(turn, tuple(passages[at : at + size]), sub_answer)) for at in starts]
+            windows += [(place, CandidateList(turn, tuple(passages[at : at + size]), sub_answer)) for at in starts]
         for (place, _), rating in zip(windows, self._ratings([listed for _, listed in windows]), strict=True):
             found[place] = _joined(found[place], rating)
         return found
 
-    def _ratings(self, asked: Sequence[Listed]) -> list[Rating]:
+    def _ratings(self, asked: Sequence[CandidateList]) -> list[Rating]:
         known: dict[int, Rating] = {}
         for place, one in enumerate(asked):
             rating = self.kept.get((*one.turn.id.key, one.digest))
@@ -129,7 +129,7 @@ class LocalRelevance:
         return [known[place] for place in range(len(runs))]
 
 
-def open_relevance(parts: Parts, scoring: Scoring) -> Relevance:
+def open_relevance(parts: LabelResources, scoring: Scoring) -> RelevanceScorer:
     """The scorer that was named."""
     if parts.scorer == ORACLE:
         return OracleRelevance(parts.oracle, str(parts.world))
@@ -139,7 +139,7 @@ def open_relevance(parts: Parts, scoring: Scoring) -> Relevance:
     return ModelRelevance(parts.writer, prompt, scoring.max_tokens, scoring.max_words, parts.tally)
 
 
-def _open_answerer(parts: Parts, scoring: Scoring) -> SubAnswerer | None:
+def _open_answerer(parts: LabelResources, scoring: Scoring) -> SubAnswerer | None:
     """The oracle and the gold passages know without sub-answers."""
     if parts.scorer in (ORACLE, GOLD) or scoring.sub_answer_prompt is None:
         return None

@@ -12,26 +12,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from coseek.data.own_part import Offers
+from coseek.data.own_part import PluginSpec
 from coseek.data.question import Question
 from coseek.data.settings import Settings
-from coseek.labels.label import Dropped, LabelSet
+from coseek.labels.label import DroppedTurn, LabelSet
 from coseek.labels.turn import SearchTurn
 
 if TYPE_CHECKING:  # parts open what stands on this border
-    from coseek.labels.parts import Parts
+    from coseek.labels.parts import LabelResources
 
 PACKAGE = "coseek.labels.makers"
-OFFERS: Offers = {"SETTINGS": Settings, "terms": None, "open": None}
+OFFERS: PluginSpec = {"SETTINGS": Settings, "terms": None, "open": None}
 """What a module of one's own must have."""
 RUN = "run"
 """Name of a fault in the tally of a maker that makes its runs itself: one that ended a run."""
 
-Labelled: TypeAlias = LabelSet | Dropped
+Labelled: TypeAlias = LabelSet | DroppedTurn
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class MakerRequirements:
     """What a method needs besides runs and a retriever, and what it gives, as far as its settings say it."""
 
     scorer: bool = False
@@ -41,7 +41,7 @@ class Terms:
     answers: str = ""
     """Needs an agent that writes an answer, unless this setting is taken; empty where any agent will do."""
     rolls_out: bool = False
-    """Makes its runs itself (`RollsOut`), as many a question as its setting `samples` says."""
+    """Makes its runs itself (`RolloutMaker`), as many a question as its setting `samples` says."""
     targets: bool = False
     """Its label sets have `targets`, from which the loss `kl` learns."""
 
@@ -61,7 +61,7 @@ class LabelMaker(Protocol):
 
 
 @runtime_checkable
-class RollsOut(Protocol):
+class RolloutMaker(Protocol):
     """A maker that changes what the agent reads, so that its labels come from a run of its own."""
 
     def roll_out(self, questions: Sequence[Question], tell: Callable[[int, int], None]) -> list[SearchTurn]:
@@ -76,6 +76,6 @@ class MakerModule(Protocol):
 
     SETTINGS: type[Settings]
 
-    def terms(self, settings: Settings) -> Terms: ...
+    def terms(self, settings: Settings) -> MakerRequirements: ...
 
-    def open(self, settings: Settings, parts: "Parts") -> LabelMaker: ...
+    def open(self, settings: Settings, parts: "LabelResources") -> LabelMaker: ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from coseek.data.errors import DataError
 from coseek.data.files import JsonObject
 from coseek.data.question import Question
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.labels.label import TurnId
 from coseek.labels.maker import LabelMaker
 from coseek.labels.tally import Tally
@@ -52,7 +52,7 @@ class Summary:
 
 
 def make_labels(
-    labels: Labels, maker: LabelMaker, turns: Sequence[SearchTurn], tally: Tally, tell: Tell | None = None
+    labels: LabelFolder, maker: LabelMaker, turns: Sequence[SearchTurn], tally: Tally, tell: Tell | None = None
 ) -> Summary:
     """Label the turns that are not done yet. Rows are appended chunk by chunk and end up in the order of the turns."""
     began = time.perf_counter()
@@ -102,7 +102,7 @@ def asked_questions(turns: Sequence[SearchTurn]) -> list[Question]:
     return list({turn.question.id: turn.question for turn in turns}.values())
 
 
-def summary(labels: Labels, order: Sequence[TurnId], tally: Tally, seconds: float = 0.0) -> Summary:
+def summary(labels: LabelFolder, order: Sequence[TurnId], tally: Tally, seconds: float = 0.0) -> Summary:
     """What a folder holds, and what this start came to."""
     sets = Counter(row.turn for row in labels.sets())
     dropped = Counter(row.reason for row in labels.dropped())

@@ -18,8 +18,8 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.labels.candidates import RETRIEVER
 from coseek.labels.label import Candidate
-from coseek.labels.ranker import Order, Ranker, ToRank
-from coseek.labels.scores import Kept
+from coseek.labels.ranker import Order, Ranker, RankingRequest
+from coseek.labels.scores import ScoreCache
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.retriever import Retriever, digest_of
 
@@ -92,7 +92,7 @@ class Rankings:
 
     over: Retriever
     ranker: Ranker
-    kept: Kept[Ranking]
+    kept: ScoreCache[Ranking]
     depth: int
     """Passages of the retriever that are ranked."""
     gold_in_front: bool
@@ -112,7 +112,7 @@ class Rankings:
         found = self.over.search([query for _, query in turns.values()], self.depth)
         pools = [self._pool(question, hits) for (question, _), hits in zip(turns.values(), found, strict=True)]
         asked = [
-            ToRank(question, query, tuple(candidate.passage for candidate in pool))
+            RankingRequest(question, query, tuple(candidate.passage for candidate in pool))
             for (question, query), pool in zip(turns.values(), pools, strict=True)
         ]
         orders = self.ranker.rank(asked)

@@ -12,22 +12,22 @@ from coseek.agents.rollout import Agent
 from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject
 from coseek.data.passage import Corpus
-from coseek.data.sheet import Sheet
-from coseek.labels.scores import E, Kept
+from coseek.data.sheet import GradeCache
+from coseek.labels.scores import E, ScoreCache
 from coseek.labels.tally import Tally
-from coseek.retrieval.opening import Writes
+from coseek.retrieval.opening import TextModel
 from coseek.retrieval.retriever import Retriever, digest_of
 from coseek.world.oracle import Oracle
 
 if TYPE_CHECKING:  # torch
-    from coseek.models.likelihood import Likelihood
+    from coseek.models.likelihood import LocalLikelihood
 
 ORACLE, GOLD = "oracle", "gold"
 """Scorers that are no models: the oracle of a laptop world, and the gold passages of a data set."""
 
 
 @dataclass(frozen=True)
-class Speaker:
+class AgentWithLimits:
     """An agent with its budgets."""
 
     agent: Agent
@@ -37,14 +37,14 @@ class Speaker:
 
 
 @dataclass(frozen=True)
-class Parts:
+class LabelResources:
     """The retriever, the agent and the frozen models that were named."""
 
     folder: Path
     """The label folder. Makers keep their sheets in `scores`, and a run of their own in `run`."""
     found_by: Retriever | None = None
     """The current retriever."""
-    open_agent: Callable[[], Speaker] | None = None
+    open_agent: Callable[[], AgentWithLimits] | None = None
     scorer_name: str | None = None
     """`oracle`, `gold`, or a model: a folder, the address of a server, a YAML file."""
     world: Path | None = None
@@ -86,7 +86,7 @@ class Parts:
         return digest_of(self._speaker.identity, self.limits.model_dump_json())
 
     @cached_property
-    def _speaker(self) -> Speaker:
+    def _speaker(self) -> AgentWithLimits:
         if self.open_agent is None:
             raise SettingError("these labels need the agent, which goes on from passages; name it with --agent")
         return self.open_agent()
@@ -111,14 +111,14 @@ class Parts:
         return Oracle.load(self.world)
 
     @cached_property
-    def writer(self) -> Writes:
+    def writer(self) -> TextModel:
         """The scorer as a model that writes texts, always the likeliest one."""
         if self.scorer in (ORACLE, GOLD):
             raise SettingError(f"--scorer {self.scorer} is no model, and these labels need one that writes")
         return frozen(self.scorer, self.cache)
 
     @cached_property
-    def likelihood(self) -> "Likelihood":
+    def likelihood(self) -> "LocalLikelihood":
         if self.likelihood_name is None:
             raise SettingError(
                 "these labels need a model that says how likely an answer is; name its folder with --likelihood"
@@ -127,7 +127,7 @@ class Parts:
 
         return open_likelihood(self.likelihood_name)
 
-    def sheet(self, name: str, kind: type[E], identity: str, card: JsonObject) -> Kept[E]:
+    def sheet(self, name: str, kind: type[E], identity: str, card: JsonObject) -> ScoreCache[E]:
         """The sheet of a part in `scores`, read; parts that differ in anything have different ones."""
         path = self.folder / "scores" / f"{name}.{digest_of(identity)[:16]}.jsonl"
-        return Kept(Sheet(path, kind, identity, card))
+        return ScoreCache(GradeCache(path, kind, identity, card))

@@ -14,22 +14,22 @@ from typing import Protocol
 from coseek.data.files import JsonObject
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.labels.asking import Ask, Said, ask_twice
+from coseek.labels.asking import Ask, Said, ask_with_retry
 from coseek.labels.listed_answer import Unreadable, after_mark
 from coseek.labels.relevance import PROMPTS
 from coseek.labels.tally import Tally
-from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, read_ranking, show
+from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
 from coseek.retrieval.language.prompt import fill, load_prompt, one_line
 from coseek.retrieval.language.windows import sliding_together
 from coseek.retrieval.lexical.words import words
-from coseek.retrieval.opening import Writes
+from coseek.retrieval.opening import TextModel
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import digest_of
 from coseek.world.oracle import Oracle
 
 
 @dataclass(frozen=True, slots=True)
-class ToRank:
+class RankingRequest:
     """What a ranker is told of one search turn."""
 
     question: Question
@@ -66,7 +66,7 @@ class Ranker(Protocol):
         """Who this is, for the head of a sheet."""
         ...
 
-    def rank(self, asked: Sequence[ToRank]) -> list[Order]:
+    def rank(self, asked: Sequence[RankingRequest]) -> list[Order]:
         """One order each. A failure is an order with a fault, and takes no others along."""
         ...
 
@@ -85,10 +85,10 @@ class OracleRanker:
     def card(self) -> JsonObject:
         return {"ranker": "the oracle of a laptop world"}
 
-    def rank(self, asked: Sequence[ToRank]) -> list[Order]:
+    def rank(self, asked: Sequence[RankingRequest]) -> list[Order]:
         return [self._order(one) for one in asked]
 
-    def _order(self, asked: ToRank) -> Order:
+    def _order(self, asked: RankingRequest) -> Order:
         hop = self.oracle.hop_of(asked.question, asked.query.text)
         scores = [float(self.oracle.relevance(asked.question, passage, hop)) for passage in asked.passages]
         return Order(tuple(sorted(range(len(scores)), key=lambda place: -scores[place])), tuple(scores))
@@ -110,10 +110,10 @@ class GoldRanker:
     def card(self) -> JsonObject:
         return {"ranker": "gold evidence"}
 
-    def rank(self, asked: Sequence[ToRank]) -> list[Order]:
+    def rank(self, asked: Sequence[RankingRequest]) -> list[Order]:
         return [Order(self._places(one)) for one in asked]
 
-    def _places(self, asked: ToRank) -> tuple[int, ...]:
+    def _places(self, asked: RankingRequest) -> tuple[int, ...]:
         known = {document for turn in asked.query.history for document in turn.documents}
         wanted = set(words(f"{asked.query.text} {asked.query.reasoning}"))
 
@@ -155,7 +155,7 @@ class ModelRanker:
     the last window.
     """
 
-    model: Writes
+    model: TextModel
     prompt: RankPrompt
     max_tokens: int
     max_words: int
@@ -175,12 +175,14 @@ class ModelRanker:
     def card(self) -> JsonObject:
         return {"ranker": "a model", "model_identity": self.model.identity, "prompt": self.prompt.about}
 
-    def rank(self, asked: Sequence[ToRank]) -> list[Order]:
+    def rank(self, asked: Sequence[RankingRequest]) -> list[Order]:
         heard = [_Heard() for _ in asked]
 
         def rank_windows(windows: list[tuple[int, list[int]]]) -> list[Sequence[int]]:
             due = [(number, items) for number, items in windows if heard[number].failed is None]
-            said = ask_twice(self.model, [self._ask(asked[n], items) for n, items in due], self.max_tokens, self.tally)
+            said = ask_with_retry(
+                self.model, [self._ask(asked[n], items) for n, items in due], self.max_tokens, self.tally
+            )
             found: dict[int, Sequence[int]] = {}
             for (number, items), one in zip(due, said, strict=True):
                 heard[number].texts += one.texts
@@ -196,7 +198,7 @@ class ModelRanker:
         ranked = sliding_together(lists, rank_windows, window, step)
         return [one.order(places) for one, places in zip(heard, ranked, strict=True)]
 
-    def _ask(self, asked: ToRank, places: Sequence[int]) -> Ask[tuple[int, ...]]:
+    def _ask(self, asked: RankingRequest, places: Sequence[int]) -> Ask[tuple[int, ...]]:
         prompt = show(
             self.prompt,
             asked.query.text,
@@ -228,7 +230,7 @@ class _Heard:
 
 def read_order(text: str, count: int) -> tuple[int, ...] | Unreadable:
     """`[2] > [1] > [3]` as places from 0; anything but each of 1 … count exactly once is unreadable."""
-    reading = read_ranking(text, count)
+    reading = parse_ranking(text, count)
     if reading.unreadable:
         return Unreadable("no ranking")
     if reading.missing or reading.repeated or reading.invented:

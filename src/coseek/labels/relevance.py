@@ -13,14 +13,14 @@ from typing import Protocol, cast
 
 from coseek.data.files import JsonObject
 from coseek.data.passage import Passage
-from coseek.labels.asking import Ask, Said, ask_twice
+from coseek.labels.asking import Ask, Said, ask_with_retry
 from coseek.labels.label import TurnId
 from coseek.labels.listed_answer import Form, Unreadable, after_mark, read_scores
 from coseek.labels.tally import Tally
 from coseek.labels.turn import SearchTurn
 from coseek.retrieval.language.listing import disarmed
 from coseek.retrieval.language.prompt import PromptFile, fill, load_prompt, one_line
-from coseek.retrieval.opening import Writes
+from coseek.retrieval.opening import TextModel
 from coseek.retrieval.retriever import digest_of
 from coseek.world.oracle import Oracle
 
@@ -28,7 +28,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class CandidateList:
     """Passages that one search turn might have been shown, to be scored together."""
 
     turn: SearchTurn
@@ -86,7 +86,7 @@ class Rating:
         )
 
 
-class Relevance(Protocol):
+class RelevanceScorer(Protocol):
     """Whoever scores passages for a search turn."""
 
     @property
@@ -99,7 +99,7 @@ class Relevance(Protocol):
         """Who this is, for the head of a sheet."""
         ...
 
-    def rate(self, asked: Sequence[Listed]) -> list[Rating]:
+    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
         """One rating each, in order. A failure is a rating with a fault."""
         ...
 
@@ -123,10 +123,10 @@ class OracleRelevance:
     def card(self) -> JsonObject:
         return {"oracle": self.source}
 
-    def rate(self, asked: Sequence[Listed]) -> list[Rating]:
+    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
         return [Rating(one.turn.id, one.digest, self._scores(one)) for one in asked]
 
-    def _scores(self, asked: Listed) -> dict[str, float]:
+    def _scores(self, asked: CandidateList) -> dict[str, float]:
         question = asked.turn.question
         hop = self.oracle.hop_of(question, asked.turn.query.text)
         return {passage.id: float(self.oracle.relevance(question, passage, hop)) for passage in asked.passages}
@@ -144,7 +144,7 @@ class GoldRelevance:
     def card(self) -> JsonObject:
         return {"gold": "100 for a gold passage of the question, 0 for any other"}
 
-    def rate(self, asked: Sequence[Listed]) -> list[Rating]:
+    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
         return [
             Rating(one.turn.id, one.digest, {p.id: 100.0 * (p.id in one.turn.question.gold_ids) for p in one.passages})
             for one in asked
@@ -185,7 +185,7 @@ def load_relevance_prompt(name: str) -> RelevancePrompt:
 class ModelRelevance:
     """A language model that scores numbered passages."""
 
-    model: Writes
+    model: TextModel
     prompt: RelevancePrompt
     max_tokens: int
     max_words: int
@@ -201,16 +201,16 @@ class ModelRelevance:
     def card(self) -> JsonObject:
         return {"model_identity": self.model.identity, "prompt": self.prompt.about, "max_words": self.max_words}
 
-    def rate(self, asked: Sequence[Listed]) -> list[Rating]:
-        said = ask_twice(self.model, [self._ask(one) for one in asked], self.max_tokens, self.tally)
+    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
+        said = ask_with_retry(self.model, [self._ask(one) for one in asked], self.max_tokens, self.tally)
         return [self._rating(one, heard) for one, heard in zip(asked, said, strict=True)]
 
-    def _ask(self, asked: Listed) -> Ask[tuple[int, ...]]:
+    def _ask(self, asked: CandidateList) -> Ask[tuple[int, ...]]:
         count = len(asked.passages)
         again = fill(self.prompt.again, count=str(count))
         return Ask(self.shown(asked), again, lambda text: self._read(text, count))
 
-    def shown(self, asked: Listed) -> str:
+    def shown(self, asked: CandidateList) -> str:
         """The whole prompt. Numbers in brackets are disarmed in whatever comes from outside."""
         passages = "".join(
             fill(
@@ -235,7 +235,7 @@ class ModelRelevance:
         behind = after_mark(text, self.prompt.scores_after)
         return behind if isinstance(behind, Unreadable) else read_scores(behind, count, self.prompt.form)
 
-    def _rating(self, asked: Listed, said: Said[tuple[int, ...]]) -> Rating:
+    def _rating(self, asked: CandidateList, said: Said[tuple[int, ...]]) -> Rating:
         found = said.found
         scores = None
         if found is not None:

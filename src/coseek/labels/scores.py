@@ -10,10 +10,10 @@ from typing import Generic, TypeVar, cast
 
 from coseek.data.files import JsonObject
 from coseek.data.lock import Lock, lock_beside
-from coseek.data.sheet import Entry, Sheet
+from coseek.data.sheet import GradeCache, GradeEntry
 from coseek.labels.label import TurnId
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=GradeEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Score:
         )
 
 
-class Kept(Generic[E]):
+class ScoreCache(Generic[E]):
     """A sheet that is read once, and then grows with what is found out. Faults are written down and asked again."""
 
-    def __init__(self, sheet: Sheet[E]) -> None:
+    def __init__(self, sheet: GradeCache[E]) -> None:
         self.sheet = sheet
         self._known = sheet.entries()
         self._lock: Lock | None = None

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from coseek.data.files import JsonObject
 from coseek.data.trajectory import PROMPT, Author, Trajectory
-from coseek.labels.asking import Ask, ask_twice
+from coseek.labels.asking import Ask, ask_with_retry
 from coseek.labels.listed_answer import Unreadable, after_mark, read_lines
 from coseek.labels.relevance import PROMPTS
 from coseek.labels.tally import Tally
 from coseek.retrieval.language.listing import disarmed
 from coseek.retrieval.language.prompt import PromptFile, fill, load_prompt, one_line
-from coseek.retrieval.opening import Writes
+from coseek.retrieval.opening import TextModel
 from coseek.retrieval.retriever import digest_of
 
 _NOT_SURE = frozenset({"", "not sure", "unsure", "not certain", "unknown", "none", "n/a"})
@@ -105,7 +105,7 @@ def load_sub_answer_prompt(name: str) -> SubAnswerPrompt:
 class SubAnswerer:
     """The scorer, asked about whole runs."""
 
-    model: Writes
+    model: TextModel
     prompt: SubAnswerPrompt
     max_tokens: int
     max_words: int
@@ -123,7 +123,7 @@ class SubAnswerer:
 
     def infer(self, runs: Sequence[Trajectory]) -> list[SubAnswers]:
         """The sub-answers of each run, in order."""
-        said = ask_twice(self.model, [self._ask(run) for run in runs], self.max_tokens, self.tally)
+        said = ask_with_retry(self.model, [self._ask(run) for run in runs], self.max_tokens, self.tally)
         return [
             SubAnswers(run.question.id, run.seed, self.digest(run), one.found, one.texts, one.unreadable, one.fault)
             for run, one in zip(runs, said, strict=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from coseek.data.files import Json, JsonObject, write_jsonl
 from coseek.data.passage import Passage
 from coseek.labels.label import LabelSet
-from coseek.retrieval.views import find_view, render
+from coseek.retrieval.views import find_view, render_view
 
 
 def write_tevatron(path: Path, sets: Iterable[LabelSet], view: str, separator: str = "[SEP]") -> int:
@@ -26,7 +26,7 @@ def tevatron_row(labels: LabelSet, view: str, separator: str = "[SEP]") -> JsonO
     negatives: list[Json] = [_passage(labels.passage(ident)) for ident in labels.negatives]
     return {
         "query_id": f"{turn.question_id}/{turn.seed}/{turn.search}{copy}",
-        "query": render(view, labels.query, separator=separator),
+        "query": render_view(view, labels.query, separator=separator),
         "positive_passages": [_passage(labels.passage(labels.positive))],
         "negative_passages": negatives,
     }

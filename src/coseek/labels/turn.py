@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coseek.agents.protocol import Protocol
-from coseek.agents.turns import search_turns
+from coseek.agents.turns import replay_queries
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.labels.label import TurnId
@@ -32,6 +32,6 @@ class SearchTurn:
 
 def turns_of(trajectory: Trajectory, protocol: Protocol) -> Iterator[SearchTurn]:
     """Every search of a run in order, but for those that failed: nobody knows what they would have found."""
-    for place, query in enumerate(search_turns(trajectory, protocol)):
+    for place, query in enumerate(replay_queries(trajectory, protocol)):
         if trajectory.searches[place].fault is None:
             yield SearchTurn(trajectory, place, query)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from pydantic import Field
 
-from coseek.agents.budget import Budget
+from coseek.agents.budget import ContextBudget
 from coseek.agents.generator import (
     Context,
     GeneratorPrompt,
     GeneratorSettings,
-    OpenBook,
+    ReadingInput,
     context_of,
     load_generator_prompt,
 )
@@ -28,23 +28,23 @@ from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.settings import Settings
 from coseek.labels.candidates import find_candidates
-from coseek.labels.label import Candidate, Dropped
+from coseek.labels.label import Candidate, DroppedTurn
 from coseek.labels.maker import Labelled
-from coseek.labels.parts import Parts
-from coseek.labels.scores import Kept
+from coseek.labels.parts import LabelResources
+from coseek.labels.scores import ScoreCache
 from coseek.labels.tally import FAULT
 from coseek.labels.turn import SearchTurn
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import digest_of
 
 if TYPE_CHECKING:
-    from coseek.models.likelihood import Weighed, Weighs
+    from coseek.models.likelihood import ContinuationLogprob, LikelihoodModel
 
 LOGP = "logp"
 """The name of log P(answer | question, passage)."""
 
 
-class WeighingSettings(Settings):
+class AnswerLikelihoodSettings(Settings):
     """Which passages are weighed for what, and how the model is asked."""
 
     candidates: int = Field(default=20, ge=2)
@@ -60,7 +60,7 @@ class WeighingSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing:
+class AnswerLikelihoods:
     """The likelihood of one question's answer under several lists of passages."""
 
     question_id: str
@@ -87,7 +87,7 @@ class Weighing:
         }
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Weighing":
+    def from_json(cls, row: JsonObject) -> "AnswerLikelihoods":
         nats, tokens, fault = row["nats"], row["tokens"], row["fault"]
         assert isinstance(tokens, list) and (nats is None or isinstance(nats, list))
         return cls(
@@ -100,31 +100,33 @@ class Weighing:
 
 
 @dataclass(frozen=True)
-class AnswerWeigher:
+class AnswerLikelihoodScorer:
     """A frozen model, the prompt it is asked with, and what it said before.
 
     All lists of one turn are weighed in one call and kept as one entry: in float32 a row's last digits depend on the
     rows beside it, so a turn that was not finished is weighed again as a whole, and has the same numbers.
     """
 
-    model: "Weighs"
+    model: "LikelihoodModel"
     prompt: GeneratorPrompt
-    budget: Budget
+    budget: ContextBudget
     answers: Literal["first", "best"]
-    kept: Kept[Weighing]
+    kept: ScoreCache[AnswerLikelihoods]
 
     def contexts(self, question: Question, lists: Sequence[Sequence[Passage]]) -> list[Context]:
-        return [context_of(self.prompt, self.budget, OpenBook(question.question, tuple(one))) for one in lists]
+        return [context_of(self.prompt, self.budget, ReadingInput(question.question, tuple(one))) for one in lists]
 
-    def weigh(self, question: Question, contexts: Sequence[Context]) -> Weighing:
+    def weigh(self, question: Question, contexts: Sequence[Context]) -> AnswerLikelihoods:
         """The likelihood of the answer in each context; one fault among them is a fault of all."""
-        from coseek.models.likelihood import Continued
+        from coseek.models.likelihood import Continuation
 
         answers = question.answers[:1] if self.answers == "first" else question.answers
         lead = self.prompt.answer_after
         # Behind a chat template the answer begins the message; elsewhere a blank parts it from what stands before.
         blank = "" if self.model.talks and not lead else " "
-        rows = [Continued(context.prompt, blank + answer.strip(), lead) for context in contexts for answer in answers]
+        rows = [
+            Continuation(context.prompt, blank + answer.strip(), lead) for context in contexts for answer in answers
+        ]
         asked = digest_of(*(text for row in rows for text in (row.prompt, row.lead, row.text)))[:32]
         known = self.kept.get((asked,))
         if known is None:
@@ -133,25 +135,27 @@ class AnswerWeigher:
         return known
 
 
-def _weighing(question_id: str, asked: str, weighed: "Sequence[Weighed]", answers: int) -> Weighing:
+def _weighing(
+    question_id: str, asked: str, weighed: "Sequence[ContinuationLogprob]", answers: int
+) -> AnswerLikelihoods:
     fault = next((one.fault for one in weighed if one.fault is not None), None)
     tokens = tuple(one.tokens for one in weighed[:answers])
     if fault is not None:
-        return Weighing(question_id, asked, None, tokens, fault)
+        return AnswerLikelihoods(question_id, asked, None, tokens, fault)
     nats = [cast(float, one.nats) for one in weighed]
     best = tuple(max(nats[start : start + answers]) for start in range(0, len(nats), answers))
-    return Weighing(question_id, asked, best, tokens)
+    return AnswerLikelihoods(question_id, asked, best, tokens)
 
 
-def open_weigher(settings: WeighingSettings, parts: Parts) -> AnswerWeigher:
+def open_weigher(settings: AnswerLikelihoodSettings, parts: LabelResources) -> AnswerLikelihoodScorer:
     """The model behind `--likelihood`, asked with the prompt of the settings or its own."""
     model, name = parts.likelihood, cast(str, parts.likelihood_name)
     prompt = load_generator_prompt(GeneratorSettings(model=name, prompt=settings.prompt))
     words = prompt.model_dump_json(exclude={"about"})
     identity = digest_of("weighing", model.identity, words, str(settings.max_context_tokens))
     card: JsonObject = {"model": name, "model_identity": model.identity, "prompt": prompt.about}
-    kept = parts.sheet("likelihood", Weighing, identity, card)
-    return AnswerWeigher(model, prompt, Budget(settings.max_context_tokens), settings.answers, kept)
+    kept = parts.sheet("likelihood", AnswerLikelihoods, identity, card)
+    return AnswerLikelihoodScorer(model, prompt, ContextBudget(settings.max_context_tokens), settings.answers, kept)
 
 
 class Rule(Protocol):
@@ -176,11 +180,11 @@ class ByLikelihood:
     """A label maker: candidates → likelihoods → a rule. Implements `LabelMaker`."""
 
     rule: Rule
-    settings: WeighingSettings
-    parts: Parts
+    settings: AnswerLikelihoodSettings
+    parts: LabelResources
 
     @cached_property
-    def weigher(self) -> AnswerWeigher:
+    def weigher(self) -> AnswerLikelihoodScorer:
         return open_weigher(self.settings, self.parts)
 
     @cached_property
@@ -192,9 +196,9 @@ class ByLikelihood:
         asked: list[SearchTurn] = []
         for turn in turns:
             if not turn.question.answers:
-                yield Dropped(turn.id, "no-answer", "the question has no accepted answer to be weighed")
+                yield DroppedTurn(turn.id, "no-answer", "the question has no accepted answer to be weighed")
             elif self.settings.queries == "question" and turn.search > 0:
-                yield Dropped(turn.id, "same-question", "the first search of the run stands for its question")
+                yield DroppedTurn(turn.id, "same-question", "the first search of the run stands for its question")
             else:
                 asked.append(self._asking(turn))
         found = find_candidates(self.parts.retriever, asked, self.settings.candidates, self.parts.tally)
@@ -212,12 +216,12 @@ class ByLikelihood:
     def _label(self, turn: SearchTurn, candidates: Sequence[Candidate]) -> Labelled | None:
         """A label or a reason; nothing when the model failed."""
         if len(candidates) < 2:
-            return Dropped(turn.id, "too-few", f"{len(candidates)} passages were found")
+            return DroppedTurn(turn.id, "too-few", f"{len(candidates)} passages were found")
         lists = self.rule.lists([candidate.passage for candidate in candidates])
         contexts = self.weigher.contexts(turn.question, lists)
         if any(len(context.passage_ids) < len(one) for context, one in zip(contexts, lists, strict=True)):
             most = self.settings.max_context_tokens
-            return Dropped(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
+            return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
         weighing = self.weigher.weigh(turn.question, contexts)
         if weighing.nats is None:
             self.parts.tally.add(f"{FAULT}likelihood")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar, cast
 from pydantic import BaseModel
 
 from coseek.data.files import Json, JsonObject
-from coseek.data.settings import Settings, group_of, make_settings, save_settings
+from coseek.data.settings import Settings, dump_settings, group_of, make_settings
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 Wish: TypeAlias = Literal["float32", "bfloat16", "auto"]
@@ -54,7 +54,7 @@ def settled(settings: S, choose: Choose, began: JsonObject | None = None) -> S:
     `began` are the settings that a piece of work was begun with, as they were saved. What goes on must compute as it
     did before, whatever is fastest now.
     """
-    tree = save_settings(settings)
+    tree = dump_settings(settings)
     wishes = [place for place, _, value in named(type(settings), tree) if value == AUTO]
     if not wishes:
         return settings

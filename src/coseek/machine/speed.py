@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 
 from coseek.data.errors import CoseekError
 from coseek.data.files import JsonObject, write_json
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, dump_settings
 from coseek.machine.host import Host
 from coseek.machine.precision import Place, Precision, S, Use, Wish, named, settled
 
@@ -80,7 +80,7 @@ def precision_of(wish: Wish, use: Use, width: int = WIDE, device: str | None = N
     return fastest(use, width, device) if wish == "auto" else wish
 
 
-def settled_here(
+def resolve_here(
     settings: S,
     began: JsonObject | None = None,
     width_at: Callable[[Place], int] = lambda _: WIDE,
@@ -95,7 +95,7 @@ def warning(settings: Settings) -> str:
     """One sentence, the first time in this process, when the settings name a precision that is slow here."""
     slow = [
         (place, found)
-        for place, use, value in named(type(settings), save_settings(settings))
+        for place, use, value in named(type(settings), dump_settings(settings))
         if value == "bfloat16" and not _on_gpu(None)
         if (found := precision_pace(use)) is not None and found.ratio < SLOW
     ]

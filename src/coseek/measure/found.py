@@ -116,7 +116,7 @@ def relevance(question: Question) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Measuring:
+class RetrievalMeasure:
     """What is measured, and against which judgements."""
 
     metrics: tuple[Metric, ...]

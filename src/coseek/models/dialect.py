@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from coseek.data import registry
 from coseek.data.files import Json, JsonObject
-from coseek.data.plain_json import whole_text
+from coseek.data.plain_json import replace_surrogates
 
 PACKAGE = "coseek.models.dialects"
 _LEAST = -1e30
@@ -121,4 +121,4 @@ def text_of(value: Json) -> str:
     """Text; null is what some servers write for none. Half of a surrogate pair, which no file holds, becomes U+FFFD."""
     if value is not None and not isinstance(value, str):
         raise ValueError("its answer holds no text")
-    return whole_text(value or "")
+    return replace_surrogates(value or "")

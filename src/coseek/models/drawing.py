@@ -45,7 +45,7 @@ def draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tens
     return drawn_B1[:, 0], (shifted_BV.gather(1, drawn_B1) - total_B1.log())[:, 0]
 
 
-def keep_likely(logits_BV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
+def filter_logits(logits_BV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
     """Logits with the unlikely tokens at minus infinity: those beyond the `top_k` most likely (0: all are kept), and
     those that come after a mass of `top_p` has been reached. The most likely token always stays."""
     sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TokenBlock:
     """New tokens of B rows, padded on the right to W columns."""
 
     ids_BW: Tensor
@@ -53,7 +53,7 @@ class Engine(Protocol):
         """Let slots take over what others hold, none of which is longer than `columns`."""
         ...
 
-    def read(self, block: Block) -> None:
+    def read(self, block: TokenBlock) -> None:
         """Take tokens in without asking what follows them."""
         ...
 

@@ -44,7 +44,7 @@ class LikelihoodSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
+class Continuation:
     """A prompt, and words that might follow it."""
 
     prompt: str
@@ -56,7 +56,7 @@ class Continued:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class ContinuationLogprob:
     """What a model makes of a continuation."""
 
     nats: float | None
@@ -67,7 +67,7 @@ class Weighed:
     """Why there is no number."""
 
 
-class Weighs(Protocol):
+class LikelihoodModel(Protocol):
     """A model that says how probable words are."""
 
     @property
@@ -80,13 +80,13 @@ class Weighs(Protocol):
         """Whether a chat template stands around the prompt, so that a continuation begins a message."""
         ...
 
-    def weigh(self, rows: Sequence[Continued]) -> list[Weighed]:
+    def weigh(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         """One number or one fault a row, in order. The same rows in one call give the same numbers, bit for bit."""
         ...
 
 
 @dataclass(frozen=True)
-class Likelihood:
+class LocalLikelihood:
     """The causal language model of a Hugging Face folder."""
 
     model: "PreTrainedModel"
@@ -101,12 +101,12 @@ class Likelihood:
     def talks(self) -> bool:
         return bool(self.around[1])
 
-    def weigh(self, rows: Sequence[Continued]) -> list[Weighed]:
+    def weigh(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         """Rows of like length are read together, padded at their ends, which a causal model does not look at."""
         asked = [self._ids(row) for row in rows]
-        found = {place: one for place, one in enumerate(asked) if isinstance(one, Weighed)}
+        found = {place: one for place, one in enumerate(asked) if isinstance(one, ContinuationLogprob)}
         left = sorted(
-            ((place, *one) for place, one in enumerate(asked) if not isinstance(one, Weighed)),
+            ((place, *one) for place, one in enumerate(asked) if not isinstance(one, ContinuationLogprob)),
             key=lambda row: len(row[1]),
         )
         for batch in self._batches(left):
@@ -115,18 +115,18 @@ class Likelihood:
                 found[place] = _weighed(nats, len(ids) - start)
         return [found[place] for place in range(len(rows))]
 
-    def _ids(self, row: Continued) -> tuple[list[int], int] | Weighed:
+    def _ids(self, row: Continuation) -> tuple[list[int], int] | ContinuationLogprob:
         """The whole row, and where its continuation begins; a fault where there is nothing to weigh."""
         before, after = self.around
         encode = self.tokenizer.encode_data
         given = [*before, *encode(row.prompt), *after, *encode(row.lead)]
         whole = [*given, *encode(row.text)]
         if len(whole) == len(given):
-            return Weighed(None, fault="there are no words to weigh")
+            return ContinuationLogprob(None, fault="there are no words to weigh")
         if not given:
-            return Weighed(None, fault="the prompt is empty; a model needs something to go on from")
+            return ContinuationLogprob(None, fault="the prompt is empty; a model needs something to go on from")
         if len(whole) > self.max_context:
-            return Weighed(None, fault=f"{len(whole)} tokens are more than the model's {self.max_context}")
+            return ContinuationLogprob(None, fault=f"{len(whole)} tokens are more than the model's {self.max_context}")
         return whole, len(given)
 
     def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
@@ -177,13 +177,13 @@ class Likelihood:
         return logits
 
 
-def _weighed(nats: float, tokens: int) -> Weighed:
+def _weighed(nats: float, tokens: int) -> ContinuationLogprob:
     if not math.isfinite(nats):
-        return Weighed(None, tokens, f"the likelihood is {nats}, which is no number")
-    return Weighed(nats, tokens)
+        return ContinuationLogprob(None, tokens, f"the likelihood is {nats}, which is no number")
+    return ContinuationLogprob(nats, tokens)
 
 
-def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> Likelihood:
+def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> LocalLikelihood:
     """Open the model of a Hugging Face folder. Nothing is ever fetched."""
     from coseek.models.loading import load_model  # here and not above: it brings torch
 
@@ -196,7 +196,7 @@ def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> Li
     tokenizer = HfTokenizer.load(folder)
     config = model.config.get_text_config()
     context = min(int(getattr(config, "max_position_embeddings", 0) or settings.max_context), settings.max_context)
-    return Likelihood(
+    return LocalLikelihood(
         model=model,
         tokenizer=tokenizer,
         around=frame(tokenizer, folder),

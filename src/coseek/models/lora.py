@@ -1,7 +1,7 @@
 """Low-rank adapters on linear layers (Hu et al. 2021, "LoRA"): y = W x + b + s · B A x, with W and b frozen.
 
 An adapted layer keeps the names of what it adapts, so every reader of a model's weights finds them where they were;
-`plain_weights` adds the adapters to them. Dropout is left out on purpose: what is trained is what was sampled from.
+`merged_state_dict` adds the adapters to them. Dropout is left out on purpose: what is trained is what was sampled from.
 """
 
 import math
@@ -47,7 +47,7 @@ def adapted_layers(module: nn.Module) -> dict[str, LoraLinear]:
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLinear)}
 
 
-def plain_weights(module: nn.Module) -> dict[str, Tensor]:
+def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """State of the module as if it had never been adapted: adapters are added to their weights."""
     weights = cast(dict[str, Tensor], module.state_dict())
     for name, layer in adapted_layers(module).items():
@@ -56,7 +56,7 @@ def plain_weights(module: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def take_in(module: nn.Module) -> None:
+def merge_adapters(module: nn.Module) -> None:
     """Make adapted layers plain ones that compute the same."""
     for name, layer in adapted_layers(module).items():
         plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -66,7 +66,7 @@ def take_in(module: nn.Module) -> None:
 
 
 @contextmanager
-def adapters_off(module: nn.Module) -> Iterator[None]:
+def adapters_disabled(module: nn.Module) -> Iterator[None]:
     """The module as it was before its adapters learnt anything."""
     layers = adapted_layers(module).values()
     for layer in layers:

@@ -13,7 +13,7 @@ SPREAD = 1e-3
 """How far new vectors lie from the mean, in standard deviations of the known ones: told apart, and no more."""
 
 
-def add_marks(source: Path, marks: Sequence[str], folder: Path, seed: int) -> None:
+def add_tag_tokens(source: Path, marks: Sequence[str], folder: Path, seed: int) -> None:
     """Write the model of `source` as a folder whose tokenizer has one token for each mark, in one rename.
 
     New tokens begin beside the mean of the others: as far from it as other words are, they would be words to a model

@@ -44,7 +44,7 @@ class TurnEnd(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SoFar:
+class EpisodeState:
     """What a run knows at the start of a turn. Token models ignore it; scripted writers read it."""
 
     question: Question
@@ -64,7 +64,7 @@ class Request:
     max_tokens: int
     seed: int
     """Seed of this row's randomness: what is sampled depends on it and on the row's own tokens alone."""
-    so_far: SoFar
+    so_far: EpisodeState
     written: tuple[tuple[int, int], ...] = ()
     """For `start`: where in `ids` (from, to) earlier turns of the model stand, in a row that begins with a past. Token
     models ignore it; what is told of turns needs it."""
@@ -113,13 +113,13 @@ class Model(Protocol):
 class Ranking(Protocol):
     """A model that may rank what a run found: agents by rule do."""
 
-    def evidence(self, so_far: SoFar) -> Sequence[str] | None:
+    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
         """Ids of the passages found, best first; `None` where it has no order of its own."""
         ...
 
 
 @runtime_checkable
-class Forking(Model, Protocol):
+class ForkableModel(Model, Protocol):
     """A model that lets several rows go on from one past, which is read once.
 
     A request for no tokens (`max_tokens` is 0) is read and stops at once, ready to be forked.

@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in
+from coseek.data.calls import HttpClient, HttpFailure, HttpSettings, key_in, parse_base_url
 from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject
 from coseek.data.settings import Settings
@@ -40,7 +40,7 @@ class RemoteSettings(Settings):
     """The model's name at the server; may be left out where it has only one."""
     key_env: str | None = None
     """The environment variable that holds the server's key; the key itself is kept nowhere."""
-    patience: Patience = Field(default=Patience())
+    patience: HttpSettings = Field(default=HttpSettings())
     """How many calls at once, and how long a server that does not answer is asked again."""
     prices: Prices = Field(default=Prices())
     """What the server asks for tokens."""
@@ -71,7 +71,7 @@ class Served:
 class RemoteModel:
     """Implements `Model`. One thread drives it; the calls run in the background."""
 
-    calls: Calls
+    calls: HttpClient
     served: Served
     tokenizer: Tokenizer
     stops: tuple[str, ...]
@@ -145,7 +145,7 @@ class RemoteModel:
         try:
             answer = future.result()
             turn = self._turn(key, row.max_tokens, self._dialect.read(answer))
-        except (CallFailed, ValueError) as error:
+        except (HttpFailure, ValueError) as error:
             return [self._fault(key, str(error))]
         except CancelledError:
             return [self._fault(key, "the connection to the server was closed")]
@@ -225,7 +225,7 @@ def why_inexact(dialect: str, temperature: float, scaled_logprobs: bool = False)
     return ""
 
 
-def find_served(calls: Calls, dialect: str, model: str | None) -> Served:
+def detect_server(calls: HttpClient, dialect: str, model: str | None) -> Served:
     """The server's dialect (where that is `auto`) and its model (where none is named), asked for if need be.
 
     A server that cannot be reached or has several models is a user's mistake, hence a sentence.
@@ -234,7 +234,7 @@ def find_served(calls: Calls, dialect: str, model: str | None) -> Served:
         return Served(dialect, model)
     try:
         listed = _listed(calls.ask("GET", "/v1/models"))
-    except CallFailed as error:
+    except HttpFailure as error:
         raise SettingError(f"{error}; check its address and key, or say which dialect and model it has") from None
     names = [name for name, _ in listed]
     if model is not None and names and model not in names:
@@ -269,8 +269,8 @@ def open_remote(
     lost_stop: Callable[[str], str] | None = None,
 ) -> RemoteModel:
     """The model at an address, ready for rows."""
-    calls = Calls(base_of(url, PATHS), settings.patience, key_in(settings.key_env))
-    served = find_served(calls, settings.dialect, settings.model)
+    calls = HttpClient(parse_base_url(url, PATHS), settings.patience, key_in(settings.key_env))
+    served = detect_server(calls, settings.dialect, settings.model)
     model = RemoteModel(
         calls, served, tokenizer, tuple(stops), temperature, settings.scaled_logprobs, prices=settings.prices
     )

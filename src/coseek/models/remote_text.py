@@ -18,17 +18,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in
+from coseek.data.calls import HttpClient, HttpFailure, HttpSettings, key_in, parse_base_url
 from coseek.data.errors import ModelError
 from coseek.data.files import JsonObject, read_yaml
 from coseek.data.settings import Settings, make_settings
-from coseek.data.store import Store
+from coseek.data.store import TextCache
 from coseek.models.dialect import Ask, Part, dialect_of
-from coseek.models.remote import PATHS, find_served
+from coseek.models.remote import PATHS, detect_server
 from coseek.models.usage import Prices, Usage, counted
 
 
-class RemoteTextSettings(Settings):
+class RemoteTextModelSettings(Settings):
     """A server that writes texts."""
 
     url: str
@@ -45,22 +45,22 @@ class RemoteTextSettings(Settings):
     """Sent along; servers that know it write the same again."""
     cache: str | None = None
     """A SQLite file that remembers texts; made when it is not there."""
-    patience: Patience = Field(default=Patience())
+    patience: HttpSettings = Field(default=HttpSettings())
     """How many calls at once, and how long a server that does not answer is asked again."""
     prices: Prices = Field(default=Prices())
     """What the server asks for tokens."""
 
 
 @dataclass
-class RemoteText:
+class RemoteTextModel:
     """Writes texts through a server, many at once."""
 
-    calls: Calls
+    calls: HttpClient
     model: str
     dialect: str
     temperature: float = 0.0
     seed: int = 0
-    store: Store | None = None
+    store: TextCache | None = None
     usage: Usage = field(default_factory=Usage)
 
     @property
@@ -102,7 +102,7 @@ class RemoteText:
                     answer = future.result()
                     texts[key] = speech.read(answer).text
                     self.usage.add(counted(answer))
-                except (CallFailed, ValueError, CancelledError) as error:
+                except (HttpFailure, ValueError, CancelledError) as error:
                     fault = fault or str(error) or "the connection to the server was closed"
         finally:
             for future in futures.values():
@@ -110,23 +110,23 @@ class RemoteText:
         return texts, fault
 
 
-def open_remote_text(settings: RemoteTextSettings) -> RemoteText:
+def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
     """The server that the settings describe, which is asked for its model where they name none."""
-    calls = Calls(base_of(settings.url, PATHS), settings.patience, key_in(settings.key_env))
-    model = find_served(calls, settings.dialect, settings.model).model
-    store = None if settings.cache is None else Store(Path(settings.cache).expanduser())
-    return RemoteText(calls, model, settings.dialect, settings.temperature, settings.seed, store)
+    calls = HttpClient(parse_base_url(settings.url, PATHS), settings.patience, key_in(settings.key_env))
+    model = detect_server(calls, settings.dialect, settings.model).model
+    store = None if settings.cache is None else TextCache(Path(settings.cache).expanduser())
+    return RemoteTextModel(calls, model, settings.dialect, settings.temperature, settings.seed, store)
 
 
-def named_server(name: str) -> RemoteTextSettings | None:
+def named_server(name: str) -> RemoteTextModelSettings | None:
     """The server behind a name that is an address or a YAML file; `None` when it is neither."""
     if name.startswith(("http://", "https://")):
-        return RemoteTextSettings(url=name)
+        return RemoteTextModelSettings(url=name)
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         return None
     tree = read_yaml(path, "model file", "`name: value` lines, `url` among them")
-    return make_settings(RemoteTextSettings, tree, path)
+    return make_settings(RemoteTextModelSettings, tree, path)
 
 
 def _digest(parts: list[object]) -> str:

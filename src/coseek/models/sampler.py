@@ -18,8 +18,8 @@ from coseek.data.settings import Settings
 from coseek.machine.precision import Precision, SamplingPrecision, Use, Wish
 from coseek.machine.speed import precision_of
 from coseek.models.board import Board
-from coseek.models.drawing import draw, keep_likely, uniforms
-from coseek.models.engine import Block, Engine
+from coseek.models.drawing import draw, filter_logits, uniforms
+from coseek.models.engine import Engine, TokenBlock
 from coseek.models.engines.general import GeneralEngine
 from coseek.models.engines.lfm2 import Lfm2Engine
 from coseek.models.loading import DTYPES
@@ -255,7 +255,7 @@ class Sampler:
         lengths = np.array([len(ids) for _, ids in group])
         device = self._engine.device
         starts_B = _indices(self._board.length[slots], device)
-        block = Block(ids_BW.to(device), _indices(slots, device), starts_B, _indices(lengths, device))
+        block = TokenBlock(ids_BW.to(device), _indices(slots, device), starts_B, _indices(lengths, device))
         self._engine.reserve(self._board.used, block.end)
         self._engine.read(block)
         self._board.length[slots] += lengths
@@ -270,7 +270,7 @@ class Sampler:
         # A token's position in its row is one after that of the pending token.
         uniform_B = torch.from_numpy(uniforms(board.seed[live], board.length[live] + 1)).to(device)
         if self.settings.top_p < 1.0 or self.settings.top_k:
-            logits_BV = keep_likely(logits_BV, self.settings.temperature, self.settings.top_p, self.settings.top_k)
+            logits_BV = filter_logits(logits_BV, self.settings.temperature, self.settings.top_p, self.settings.top_k)
         drawn_B, logprobs_B = draw(logits_BV, uniform_B, self.settings.temperature)
         ids: NDArray[np.int64] = drawn_B.cpu().numpy()
         board.record(ids, logprobs_B.double().cpu().numpy())

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from coseek.models.model import Request, SoFar, Tokenizer, Turn, TurnEnd
+from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 
-Script: TypeAlias = Mapping[str, Sequence[str]] | Callable[[SoFar], str]
+Script: TypeAlias = Mapping[str, Sequence[str]] | Callable[[EpisodeState], str]
 """The turns of each question by its id, or a function of what a run knows at the start of a turn."""
 
 

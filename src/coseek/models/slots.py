@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-class Slots:
+class KVCache:
     """`keys[layer]` and `values[layer]` are `[slots, heads, columns, dim]`; `states[layer]` is `[slots, …]`.
 
     A layer's tensors are made when the layer is first used. Room grows by half at least, so growing is rare.

@@ -16,8 +16,8 @@ from coseek.data.question import Question
 from coseek.data.settings import Settings
 from coseek.machine.precision import SamplingPrecision, Use
 from coseek.machine.speed import precision_of
-from coseek.models.model import Model, Request, SoFar, TurnEnd
-from coseek.models.remote_text import RemoteText, named_server, open_remote_text
+from coseek.models.model import EpisodeState, Model, Request, TurnEnd
+from coseek.models.remote_text import RemoteTextModel, named_server, open_remote_text
 from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
 
@@ -27,7 +27,7 @@ _SLOT = "\ue000prompt\ue001"
 """Put through a chat template to see what it writes around a prompt; no template holds these private-use characters."""
 
 
-class WriterSettings(Settings):
+class TextModelSettings(Settings):
     """How a local model writes texts."""
 
     max_rows: int = Field(default=16, ge=1)
@@ -39,7 +39,7 @@ class WriterSettings(Settings):
 
 
 @dataclass
-class TextWriter:
+class LocalTextModel:
     """Writes greedily. A text depends on its prompt alone, whatever else is in the batch."""
 
     model: Model
@@ -63,7 +63,7 @@ class TextWriter:
         try:
             for key, prompt in zip(keys, prompts, strict=True):
                 ids = self._ids(prompt, max_tokens)
-                self.model.start(Request(key, ids, max_tokens, seed=0, so_far=SoFar(Question(str(key), prompt))))
+                self.model.start(Request(key, ids, max_tokens, seed=0, so_far=EpisodeState(Question(str(key), prompt))))
                 opened.append(key)
             while len(texts) < len(prompts):
                 self._collect(texts)
@@ -107,19 +107,19 @@ class TextWriter:
         return whole
 
 
-def open_writer(name: str, settings: WriterSettings | None = None) -> TextWriter | RemoteText:
+def open_writer(name: str, settings: TextModelSettings | None = None) -> LocalTextModel | RemoteTextModel:
     """Open a writer of texts: the model in a Hugging Face folder, the server at an address, or that of a YAML file."""
     server = named_server(name)
-    return open_folder(Path(name).expanduser(), settings) if server is None else open_remote_text(server)
+    return open_local_text_model(Path(name).expanduser(), settings) if server is None else open_remote_text(server)
 
 
-def open_folder(folder: Path, settings: WriterSettings | None = None) -> TextWriter:
+def open_local_text_model(folder: Path, settings: TextModelSettings | None = None) -> LocalTextModel:
     """Open the causal language model in a Hugging Face folder as a writer of texts. Nothing is ever fetched."""
     # Here and not above: these bring torch.
     from coseek.models.loading import load_model
     from coseek.models.sampler import Sampler, SamplerSettings
 
-    settings = settings or WriterSettings()
+    settings = settings or TextModelSettings()
     precision = precision_of(settings.precision, Use.SAMPLING, hidden_size(folder))
     network = load_model(folder, precision)
     tokenizer = HfTokenizer.load(folder)
@@ -127,7 +127,7 @@ def open_folder(folder: Path, settings: WriterSettings | None = None) -> TextWri
     longest = int(getattr(config, "max_position_embeddings", 0) or settings.max_context)
     context = min(longest, settings.max_context)
     sampling = SamplerSettings(temperature=0.0, max_rows=settings.max_rows, max_tokens=context, dtype=precision)
-    return TextWriter(
+    return LocalTextModel(
         model=Sampler(network, tokenizer, (), sampling),
         around=frame(tokenizer, folder),
         max_context=context,

@@ -20,7 +20,7 @@ _NOTHING = (-1, "-1")
 """What faiss writes where it found fewer than `k`."""
 
 
-def read_answer(payload: Json, count: int, k: int) -> list[list[Hit]]:
+def parse_response(payload: Json, count: int, k: int) -> list[list[Hit]]:
     """The hits of each of `count` queries, at most `k`; an answer that cannot be understood is a `ValueError`.
 
     The order is the server's. Its scores are kept where every hit has one and none is greater than the one before;

@@ -25,10 +25,10 @@ from coseek.data.corpus_file import CorpusFile
 from coseek.data.errors import DataError, IndexMismatch, SettingError
 from coseek.data.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
 from coseek.data.lock import lock_beside
-from coseek.data.own_part import is_own
+from coseek.data.own_part import is_plugin_path
 from coseek.data.passage import Corpus
-from coseek.data.settings import Settings, make_settings, save_settings
-from coseek.machine.speed import settled_here
+from coseek.data.settings import Settings, dump_settings, make_settings
+from coseek.machine.speed import resolve_here
 from coseek.retrieval.building import INDEX_CARD, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
 
@@ -38,7 +38,7 @@ SCHEMA = 2
 _CARD = INDEX_CARD
 
 
-class RetrieverPart(Protocol):
+class IndexModule(Protocol):
     """What a module of `coseek.retrieval.retrievers` offers."""
 
     SETTINGS: type[Settings]
@@ -143,7 +143,7 @@ def build_index(
         corpus = source if isinstance(source, Corpus) else _read(_corpus_file(source))
         card = IndexCard(
             retriever=retriever,
-            settings=save_settings(checked),
+            settings=dump_settings(checked),
             digest=corpus.digest,
             passages=len(corpus),
             corpus_path=None if path is None else os.path.relpath(path.resolve(), out.resolve()),
@@ -153,7 +153,7 @@ def build_index(
     return part.load(out, corpus, checked)
 
 
-def _write(part: RetrieverPart, corpus: Corpus, settings: Settings, card: IndexCard, out: Path, report: Report) -> None:
+def _write(part: IndexModule, corpus: Corpus, settings: Settings, card: IndexCard, out: Path, report: Report) -> None:
     def fill(folder: Path) -> None:
         if hasattr(part, "resume"):
             cast(_Resumable, part).resume(corpus, settings, folder, report)
@@ -189,7 +189,7 @@ def open_index(
     return part.load(folder, corpus, settings)
 
 
-def _overridden(part: RetrieverPart, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
+def _overridden(part: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
     """The settings of an index with some of them changed for searching."""
     settings = make_settings(part.SETTINGS, {**card.settings, **overrides})  # an unknown name is refused in here
     free: frozenset[str] = getattr(part, "SEARCH_TIME", frozenset())
@@ -198,7 +198,7 @@ def _overridden(part: RetrieverPart, card: IndexCard, overrides: Mapping[str, ob
             choice = f"what may be chosen when opening it: {', '.join(sorted(free))}" if free else "nothing may be"
             raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
     device = getattr(settings, "device", "auto")
-    return settled_here(settings, device=None if device == "auto" else device)
+    return resolve_here(settings, device=None if device == "auto" else device)
 
 
 def _corpus_of(card: IndexCard, folder: Path) -> Corpus:
@@ -224,16 +224,16 @@ def _corpus_file(source: Path) -> Path:
     raise DataError(f"{source} holds no corpus.jsonl; give a data-set folder or a corpus file")
 
 
-def _part(name: str) -> RetrieverPart:
-    if is_own(name):  # an index says itself what it is of, and what data names is never run
+def _part(name: str) -> IndexModule:
+    if is_plugin_path(name):  # an index says itself what it is of, and what data names is never run
         raise SettingError(f"{name} is opened, not built: put `retriever: {name}` into a YAML file and name that one")
     module = registry.find("retriever", PACKAGE, name)
     if not hasattr(module, "load"):
         raise SettingError(f"{name!r} needs no index; put `retriever: {name}` into a YAML file, and name that file")
-    return cast(RetrieverPart, module)
+    return cast(IndexModule, module)
 
 
-def _settings(part: RetrieverPart, given: Settings | Mapping[str, object] | None) -> Settings:
+def _settings(part: IndexModule, given: Settings | Mapping[str, object] | None) -> Settings:
     if isinstance(given, Settings):
         return given
     return make_settings(part.SETTINGS, given or {})

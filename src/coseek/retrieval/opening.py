@@ -18,20 +18,20 @@ from typing import Protocol, TypeAlias, cast
 from coseek.data import registry
 from coseek.data.errors import MissingExtra, SettingError
 from coseek.data.files import read_yaml
-from coseek.data.own_part import Offers, is_own
+from coseek.data.own_part import PluginSpec, is_plugin_path
 from coseek.data.passage import Corpus
 from coseek.data.settings import Settings, make_settings
 from coseek.retrieval.index import PACKAGE, open_index
 from coseek.retrieval.retriever import Retriever
 
-OFFERS: Offers = {"SETTINGS": Settings, "open": None}
+OFFERS: PluginSpec = {"SETTINGS": Settings, "open": None}
 """What a retriever of one's own must have."""
 
 Source: TypeAlias = str | Path | Mapping[str, object]
 """What stands for a retriever in settings: a path, a URL, or `{retriever: NAME, …}`."""
 
 
-class Writes(Protocol):
+class TextModel(Protocol):
     """A language model as retrieval sees it: prompts in, texts out, in the same order."""
 
     @property
@@ -47,18 +47,18 @@ class Part(Protocol):
 
     SETTINGS: type[Settings]
 
-    def open(self, settings: Settings, opening: "Opening") -> Retriever: ...
+    def open(self, settings: Settings, opening: "OpenContext") -> Retriever: ...
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpenContext:
     """Where a retriever is opened: which folder paths are seen from, and what is at hand."""
 
     folder: Path = Path()
     """Relative paths in settings are seen from here."""
     corpus: Corpus | None = None
     """Saves reading the corpus of an index again."""
-    model: Callable[[str], Writes] | None = None
+    model: Callable[[str], TextModel] | None = None
     """Opens a language model by name; handed in, since retrieval knows no models."""
 
     def path(self, name: str) -> Path:
@@ -75,7 +75,7 @@ class Opening:
             return replace(self, folder=path.parent)._part(read_yaml(path, "retriever file"), str(path))
         return open_index(path, self.corpus)
 
-    def writer(self, name: str) -> Writes:
+    def writer(self, name: str) -> TextModel:
         """A language model by its name; a folder's path is seen from here."""
         if self.model is None:
             raise SettingError(f"the model {name!r} cannot be opened here: no models were handed to the retriever")
@@ -90,7 +90,7 @@ class Opening:
         name = tree.get("retriever")
         if not isinstance(name, str):
             raise SettingError(f"{where} needs a line `retriever: NAME`")
-        module = registry.find("retriever", PACKAGE, str(self.path(name)) if is_own(name) else name, OFFERS)
+        module = registry.find("retriever", PACKAGE, str(self.path(name)) if is_plugin_path(name) else name, OFFERS)
         if not hasattr(module, "open"):
             raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")
         part = cast(Part, module)
@@ -102,23 +102,23 @@ class Opening:
         self._settings(tree, where)
 
 
-def own_parts(source: Source, folder: Path = Path()) -> list[str]:
+def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
     """The `.py` files that a retriever is put together with, those of the YAML files that it names among them."""
     if isinstance(source, Mapping):
         each = [one for value in source.values() for one in (value if isinstance(value, list) else [value])]
         named = [one for one in each if isinstance(one, str | Mapping)]
-        return [found for one in named for found in own_parts(one, folder)]
+        return [found for one in named for found in plugin_files(one, folder)]
     path = folder / Path(source).expanduser()
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        return own_parts(read_yaml(path, "retriever file"), path.parent)
-    return [str(path)] if is_own(str(path)) else []
+        return plugin_files(read_yaml(path, "retriever file"), path.parent)
+    return [str(path)] if is_plugin_path(str(path)) else []
 
 
 def open_retriever(
-    source: Source, corpus: Corpus | None = None, model: Callable[[str], Writes] | None = None
+    source: Source, corpus: Corpus | None = None, model: Callable[[str], TextModel] | None = None
 ) -> Retriever:
     """Open what a user named: an index folder, a URL, a YAML file, or a mapping of settings."""
-    return Opening(corpus=corpus, model=model).open(source)
+    return OpenContext(corpus=corpus, model=model).open(source)
 
 
 def needs(library: str, for_what: str, extra: str) -> None:

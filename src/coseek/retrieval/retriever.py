@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from coseek.data.passage import Corpus, Hit
-from coseek.data.plain_json import whole_text
+from coseek.data.plain_json import replace_surrogates
 from coseek.retrieval.query import Asked, Query
 
 
@@ -45,7 +45,7 @@ def fault_of_hits(hits: Sequence[Hit]) -> str:
         if not math.isfinite(hit.score):
             return f"the retriever gave hit {rank} the score {hit.score}, which is no finite number"
         passage = hit.passage
-        if any(whole_text(text) != text for text in (passage.id, passage.title, passage.text)):
+        if any(replace_surrogates(text) != text for text in (passage.id, passage.title, passage.text)):
             return f"hit {rank} of the retriever holds half of a surrogate pair, which is no text"
     return ""
 

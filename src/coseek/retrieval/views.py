@@ -52,7 +52,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewPart:
+class QueryView:
     """One view: what it is for, which pieces it takes, and how they are told apart."""
 
     about: str
@@ -109,24 +109,24 @@ def _last_turns(turns: int, query: Query) -> list[Piece]:
     return _prior_reasonings(replace(query, history=kept))
 
 
-VIEWS: Mapping[str, ViewPart] = {
-    "query": ViewPart("the query as the agent typed it", _now),
-    "question+query": ViewPart("the question, then the query (Agentic-R, eq. 4)", _question_query, lines=False),
-    "question+history": ViewPart(
+VIEWS: Mapping[str, QueryView] = {
+    "query": QueryView("the query as the agent typed it", _now),
+    "question+query": QueryView("the question, then the query (Agentic-R, eq. 4)", _question_query, lines=False),
+    "question+history": QueryView(
         "the question, all queries so far, then this one (Agentic-R, eq. 6)", _question_history, lines=False
     ),
-    "reasoning+query": ViewPart(
+    "reasoning+query": QueryView(
         "what the agent wrote in front of the query, then the query (AgentIR)", partial(_now, reasoning=True)
     ),
-    "question+reasoning+query": ViewPart(
+    "question+reasoning+query": QueryView(
         "the question, then what the agent wrote in front of the query, then the query (both papers' at once)",
         _question_reasoning_query,
     ),
-    "prior-queries": ViewPart("all queries so far, then this one (AgentIR, section 5.2)", _prior_queries),
-    "prior-queries+reasonings": ViewPart(
+    "prior-queries": QueryView("all queries so far, then this one (AgentIR, section 5.2)", _prior_queries),
+    "prior-queries+reasonings": QueryView(
         "every turn's reasoning and query, this turn last (AgentIR, section 5.2)", _prior_reasonings
     ),
-    "prior-queries+reasonings+documents": ViewPart(
+    "prior-queries+reasonings+documents": QueryView(
         "every turn's reasoning, query and what it found, this turn last (AgentIR, section 5.2)", _prior_documents
     ),
 }
@@ -138,11 +138,11 @@ _NO_REASONING = "Empty"
 _NO_LETTERS = re.compile(r"[\W_]+")
 
 
-def find_view(name: str) -> ViewPart:
+def find_view(name: str) -> QueryView:
     """The view of this name; an unknown one is refused with the nearest."""
     last = _LAST_TURNS.fullmatch(name)
     if last:
-        return ViewPart(LAST_TURNS_ABOUT, partial(_last_turns, int(last[1])))
+        return QueryView(LAST_TURNS_ABOUT, partial(_last_turns, int(last[1])))
     if name not in VIEWS:
         raise UnknownName("query view", name, [*VIEWS, LAST_TURNS])
     return VIEWS[name]
@@ -161,7 +161,7 @@ View: TypeAlias = Annotated[str, AfterValidator(check_view)]
 """The type of a `view` in settings."""
 
 
-def render(
+def render_view(
     view: str,
     query: Asked,
     *,

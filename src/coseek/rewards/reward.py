@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
 from coseek.data.errors import DataError, SettingError, UnknownName
-from coseek.data.mistakes import Mistakes
-from coseek.data.own_part import Offers, is_own, own_name
-from coseek.data.registry import find, names, yaml_file
+from coseek.data.mistakes import ErrorList
+from coseek.data.own_part import PluginSpec, is_plugin_path, plugin_name
+from coseek.data.registry import find, find_yaml, names
 from coseek.data.settings import Settings, load_settings, make_settings
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.said import NOTHING, Need, NoReward, Said
@@ -52,7 +52,7 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RewardFault:
     """Why a run has no reward."""
 
     part: str
@@ -61,7 +61,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PartValue:
     """A part's value, and the numbers that it is made of, for the log."""
 
     value: float
@@ -77,7 +77,7 @@ class PartOptions(Settings):
     """Multiply the sum of the others by this part instead of adding it."""
 
 
-OFFERS: Offers = {"Options": PartOptions, "reward": None}
+OFFERS: PluginSpec = {"Options": PartOptions, "reward": None}
 """What a part of one's own must have."""
 
 
@@ -86,7 +86,7 @@ class _PartModule(Protocol):
 
     Options: type[PartOptions]
 
-    def reward(self, trajectory: Trajectory, options: PartOptions) -> float | Made: ...
+    def reward(self, trajectory: Trajectory, options: PartOptions) -> float | PartValue: ...
 
 
 class _AskingModule(Protocol):
@@ -96,7 +96,7 @@ class _AskingModule(Protocol):
 
     def needs(self, options: PartOptions) -> tuple[Need, ...]: ...
 
-    def reward(self, trajectory: Trajectory, options: PartOptions, said: Said) -> float | Made: ...
+    def reward(self, trajectory: Trajectory, options: PartOptions, said: Said) -> float | PartValue: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ class Part:
             return frozenset()
         return frozenset(cast(_AskingModule, self.module).needs(self.options))
 
-    def __call__(self, trajectory: Trajectory, said: Said = NOTHING) -> Made:
+    def __call__(self, trajectory: Trajectory, said: Said = NOTHING) -> PartValue:
         if hasattr(self.module, "needs"):
             value = cast(_AskingModule, self.module).reward(trajectory, self.options, said)
         else:
             value = self.module.reward(trajectory, self.options)
-        made = value if isinstance(value, Made) else Made(value, {})
+        made = value if isinstance(value, PartValue) else PartValue(value, {})
         if not _is_number(made.value):
             raise SettingError(
                 f"the reward {self.name!r} gave {made.value!r} for the question {trajectory.question.id!r}; let it "
@@ -148,14 +148,14 @@ class RewardFunction:
         found = self.pay(trajectory, said)
         return found if isinstance(found, Reward) else None
 
-    def pay(self, trajectory: Trajectory, said: Said = NOTHING) -> Reward | Fault:
+    def pay(self, trajectory: Trajectory, said: Said = NOTHING) -> Reward | RewardFault:
         """The reward, or what failed."""
         if (failure := trajectory.failure) is not None:
-            return Fault(str(failure[0]), failure[1])
+            return RewardFault(str(failure[0]), failure[1])
         try:
             made = {part.name: part(trajectory, said) for part in self.parts}
         except NoReward as error:
-            return Fault(error.part, error.detail)
+            return RewardFault(error.part, error.detail)
         terms = [part.options.weight * made[part.name].value for part in self.parts if not part.options.gate]
         total = sum(terms) if terms else 1.0
         for part in self.parts:
@@ -187,7 +187,7 @@ def preset_names() -> list[str]:
 
 def load_preset(name: str) -> Preset:
     """One of ours by name, or a YAML file."""
-    preset = load_settings(Preset, yaml_file("reward preset", PRESETS, name))
+    preset = load_settings(Preset, find_yaml("reward preset", PRESETS, name))
     if "preset" in preset.reward:
         raise SettingError(f"the reward preset {name!r} names another preset; write its parts down instead")
     return preset
@@ -210,7 +210,7 @@ def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
             f"the reward names no part; write for example exact_match: 1.0 (known: {', '.join(reward_names())}), "
             f"or preset: search-r1 (known: {', '.join(preset_names())})"
         )
-    wrong = Mistakes()
+    wrong = ErrorList()
     made = [wrong.of(_make_part, name, tree) for name, tree in trees.items()]
     wrong.refuse()
     parts = tuple(part for part in made if part is not None)
@@ -222,7 +222,7 @@ def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
 
 def _parts_of(spec: Mapping[str, Given]) -> list[tuple[str, Given]]:
     named = [(name, given) for name, given in spec.items() if name != "preset"]
-    return [(name if is_own(name) else name.replace("-", "_"), given) for name, given in named]
+    return [(name if is_plugin_path(name) else name.replace("-", "_"), given) for name, given in named]
 
 
 def _tree(given: Given) -> PartSpec:
@@ -231,9 +231,9 @@ def _tree(given: Given) -> PartSpec:
 
 
 def _make_part(name: str, tree: PartSpec) -> Part:
-    if not is_own(name) and name not in reward_names():
+    if not is_plugin_path(name) and name not in reward_names():
         raise UnknownName("reward", name, reward_names())
-    spelt = name if is_own(name) else name.replace("_", "-")
+    spelt = name if is_plugin_path(name) else name.replace("_", "-")
     module = cast("_PartModule | _AskingModule", find("reward", PACKAGE, spelt, OFFERS))
     _check_signature(name, module)
     try:
@@ -242,7 +242,7 @@ def _make_part(name: str, tree: PartSpec) -> Part:
         raise SettingError(*(f"reward {name!r}: {sentence}" for sentence in error.sentences)) from None
     if options.gate and "weight" in options.model_fields_set:
         raise SettingError(f"reward {name!r} is a gate, which multiplies the others; leave out its weight")
-    return Part(own_name(name), module, options)
+    return Part(plugin_name(name), module, options)
 
 
 def _check_signature(name: str, module: _PartModule | _AskingModule) -> None:

@@ -34,7 +34,7 @@ class NoReward(PartFault):
         self.part, self.detail = part, detail
 
 
-class Unjudged(Exception):
+class VerdictNeeded(Exception):
     """A reward asks for a verdict that it was not handed: whoever holds the judge gets it and scores again."""
 
     def __init__(self, response: str) -> None:
@@ -75,7 +75,7 @@ class Said:
             raise SettingError(f"this reward needs {WAY_OUT['judge']}")
         verdict = self.verdicts.get(response)
         if verdict is None:
-            raise Unjudged(response)
+            raise VerdictNeeded(response)
         if verdict.right is None:
             raise NoReward("judge", verdict.fault or "no verdict")
         return verdict.right

@@ -16,8 +16,8 @@ from coseek.data.files import JsonObject
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query
 from coseek.serve.batching import Job
-from coseek.serve.contract import Refused, Wish, answer, blank, passages_of, read_wish
-from coseek.serve.door import RECORD, App, Door
+from coseek.serve.contract import Refused, Wish, answer, blank, parse_request, passages_of
+from coseek.serve.door import RECORD, AccessMiddleware, App
 from coseek.serve.logs import Log
 from coseek.serve.openapi import answers, request_body
 from coseek.serve.service import Service
@@ -49,7 +49,7 @@ def make_app(service: Service, token: str | None = None, log: Log | None = None)
     app.add_exception_handler(RetrieverError, _fault)
     app.add_exception_handler(HTTPException, _no_such_path)
     app.add_exception_handler(Exception, _bug)
-    return Door(cast(App, app), service, token, log)
+    return AccessMiddleware(cast(App, app), service, token, log)
 
 
 def lifespan_of(service: Runs, log: Log | None) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -106,7 +106,7 @@ def _retrieve(service: Service, name: str) -> Callable[[Request], Awaitable[Resp
         body = await whole_body(request, service.settings)
         record = cast(JsonObject, request.scope[RECORD])
         index = service.index(name)
-        wish = read_wish(body, service.settings)
+        wish = parse_request(body, service.settings)
         k = passages_of(wish, service.settings, index.passages)
         record |= {"index": name, "queries": len(wish.queries), "k": k}
         if service.settings.log_queries:

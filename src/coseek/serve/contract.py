@@ -38,7 +38,7 @@ class Wish:
     """Whether each document comes with its score."""
 
 
-def read_wish(body: bytes, limits: ServeSettings) -> Wish:
+def parse_request(body: bytes, limits: ServeSettings) -> Wish:
     """Read a request; what breaks the contract is `Refused` with 400 (no JSON), 413 (too much) or 422."""
     row = _object(body)
     texts = _texts(row)

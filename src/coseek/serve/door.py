@@ -34,7 +34,7 @@ class Stoppable(Protocol):
     stopping: bool
 
 
-class Door:
+class AccessMiddleware:
     """The outermost application."""
 
     def __init__(self, app: App, service: Stoppable, token: str | None, log: Log | None) -> None:

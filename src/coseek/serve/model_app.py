@@ -16,7 +16,7 @@ from coseek.data.files import JsonObject
 from coseek.serve.app import lifespan_of, whole_body
 from coseek.serve.completions import ChatAsked, CompletionAsked, read_asked
 from coseek.serve.contract import Refused
-from coseek.serve.door import RECORD, App, Door
+from coseek.serve.door import RECORD, AccessMiddleware, App
 from coseek.serve.logs import Log
 from coseek.serve.model_service import ModelService
 from coseek.serve.running import Listener, run, token_of
@@ -71,7 +71,7 @@ def make_model_app(service: ModelService, token: str | None = None, log: Log | N
     app.add_exception_handler(ModelError, _fault)
     app.add_exception_handler(HTTPException, _no_such_path)
     app.add_exception_handler(Exception, _bug)
-    return Door(cast(App, app), service, token, log)
+    return AccessMiddleware(cast(App, app), service, token, log)
 
 
 def _completions(service: ModelService) -> Callable[[Request], Awaitable[Response]]:

@@ -19,7 +19,7 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.serve.completions import ChatAsked, CompletionAsked, Told, chat_completion, completion
 from coseek.serve.contract import Refused
 from coseek.serve.settings import ModelServeSettings
-from coseek.serve.writing import Desk, Job, Kind, Order
+from coseek.serve.writing import GenerationWorker, Job, Kind, Order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,7 +73,7 @@ class ModelService:
     def __init__(self, folder: Path, settings: ModelServeSettings, name: str | None = None) -> None:
         self.settings = settings
         self.name = name or folder.resolve().name
-        self.desk = Desk(self._sampler, settings.max_rows, settings.queue)
+        self.desk = GenerationWorker(self._sampler, settings.max_rows, settings.queue)
         self.weights: Weights | None = None
         self.failure: Exception | None = None
         self.stopping = False

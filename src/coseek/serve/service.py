@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from coseek import __version__
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.files import Json, JsonObject
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, dump_settings
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.batching import Batcher
 from coseek.serve.contract import Refused
@@ -38,7 +38,7 @@ class Index:
         corpus = retriever.corpus
         passages = None if corpus is None else len(corpus)
         settings = getattr(retriever, "settings", None)
-        shown = without_secrets(save_settings(settings)) if isinstance(settings, Settings) else {}
+        shown = without_secrets(dump_settings(settings)) if isinstance(settings, Settings) else {}
         view = getattr(settings, "view", "query")
         card: JsonObject = {
             "index": name,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coseek.data.question import Question
-from coseek.models.model import Request, SoFar, Turn
+from coseek.models.model import EpisodeState, Request, Turn
 from coseek.serve.contract import Refused
 from coseek.serve.worker import Worker
 
@@ -27,7 +27,7 @@ STRETCH = 4
 """Tokens a row between two looks at the queue: joining late costs little, looking costs less."""
 MOST_KINDS = 8
 """Samplers at once: each kind of draw has its own."""
-_NOBODY = SoFar(Question("served", ""))
+_NOBODY = EpisodeState(Question("served", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class _Room:
         return max(fitting)[1] if fitting else None
 
 
-class Desk(Worker):
+class GenerationWorker(Worker):
     """Takes orders in the event loop, and has them written in its thread."""
 
     def __init__(self, open_sampler: Callable[[Kind], "Sampler"], max_rows: int, queue: int) -> None:

@@ -34,13 +34,13 @@ from coseek.data.imports import import_data
 from coseek.data.lock import Lock, kept_lock
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match
 from coseek.measure.retrieval import run_recall
 from coseek.models.laptop import make_policy
 from coseek.models.loading import load_model
-from coseek.models.marks import add_marks
+from coseek.models.marks import add_tag_tokens
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.text import open_writer
 from coseek.models.tokenizer import HfTokenizer
@@ -50,22 +50,22 @@ from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Reward, make_reward
 from coseek.training.beginning import begin
 from coseek.training.checking import check_recipe, taught
-from coseek.training.frozen import Frozen, open_frozen
+from coseek.training.frozen import Graders, open_graders
 from coseek.training.identities import agent_identities, policy_identities
 from coseek.training.learning.checkpoint import load_healthy
 from coseek.training.learning.policy import Policy
 from coseek.training.learning.workers import Workers, placed, workers_here
 from coseek.training.order import derive_seed
-from coseek.training.progress import Progress, Silent
+from coseek.training.progress import NoProgress, Progress
 from coseek.training.recipe import AgentRecipe
 from coseek.training.resumption import MoreSteps, bound
-from coseek.training.rl.baselines import Baselines
-from coseek.training.rl.health import Unhealthy
+from coseek.training.rl.baselines import RagBaselines
+from coseek.training.rl.health import MonitorStop
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.scoring import Scoring
 from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.demonstrations import demonstrate, texts_of
-from coseek.training.sft.loop import WarmStart, train_sft
+from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.stages import Stage, accuracy_of, candidates, right_runs, select, stages_of
 from coseek.world.world import make_world
 
@@ -83,7 +83,7 @@ class QuestionSet:
 
 
 @runtime_checkable
-class Follows(TypingProtocol):
+class ScheduledRetriever(TypingProtocol):
     """A retriever that gets better or worse while an agent learns."""
 
     def progress(self, step: int, steps: int) -> None:
@@ -97,7 +97,7 @@ class AgentTraining:
 
     recipe: AgentRecipe
     folder: Path
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=NoProgress)
     workers: Workers = field(default_factory=workers_here)
     """The first one does everything; the others help it with reinforcement learning."""
     _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
@@ -105,7 +105,7 @@ class AgentTraining:
 
     def __post_init__(self) -> None:
         if not self.workers.first:
-            self.progress = Silent()
+            self.progress = NoProgress()
 
     def begin(self, resume: bool) -> None:
         """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
@@ -122,7 +122,7 @@ class AgentTraining:
     def _go_on(self, began: AgentRecipe, recipe: AgentRecipe) -> None:
         """Take over what may change in a recipe when its training goes on."""
         own_engine = recipe.data.engine is not None
-        MoreSteps(recipe, self.folder, lambda: own_engine and isinstance(self.engine, Follows)).take(began)
+        MoreSteps(recipe, self.folder, lambda: own_engine and isinstance(self.engine, ScheduledRetriever)).take(began)
 
     def check(self) -> None:
         """Find what is wrong with the recipe before anything is written."""
@@ -244,7 +244,7 @@ class AgentTraining:
         if folder.exists():
             return
         if policy.folder is not None:
-            add_marks(Path(policy.folder).expanduser(), self.special_tokens, folder, self.recipe.seed)
+            add_tag_tokens(Path(policy.folder).expanduser(), self.special_tokens, folder, self.recipe.seed)
         else:
             texts = texts_of(self.recipe, Dataset(self.data_folder))
             make_policy(policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)
@@ -287,7 +287,7 @@ class AgentTraining:
 
     # --- training
 
-    def warm_start(self) -> WarmStart | None:
+    def warm_start(self) -> SftOutcome | None:
         """Supervised training on demonstrations, until the gate is passed; `None` when it was over already."""
         settings = self.recipe.warm_start
         assert settings is not None
@@ -316,13 +316,13 @@ class AgentTraining:
         return outcome
 
     @cached_property
-    def frozen(self) -> Frozen:
+    def frozen(self) -> Graders:
         """The models that rewards ask, and what they wrote so far."""
-        return open_frozen(
+        return open_graders(
             self.recipe.frozen, self.folder, self.data_folder if self.recipe.data.world is not None else None
         )
 
-    def baselines(self, recipe: AgentRecipe) -> Baselines:
+    def baselines(self, recipe: AgentRecipe) -> RagBaselines:
         """What the generator answers from naive RAG on every question that may be trained on or looked at."""
         questions = candidates(self.questions(recipe.data.train), recipe.select)
         self.progress.stage("baselines", len(questions))
@@ -408,9 +408,9 @@ class AgentTraining:
                 resume=True,
                 evaluate=lambda _: self.look(greedy, recipe, scoring),
                 progress=self.progress,
-                begin=engine.progress if isinstance(engine, Follows) else None,
+                begin=engine.progress if isinstance(engine, ScheduledRetriever) else None,
             )
-        except Unhealthy:
+        except MonitorStop:
             self._keep_healthy(policy, model, stage)
             raise
 
@@ -461,9 +461,9 @@ class AgentTraining:
     def _samples(self, stage: Stage, model: PreTrainedModel, questions: Sequence[Question]) -> Run:
         """The runs that rejection sampling chooses from, as a run folder."""
         recipe, settings = stage.recipe, stage.recipe.rejection
-        run = Run.begin(stage.folder / "samples", {"agent": stage.begins, **save_settings(settings)}, resume=True)
+        run = Run.begin(stage.folder / "samples", {"agent": stage.begins, **dump_settings(settings)}, resume=True)
         engine = self.engine
-        if isinstance(engine, Follows):
+        if isinstance(engine, ScheduledRetriever):
             engine.progress(0, 1)  # whatever an earlier stage left it at, and a resumed one did not
         self.progress.stage("samples", len(questions) * settings.samples)
         answer_all(

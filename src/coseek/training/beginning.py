@@ -11,8 +11,8 @@ from coseek.data.files import JsonObject, atomic_write, is_failed_start, refuse_
 from coseek.data.identities import KEY, Identities, check_identities
 from coseek.data.own_part import digests
 from coseek.data.run import provenance
-from coseek.data.settings import Settings, first_difference, make_settings, save_settings
-from coseek.training.precisions import said_of, settled_recipe
+from coseek.data.settings import Settings, dump_settings, first_difference, make_settings
+from coseek.training.precisions import resolve_recipe, said_of
 
 FILE = "recipe.yaml"
 """The whole recipe, versions and commit; and the digests of what it names: Python files, models, questions, indexes."""
@@ -29,7 +29,7 @@ def begin(
     folder: Path,
     recipe: R,
     resume: bool,
-    bound: Callable[[R], JsonObject] = save_settings,
+    bound: Callable[[R], JsonObject] = dump_settings,
     identities: Identities | None = None,
     going_on: Callable[[R, R], None] | None = None,
     say: Callable[[str], None] = silent,
@@ -47,9 +47,9 @@ def begin(
     refuse_strangers(folder, FILE)
     asked = recipe
     if not path.exists() or is_failed_start(folder, FILE):
-        recipe = settled_recipe(asked)
-        tree: JsonObject = {"recipe": save_settings(recipe), KEY: {**now}, **provenance()}
-        if own := digests(save_settings(recipe)):
+        recipe = resolve_recipe(asked)
+        tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**now}, **provenance()}
+        if own := digests(dump_settings(recipe)):
             tree[OWN] = own
         _write(path, tree)
         _tell(asked, recipe, say)
@@ -57,12 +57,12 @@ def begin(
     if not resume:
         raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
     written = cast(JsonObject, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    began = settled_recipe(make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path))
-    recipe = settled_recipe(asked, began)
+    began = resolve_recipe(make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path))
+    recipe = resolve_recipe(asked, began)
     if different := first_difference(bound(began), bound(recipe)):
         raise SettingError(f"{folder} was begun with {different} is asked for; take the same recipe, or another --out")
     own_began = cast(JsonObject, written.get(OWN) or {})
-    for name, digest in digests(save_settings(recipe)).items():
+    for name, digest in digests(dump_settings(recipe)).items():
         if own_began.get(name) != digest:
             raise SettingError(
                 f"{name} is not the file that {folder} was begun with; put that one back, or choose another --out"
@@ -71,7 +71,7 @@ def begin(
     if going_on is not None:
         going_on(began, recipe)
     known = cast(dict[str, str], written.get(KEY) or {})
-    tree = {**written, "recipe": save_settings(recipe), KEY: {**known, **now}}
+    tree = {**written, "recipe": dump_settings(recipe), KEY: {**known, **now}}
     if tree != written:
         _write(path, tree)
     _tell(asked, recipe, say)

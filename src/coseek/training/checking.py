@@ -9,18 +9,18 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.data.errors import DataError, SettingError, UnknownName, nearest
 from coseek.data.hub import missing
 from coseek.data.imports import format_names
-from coseek.data.mistakes import Mistakes
-from coseek.data.own_part import is_own
+from coseek.data.mistakes import ErrorList
+from coseek.data.own_part import is_plugin_path
 from coseek.data.settings import make_settings, without
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.models.laptop import check_shape
 from coseek.retrieval.index import check_retriever, retriever_names
-from coseek.retrieval.opening import Opening
+from coseek.retrieval.opening import OpenContext
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.rewards.reward import make_reward
-from coseek.training.frozen import check_frozen
-from coseek.training.recipe import AgentRecipe, DataSettings, Named, load_recipe, paths_of, recipe_source
+from coseek.training.frozen import check_graders
+from coseek.training.recipe import AgentRecipe, DataSettings, RecipePath, load_recipe, paths_of, recipe_source
 from coseek.training.retriever.recipe import RetrieverRecipe
 from coseek.training.stages import stages_of
 
@@ -28,7 +28,7 @@ from coseek.training.stages import stages_of
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     """`load_recipe` and `check_recipe` in one: settings that do not exist and names of what is not there are refused in
     one error."""
-    wrong = Mistakes()
+    wrong = ErrorList()
     recipe = wrong.of(load_recipe, name, overrides)
     if recipe is None:
         recipe = _without_mistakes(name, overrides, wrong)
@@ -39,7 +39,7 @@ def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     return recipe
 
 
-def _without_mistakes(name: str, overrides: Sequence[str], wrong: Mistakes) -> AgentRecipe | None:
+def _without_mistakes(name: str, overrides: Sequence[str], wrong: ErrorList) -> AgentRecipe | None:
     """The recipe without its wrong settings, so that the rest can be looked at; `None` where that is no recipe."""
     (error,) = wrong.errors
     if not isinstance(error, SettingError) or not error.places:
@@ -53,7 +53,7 @@ def _without_mistakes(name: str, overrides: Sequence[str], wrong: Mistakes) -> A
 
 def check_recipe(recipe: AgentRecipe) -> None:
     """Refuse a recipe that names what is not there, and settings that do not go together: all mistakes in one error."""
-    wrong = Mistakes()
+    wrong = ErrorList()
     wrong.of(check_paths, recipe)
     wrong.of(check_settings, recipe)
     wrong.refuse()
@@ -61,7 +61,7 @@ def check_recipe(recipe: AgentRecipe) -> None:
 
 def check_settings(recipe: AgentRecipe) -> None:
     """Refuse settings that do not go together. Looks for no file."""
-    wrong = Mistakes()
+    wrong = ErrorList()
     for stage in stages_of(recipe, Path()):
         wrong.of(check_stage, stage.recipe)
     wrong.of(taught, recipe)
@@ -74,27 +74,27 @@ def check_settings(recipe: AgentRecipe) -> None:
 
 def check_stage(recipe: AgentRecipe) -> None:
     """Refuse a reward that names no part of ours, or one that nobody can pay."""
-    check_frozen(recipe.frozen, make_reward(recipe.reward), recipe.data.world is not None)
+    check_graders(recipe.frozen, make_reward(recipe.reward), recipe.data.world is not None)
     if recipe.select.naive_rag == "wrong" and recipe.frozen.generator is None:
         raise SettingError("select.naive_rag=wrong asks a frozen generator; name one with frozen.generator.model")
 
 
 def check_data(recipe: AgentRecipe) -> None:
     """Refuse names of retrievers, formats and splits that there are not, and a retriever's wrong settings."""
-    wrong, data = Mistakes(), recipe.data
+    wrong, data = ErrorList(), recipe.data
     if data.retriever not in retriever_names():
         wrong.of(known, "retriever", data.retriever, retriever_names())
     elif data.index is None:
         wrong.of(check_retriever, data.retriever, data.retriever_settings)
     wrong.of(check_splits, data)
     if data.imported is not None:
-        if not is_own(data.imported.format):
+        if not is_plugin_path(data.imported.format):
             wrong.of(known, "format", data.imported.format, format_names())
         if not data.imported.sources:
             wrong.say("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
     if data.engine is not None:
         over = {"over": data.index or "the run's own index"} if data.engine.get("retriever") == "noisy" else {}
-        wrong.of(Opening().check, {**over, **data.engine}, "data.engine")
+        wrong.of(OpenContext().check, {**over, **data.engine}, "data.engine")
     wrong.refuse()
 
 
@@ -108,7 +108,7 @@ def check_demonstrations(recipe: AgentRecipe) -> None:
 
 def check_prompts(recipe: AgentRecipe) -> None:
     """Refuse prompts of frozen models that are not there."""
-    wrong, frozen = Mistakes(), recipe.frozen
+    wrong, frozen = ErrorList(), recipe.frozen
     if frozen.generator is not None:
         wrong.of(load_generator_prompt, frozen.generator)
     if frozen.judge is not None:
@@ -124,13 +124,13 @@ def known(kind: str, name: str, names: Sequence[str]) -> None:
 
 def check_paths(recipe: AgentRecipe) -> None:
     """Refuse a recipe that names what is not there, or what is something else."""
-    wrong = Mistakes()
+    wrong = ErrorList()
     for named in paths_of(recipe):
         wrong.of(check_path, named)
     wrong.refuse()
 
 
-def check_path(named: Named) -> None:
+def check_path(named: RecipePath) -> None:
     """Refuse a path that is not there, or a folder of another kind."""
     if not named.path.exists() and named.holds == "model":
         raise DataError(missing("", named.path, named.setting))
@@ -140,7 +140,7 @@ def check_path(named: Named) -> None:
         raise DataError(f"{problem}, which the recipe names as {named.setting}; check the path{way}")
 
 
-def problem_of(named: Named) -> str:
+def problem_of(named: RecipePath) -> str:
     """What is wrong with a path; empty when nothing is."""
     path = named.path
     if not path.exists():
@@ -149,7 +149,7 @@ def problem_of(named: Named) -> str:
     return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
 
 
-def _inside(named: Named) -> tuple[tuple[str, ...], ...]:
+def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
     """Files that must be in a folder of this kind; of each row one."""
     if named.setting == "data.folder":
         return (("corpus.jsonl", "corpus.jsonl.gz"), ("questions.*.jsonl",))
@@ -170,7 +170,7 @@ def check_splits(data: DataSettings) -> None:
         made = data.imported.shares
     else:
         return  # `paths_of` names the files
-    wrong = Mistakes()
+    wrong = ErrorList()
     for setting in ("train", "dev", "test"):
         split = getattr(data, setting)
         if split not in made:
@@ -182,7 +182,7 @@ def check_splits(data: DataSettings) -> None:
 def taught(recipe: AgentRecipe) -> list[Protocol]:
     """The agent's protocol, then every other one that it is shown; prompts are all that tells them apart."""
     also = recipe.warm_start.also if recipe.warm_start else {}
-    wrong = Mistakes()
+    wrong = ErrorList()
     found = [wrong.of(load_protocol, name, recipe.wording) for name in (recipe.protocol, *also)]
     wrong.refuse()
     own, *others = (protocol for protocol in found if protocol is not None)
@@ -197,11 +197,11 @@ def taught(recipe: AgentRecipe) -> list[Protocol]:
 
 def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
     """Refuse an encoder or labels that are not there."""
-    wrong = Mistakes()
+    wrong = ErrorList()
     if recipe.encoder is not None:
         wrong.of(check_encoder, recipe.encoder)
     for folder in recipe.labels:
-        wrong.of(Labels, Path(folder))
+        wrong.of(LabelFolder, Path(folder))
     wrong.refuse()
 
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.data.errors import DataError
 from coseek.data.files import Json, JsonObject, read_jsonl
-from coseek.data.settings import make_settings, overlay, save_settings
+from coseek.data.settings import dump_settings, make_settings, merge_settings
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.loading import save_model
@@ -27,9 +27,9 @@ from coseek.training.agent import AgentTraining
 from coseek.training.checking import check_settings, problem_of
 from coseek.training.estimate import GIB, Memory, Shape, Work, memory_of, shape_of, work_of
 from coseek.training.frozen import ORACLE
-from coseek.training.precisions import settled_recipe
-from coseek.training.progress import Progress, Silent
-from coseek.training.recipe import STAGED, AgentRecipe, Named, paths_of
+from coseek.training.precisions import resolve_recipe
+from coseek.training.progress import NoProgress, Progress
+from coseek.training.recipe import STAGED, AgentRecipe, RecipePath, paths_of
 from coseek.training.stages import stages_of
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
@@ -47,7 +47,7 @@ TOO_MUCH = ("", "more than there is", "try policy.workers: fsdp2, checkpointing,
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StageEstimate:
     """One stage: what it is expected to cost, and what came of a step in small."""
 
     name: str
@@ -61,15 +61,15 @@ class DryRun:
     """What was found."""
 
     recipe: AgentRecipe
-    paths: tuple[tuple[Named, str], ...]
+    paths: tuple[tuple[RecipePath, str], ...]
     """Every path with what is wrong with it; empty when nothing is."""
     shape: Shape
     source: str
     """Where the shape is known from."""
-    looks: tuple[Look, ...]
+    looks: tuple[StageEstimate, ...]
 
     @property
-    def missing(self) -> list[tuple[Named, str]]:
+    def missing(self) -> list[tuple[RecipePath, str]]:
         return [(named, problem) for named, problem in self.paths if problem]
 
     def refuse(self) -> None:
@@ -85,11 +85,11 @@ class DryRun:
                 for named, problem in self.paths
             ],
             "model": {"parameters": self.shape.parameters, "shape_from": self.source, **self.shape.config()},
-            "machine": save_settings(self.recipe.machine),
+            "machine": dump_settings(self.recipe.machine),
             "stages": [self._stage(look) for look in self.looks],
         }
 
-    def _stage(self, look: Look) -> JsonObject:
+    def _stage(self, look: StageEstimate) -> JsonObject:
         memory: JsonObject = {f"{name}_gib": value / GIB for name, value in look.memory.parts.items()}
         work = look.work
         return {
@@ -151,15 +151,15 @@ def _said_of(work: Work) -> str:
 
 def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
     """All three looks. What is missing is told, not raised: see `DryRun.refuse`."""
-    recipe = settled_recipe(recipe)
+    recipe = resolve_recipe(recipe)
     check_settings(recipe)  # the rehearsal has data of its own, which would hide a misfit
     shape, source = shape_of(recipe)
     paths = tuple((named, problem_of(named)) for named in paths_of(recipe))
     with tempfile.TemporaryDirectory(prefix="coseek-dry-run-") as folder:
-        steps = rehearse(recipe, shape, Path(folder), progress or Silent())
+        steps = rehearse(recipe, shape, Path(folder), progress or NoProgress())
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     looks = [
-        Look(name, memory_of(one, shape), work_of(one, shape), step)
+        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step)
         for (name, one), step in zip(whole, steps, strict=True)
     ]
     return DryRun(recipe, paths, shape, source, tuple(looks))
@@ -244,18 +244,20 @@ def _texts(protocol: Protocol) -> Iterable[str]:
 
 def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
     """The recipe with one small step a stage, in a tiny world, with the small model in every model's place."""
-    tree = save_settings(recipe)
+    tree = dump_settings(recipe)
     small = _small(recipe, str(folder / "model"))
     stages = {
-        name: overlay(AgentRecipe, cast(JsonObject, stage), {part: small[part] for part in STAGED if part in small})
+        name: merge_settings(
+            AgentRecipe, cast(JsonObject, stage), {part: small[part] for part in STAGED if part in small}
+        )
         for name, stage in cast(dict[str, Json], tree["stages"]).items()
     }
-    return make_settings(AgentRecipe, {**overlay(AgentRecipe, tree, small), "stages": stages})
+    return make_settings(AgentRecipe, {**merge_settings(AgentRecipe, tree, small), "stages": stages})
 
 
 def _small(recipe: AgentRecipe, model: str) -> JsonObject:
     """What is laid over the recipe and over each of its stages."""
-    tiny = save_settings(WORLD)
+    tiny = dump_settings(WORLD)
     engine = dict(recipe.data.engine or {})
     if engine.get("retriever") == "noisy":
         engine.pop("over", None)
@@ -288,6 +290,6 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         "table": {"dev_questions": 2},
     }  # fmt: skip
     if recipe.warm_start is not None:
-        few = save_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
+        few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
         small["warm_start"] = {"worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft}
     return small

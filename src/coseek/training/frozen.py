@@ -1,6 +1,6 @@
 """Frozen parts of a training run: the generator, the judge and the baseline that rewards may need.
 
-No torch until a model folder is opened. A recipe holds the settings, `open_frozen` opens them, `Scoring` asks them.
+No torch until a model folder is opened. A recipe holds the settings, `open_graders` opens them, `Scoring` asks them.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from coseek.data.errors import SettingError
 from coseek.data.question import Question
 from coseek.data.settings import Settings
 from coseek.machine.precision import SamplingPrecision
-from coseek.models.text import WriterSettings
+from coseek.models.text import TextModelSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import RewardFunction
-from coseek.training.rl.baselines import Baselines, make_baselines
+from coseek.training.rl.baselines import RagBaselines, make_baselines
 from coseek.training.rl.scoring import Scoring, check_needs
 
 ORACLE = "oracle"
@@ -39,7 +39,7 @@ class BaselineSettings(Settings):
     """Passages of the one search (004: 3, as many as the agent's searches find)."""
 
 
-class FrozenSettings(Settings):
+class GraderSettings(Settings):
     """Models that are asked during training and never trained."""
 
     generator: GeneratorSettings | None = None
@@ -55,10 +55,10 @@ class FrozenSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Frozen:
+class Graders:
     """The parts, opened."""
 
-    settings: FrozenSettings
+    settings: GraderSettings
     folder: Path
     """Where baselines and cache are kept."""
     generator: Generator | None = None
@@ -66,7 +66,7 @@ class Frozen:
 
     def baselines(
         self, questions: Sequence[Question], retriever: Retriever, accuracy: Accuracy, tell: Tell = silent
-    ) -> Baselines:
+    ) -> RagBaselines:
         """The baselines of these questions, told right from wrong by `accuracy`: what is missing is computed."""
         if self.generator is None:
             raise SettingError("a baseline needs a frozen generator; name one with frozen.generator.model")
@@ -75,12 +75,12 @@ class Frozen:
         passages = settings.passages
         return make_baselines(folder, questions, retriever, self.generator, passages, self.judge, accuracy, tell)
 
-    def scoring(self, reward: RewardFunction, baselines: Baselines | None = None) -> Scoring:
+    def scoring(self, reward: RewardFunction, baselines: RagBaselines | None = None) -> Scoring:
         """The reward with the parts that it needs."""
         return Scoring(reward, self.generator, self.judge, baselines)
 
 
-def check_frozen(settings: FrozenSettings, reward: RewardFunction, world: bool) -> None:
+def check_graders(settings: GraderSettings, reward: RewardFunction, world: bool) -> None:
     """Refuse a reward that needs a part which the settings do not name; `world`: the run is in a laptop world."""
     there = {"component", "baseline"} if settings.generator is not None else set()
     if settings.judge is not None:
@@ -92,9 +92,9 @@ def check_frozen(settings: FrozenSettings, reward: RewardFunction, world: bool) 
     check_needs(reward, there)
 
 
-def open_frozen(settings: FrozenSettings, folder: Path, world: Path | None = None) -> Frozen:
+def open_graders(settings: GraderSettings, folder: Path, world: Path | None = None) -> Graders:
     """Open what the settings name. `world` is the folder of the laptop world whose oracle judges as `oracle`."""
-    writing = WriterSettings(max_rows=settings.max_rows, precision=settings.precision)
+    writing = TextModelSettings(max_rows=settings.max_rows, precision=settings.precision)
     cache = folder / CACHE
     generator = open_generator(settings.generator, cache, writing) if settings.generator is not None else None
     named = settings.judge
@@ -103,4 +103,4 @@ def open_frozen(settings: FrozenSettings, folder: Path, world: Path | None = Non
             raise SettingError("the oracle judges in laptop worlds only; name a model folder or a URL")
         named = named.model_copy(update={"model": str(world)})
     judge = open_judge(named, cache, writing) if named is not None else None
-    return Frozen(settings, folder, generator, judge)
+    return Graders(settings, folder, generator, judge)

@@ -25,7 +25,7 @@ from coseek.agents.generator import (
     PROMPTS,
     Generator,
     GeneratorSettings,
-    OpenBook,
+    ReadingInput,
     Written,
     load_generator_prompt,
 )
@@ -42,15 +42,15 @@ from coseek.measure.table import Table, group_table, main_table, scores_json
 from coseek.models.laptop import make_policy
 from coseek.models.loading import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.text import TextWriter
+from coseek.models.text import LocalTextModel
 from coseek.models.tokenizer import HfTokenizer
 from coseek.training.beginning import begin
 from coseek.training.generator_recipe import GeneratorRecipe
 from coseek.training.learning.policy import Policy
 from coseek.training.order import derive_seed
-from coseek.training.progress import Progress, Silent
-from coseek.training.sft.lessons import Classroom, Teacher
-from coseek.training.sft.loop import WarmStart, train_sft
+from coseek.training.progress import NoProgress, Progress
+from coseek.training.sft.lessons import ExampleWriter, WorldSampler
+from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.world.world import World, make_world
 
 TOKENIZER_WORLDS = 6
@@ -66,7 +66,7 @@ class GeneratorTraining:
 
     recipe: GeneratorRecipe
     folder: Path
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=NoProgress)
     _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
     """The claim to the folder, from `begin` on."""
 
@@ -112,13 +112,13 @@ class GeneratorTraining:
         return HfTokenizer.load(self.start_folder)
 
     @cached_property
-    def rooms(self) -> list[Classroom]:
+    def rooms(self) -> list[WorldSampler]:
         """The throw-away worlds."""
         rooms = []
         self.progress.stage("worlds", self.recipe.worlds)
         for number in range(self.recipe.worlds):
             seed = derive_seed(self.recipe.seed, "generator world", number) % 2**31
-            rooms.append(Classroom(make_world(self.recipe.world.model_copy(update={"seed": seed})), "train"))
+            rooms.append(WorldSampler(make_world(self.recipe.world.model_copy(update={"seed": seed})), "train"))
             self.progress.advance(number + 1)
         return rooms
 
@@ -131,7 +131,7 @@ class GeneratorTraining:
         sampling = SamplerSettings(
             temperature=0.0, max_rows=BATCH, max_tokens=self.recipe.laptop.max_positions, dtype=self.precision
         )
-        writer = TextWriter(
+        writer = LocalTextModel(
             model=Sampler(model, self.tokenizer, (), sampling),
             around=((), ()),
             max_context=self.recipe.laptop.max_positions,
@@ -153,9 +153,9 @@ class GeneratorTraining:
                 texts += [f" Question : {question.question} So", lesson.written]
         return texts
 
-    def _train(self, model: PreTrainedModel) -> WarmStart:
+    def _train(self, model: PreTrainedModel) -> SftOutcome:
         generator = self.generator_of(model, "in training")
-        teacher = Teacher(self.rooms, generator, self.tokenizer, self.recipe.sft.curriculum, self.recipe.passages)
+        teacher = ExampleWriter(self.rooms, generator, self.tokenizer, self.recipe.sft.curriculum, self.recipe.passages)
         return train_sft(
             model,
             teacher.draw,
@@ -168,7 +168,7 @@ class GeneratorTraining:
 
     def look(self, generator: Generator) -> dict[str, float]:
         """Strict EM on held-out dev questions, in all and by hops."""
-        room = Classroom(self.held_out, "dev")
+        room = WorldSampler(self.held_out, "dev")
         asked = room.questions[: self.recipe.table.dev_questions]
         right = [
             float(exact_match(run.answer, run.question.answers))
@@ -180,7 +180,9 @@ class GeneratorTraining:
             readings[f"em {hops} hop"] = fmean(here)
         return readings
 
-    def _runs(self, generator: Generator, asked: Sequence[Question], room: Classroom, gold: bool) -> list[Trajectory]:
+    def _runs(
+        self, generator: Generator, asked: Sequence[Question], room: WorldSampler, gold: bool
+    ) -> list[Trajectory]:
         """Every question answered once: with its gold passages among others, or with what BM25 finds for its text."""
         count, seed = self.recipe.table.passages, self.recipe.table.seed
         given = [
@@ -190,7 +192,7 @@ class GeneratorTraining:
         runs: list[Trajectory] = []
         for start in range(0, len(asked), BATCH):
             part = list(zip(asked[start : start + BATCH], given[start : start + BATCH], strict=True))
-            contexts = [generator.context(OpenBook(question.question, passages)) for question, passages in part]
+            contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in part]
             written = generator.answer(contexts)
             runs += [_run(*pair, one) for pair, one in zip(part, written, strict=True)]
         return runs
@@ -199,7 +201,7 @@ class GeneratorTraining:
         """The trained generator on questions of the held-out world that were never looked at."""
         model = load_model(self.generator_folder, self.precision)
         generator = self.generator_of(model, "trained")
-        room = Classroom(self.held_out, "test")
+        room = WorldSampler(self.held_out, "test")
         asked = room.questions[: self.recipe.table.questions]
         count = self.recipe.table.passages
         runs = {

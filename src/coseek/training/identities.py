@@ -16,13 +16,13 @@ from coseek.data.files import Json
 from coseek.data.fingerprint import TOKENIZER, fingerprint
 from coseek.data.identities import Identities, digest, questions_digest
 from coseek.data.question import load_questions
-from coseek.data.settings import save_settings
-from coseek.labels.folder import Labels
+from coseek.data.settings import dump_settings
+from coseek.labels.folder import LabelFolder
 from coseek.models.text import open_writer
 from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.vectors.encoder import encoder_folder
-from coseek.training.recipe import AgentRecipe, Named, paths_of
+from coseek.training.recipe import AgentRecipe, RecipePath, paths_of
 from coseek.training.retriever.recipe import RetrieverRecipe
 from coseek.training.together.recipe import TogetherRecipe
 
@@ -31,7 +31,7 @@ NOT_READ = ("data.imported.sources", "data.folder", "data.index")
 
 def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities:
     """Setting → digest. `index` is what `data.index` names, opened."""
-    found = {**_named(recipe), **_files(save_settings(recipe))}
+    found = {**_named(recipe), **_files(dump_settings(recipe))}
     if index is not None:
         with suppress(RetrieverError):  # a server that does not answer now: its searches will be faults
             found["data.index"] = index.identity
@@ -40,7 +40,7 @@ def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities
 
 def retriever_identities(recipe: RetrieverRecipe) -> Identities:
     """Setting → digest."""
-    found = {f"labels {name}": _sha256(Labels(Path(name)).sets_path) for name in recipe.labels}
+    found = {f"labels {name}": _sha256(LabelFolder(Path(name)).sets_path) for name in recipe.labels}
     if recipe.encoder is not None:
         found["encoder"] = fingerprint(encoder_folder(recipe.encoder))
     if recipe.held_out.corpus is not None:
@@ -82,7 +82,7 @@ def _named(recipe: AgentRecipe) -> dict[str, str]:
     return {named.setting: _identity(named) for named in left}
 
 
-def _identity(named: Named) -> str:
+def _identity(named: RecipePath) -> str:
     if named.holds == "data":
         return questions_digest(load_questions(named.path))
     if named.holds == "index":

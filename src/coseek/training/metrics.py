@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coseek.data.errors import DiskFault, RunError
-from coseek.data.files import dump_line
+from coseek.data.files import json_line
 
 
 class MetricsLog:
@@ -26,7 +26,7 @@ class MetricsLog:
 
     def write(self, row: Mapping[str, float]) -> None:
         """One line."""
-        line = dump_line({**as_written(row)}).encode()
+        line = json_line({**as_written(row)}).encode()
         try:
             with self.path.open("ab") as file:
                 file.write(line)

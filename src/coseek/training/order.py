@@ -10,7 +10,7 @@ from coseek.data.question import Question
 
 
 @dataclass(frozen=True)
-class QuestionOrder:
+class QuestionStream:
     """An endless stream: every epoch is the questions in a new shuffle."""
 
     questions: Sequence[Question]

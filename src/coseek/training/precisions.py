@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import TypeVar
 
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, dump_settings
 from coseek.machine.precision import AUTO, Place, Use, named
-from coseek.machine.speed import settled_here, warning
+from coseek.machine.speed import resolve_here, warning
 from coseek.models.shape import hidden_size
-from coseek.training.frozen import FrozenSettings
+from coseek.training.frozen import GraderSettings
 from coseek.training.generator_recipe import GeneratorRecipe
 from coseek.training.recipe import AgentRecipe
 from coseek.training.together.recipe import TogetherRecipe
@@ -15,11 +15,11 @@ from coseek.training.together.recipe import TogetherRecipe
 R = TypeVar("R", bound=Settings)
 
 
-def settled_recipe(recipe: R, began: R | None = None) -> R:
+def resolve_recipe(recipe: R, began: R | None = None) -> R:
     """The recipe with the name of a precision in place of every `auto`: the one that the run was begun with, or what
     is fastest on this machine."""
-    old = save_settings(began) if began is not None else None
-    return settled_here(recipe, old, lambda place: width_at(recipe, place))
+    old = dump_settings(began) if began is not None else None
+    return resolve_here(recipe, old, lambda place: width_at(recipe, place))
 
 
 def width_at(recipe: Settings, place: Place) -> int:
@@ -37,7 +37,7 @@ def width_at(recipe: Settings, place: Place) -> int:
     return 0
 
 
-def _frozen(settings: FrozenSettings) -> list[int]:
+def _frozen(settings: GraderSettings) -> list[int]:
     """Widths of the frozen models that are folders."""
     parts = [part for part in (settings.generator, settings.judge) if part is not None]
     widths = [hidden_size(Path(part.model).expanduser()) for part in parts]
@@ -46,9 +46,9 @@ def _frozen(settings: FrozenSettings) -> list[int]:
 
 def said_of(asked: Settings, settled: Settings) -> list[str]:
     """What whoever starts a run is told: what `auto` came to, and a name that is slow here."""
-    wishes = {place for place, _, value in named(type(asked), save_settings(asked)) if value == AUTO}
+    wishes = {place for place, _, value in named(type(asked), dump_settings(asked)) if value == AUTO}
     taken: dict[Use, set[str]] = {}
-    for place, use, value in named(type(settled), save_settings(settled)):
+    for place, use, value in named(type(settled), dump_settings(settled)):
         if place in wishes:
             taken.setdefault(use, set()).add(value)
     lines = ["auto precision: " + ", ".join(f"{use} in {' and '.join(sorted(taken[use]))}" for use in sorted(taken))]

@@ -23,7 +23,7 @@ class Progress(Protocol):
         ...
 
 
-class Silent:
+class NoProgress:
     """Tells nobody."""
 
     def stage(self, name: str, total: int) -> None:

@@ -14,13 +14,13 @@ from coseek.agents.rollout import Limits
 from coseek.agents.writers.expert import ExpertSettings
 from coseek.data.errors import SettingError, nearest
 from coseek.data.files import Json, JsonObject, read_yaml
-from coseek.data.registry import yaml_file
-from coseek.data.settings import Settings, assign, make_settings, overlay, save_settings
+from coseek.data.registry import find_yaml
+from coseek.data.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.machine.precision import Replaces, SamplingPrecision
 from coseek.models.laptop import LaptopSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
-from coseek.training.frozen import ORACLE, FrozenSettings
+from coseek.training.frozen import ORACLE, GraderSettings
 from coseek.training.settings import RejectionSettings, RlSettings, SftSettings
 from coseek.world.settings import WorldSettings
 
@@ -183,7 +183,7 @@ class AgentRecipe(Settings):
     """Supervised training before the rewards; none to start reinforcement learning at once."""
     reward: RewardSpec = Field(default={"exact_match": 1.0})
     """What the agent is paid for."""
-    frozen: FrozenSettings = FrozenSettings()
+    frozen: GraderSettings = GraderSettings()
     """The models that a reward may ask, and what a gain is measured against."""
     learn: Literal["rl", "rejection", "demonstrations"] = "rl"
     """How the agent learns after the warm start: from rewards, from those of its own runs that were right, or not."""
@@ -227,10 +227,10 @@ class AgentRecipe(Settings):
             raise SettingError(
                 *(f"stage {name!r} cannot set {setting!r}{nearest(setting, STAGED)} {known}" for setting in odd)
             )
-        tree = save_settings(self)
+        tree = dump_settings(self)
         del tree["stages"]
         try:
-            stage = make_settings(AgentRecipe, overlay(AgentRecipe, tree, own))
+            stage = make_settings(AgentRecipe, merge_settings(AgentRecipe, tree, own))
         except SettingError as error:
             raise SettingError(*(f"stage {name!r}: {sentence}" for sentence in error.sentences)) from None
         if stage.learn == "demonstrations":
@@ -238,7 +238,7 @@ class AgentRecipe(Settings):
         return stage
 
 
-class Named(NamedTuple):
+class RecipePath(NamedTuple):
     """A path that a recipe names."""
 
     setting: str
@@ -246,11 +246,11 @@ class Named(NamedTuple):
     holds: Literal["data", "index", "model"]
 
 
-def paths_of(recipe: AgentRecipe) -> Iterator[Named]:
+def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     """Every path of this machine that a recipe names; URLs are no paths."""
     data, engine = recipe.data, recipe.data.engine or {}
     for source in data.imported.sources if data.imported else ():
-        yield Named("data.imported.sources", Path(source).expanduser(), "data")
+        yield RecipePath("data.imported.sources", Path(source).expanduser(), "data")
     named: list[tuple[str, object, Literal["data", "index", "model"]]] = [
         ("data.folder", data.folder, "data"),
         ("data.index", data.index, "index"),
@@ -267,12 +267,12 @@ def paths_of(recipe: AgentRecipe) -> Iterator[Named]:
         named.append(("frozen.judge.model", judge.model, "model"))
     for setting, name, holds in named:
         if isinstance(name, str) and not name.startswith(("http://", "https://")):
-            yield Named(setting, Path(name).expanduser(), holds)
+            yield RecipePath(setting, Path(name).expanduser(), holds)
     if data.folder is not None and (folder := Path(data.folder).expanduser()).is_dir():
         taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
         for setting, split in [*splits, ("data.dev", data.dev), ("data.test", data.test)]:
-            yield Named(setting, folder / f"questions.{split}.jsonl", "data")
+            yield RecipePath(setting, folder / f"questions.{split}.jsonl", "data")
 
 
 def _encoder(data: DataSettings) -> object:
@@ -288,7 +288,7 @@ def recipe_names() -> list[str]:
 
 def recipe_path(name: str) -> Path:
     """The file of a recipe: one of ours by name (`quickstart`), or a path."""
-    return yaml_file("recipe", RECIPES, name)
+    return find_yaml("recipe", RECIPES, name)
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -299,7 +299,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
 def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject, Path | str]:
     """A recipe as plain values, and the file that a mistake in it is in; empty for ours."""
     path = recipe_path(name)
-    return assign(_read(path, ()), overrides), "" if path.parent == RECIPES else path
+    return apply_overrides(_read(path, ()), overrides), "" if path.parent == RECIPES else path
 
 
 def recipe_tree(given: Json, file: Path) -> JsonObject:
@@ -331,7 +331,7 @@ def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> Json
     if not isinstance(base, str):
         raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
     below = _read(_base_path(base, path), above)
-    merged = overlay(AgentRecipe, below, tree)
+    merged = merge_settings(AgentRecipe, below, tree)
     merged["stages"] = _stages(below.get("stages"), tree.get("stages"))
     return merged
 
@@ -348,5 +348,5 @@ def _stages(below: Json, above: Json) -> Json:
     for name, stage in above.items():
         under = merged.get(name)
         both = isinstance(under, dict) and isinstance(stage, dict)
-        merged[name] = overlay(AgentRecipe, cast(JsonObject, under), cast(JsonObject, stage)) if both else stage
+        merged[name] = merge_settings(AgentRecipe, cast(JsonObject, under), cast(JsonObject, stage)) if both else stage
     return merged

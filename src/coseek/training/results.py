@@ -13,11 +13,11 @@ from typing import cast
 from coseek.agents.answering import answer_all, identities_of
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits
-from coseek.agents.writers.rules import Rules
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.rules import RuleAgent
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.files import JsonObject, atomic_write, read_jsonl, write_json
 from coseek.data.run import Run
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match
 from coseek.measure.plots import Bars, Svg, bar_plot, line_plot, series_of, smoothed
@@ -135,7 +135,7 @@ def settings_of(training: AgentTraining, row: Row, column: QuestionSet) -> JsonO
             "tokenizer": None if row.policy else str(training.policy_folder("start")),
         },
         "set": column.name,
-        "limits": save_settings(limits_of(training, row)),
+        "limits": dump_settings(limits_of(training, row)),
         "seed": training.recipe.table.seed,
     }
 
@@ -151,7 +151,7 @@ def agent_of(training: AgentTraining, row: Row) -> Agent:
     """The row's agent. The rule-based one writes in the policy's own ids, so that tokens are counted alike."""
     protocol, made_of = load_protocol(row.protocol, training.recipe.wording), made_of_row(training, row)
     if not row.policy:
-        return Agent(protocol, WriterModel(Rules(), protocol, training.tokenizer), made_of)
+        return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), made_of)
     model = load_model(training.policy_folder(row.policy))
     return Agent(protocol, training.sampler(model, protocol, row.temperature), made_of)
 
@@ -302,7 +302,7 @@ def sections_of(
     return [
         *sections,
         _examples(training),
-        SettingsSection("Settings", save_settings(training.recipe)),
+        SettingsSection("Settings", dump_settings(training.recipe)),
         FilesSection("Files", files_of(training)),
         TextSection("Again", f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"),
     ]

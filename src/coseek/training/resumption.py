@@ -16,7 +16,7 @@ from typing import cast
 
 from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject, read_jsonl
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.training.learning.checkpoint import has_checkpoint
 from coseek.training.recipe import AgentRecipe
 from coseek.training.stages import Stage, stages_of
@@ -29,7 +29,7 @@ STEPS = {**FREE, "rl": ("health", "steps")}
 
 def bound(recipe: AgentRecipe) -> JsonObject:
     """A recipe without what may change, of its stages neither."""
-    tree = save_settings(recipe)
+    tree = dump_settings(recipe)
     for part in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
         for group, names in STEPS.items():
             if isinstance(settings := part.get(group), dict):

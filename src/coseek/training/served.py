@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from coseek.agents.answering import row_seed
-from coseek.agents.component import BATCH, answer_from, answer_sheet, mark, verdict_sheet
+from coseek.agents.component import BATCH, answer_cache, generate_answers, mark, verdict_cache
 from coseek.agents.generator import Generator
 from coseek.agents.judge import Claim
 from coseek.data.identities import questions_digest
@@ -24,7 +24,7 @@ from coseek.measure.found import Answered, look_up
 from coseek.measure.score import ScoredRun, Scores, Verdicts
 from coseek.measure.table import Table, show
 from coseek.retrieval.retriever import Retriever
-from coseek.training.frozen import Frozen
+from coseek.training.frozen import Graders
 
 ANSWERS = ("gen_acc", "em", "cover_em")
 GIVEN = ("context_passages", "context_tokens")
@@ -66,24 +66,24 @@ def _searched_once(answered: Answered, seed: int) -> Trajectory:
     return Trajectory(question, "rag", (), (search,), stop, None, valid=True, seed=seed)
 
 
-def answers_to(frozen: Frozen, folder: Path, runs: Sequence[Trajectory]) -> tuple[Answers, Verdicts | None]:
+def answers_to(frozen: Graders, folder: Path, runs: Sequence[Trajectory]) -> tuple[Answers, Verdicts | None]:
     """What the generator answers from these runs' passages, and what the judge says of it; kept in `folder`."""
     assert frozen.generator is not None
-    answers = answer_from(frozen.generator, runs, answer_sheet(folder, frozen.generator))
+    answers = generate_answers(frozen.generator, runs, answer_cache(folder, frozen.generator))
     if frozen.judge is None:
         return answers, None
     questions = {run.question.id: run.question for run in runs}
     claims = [Claim(questions[reply.question_id], reply.answer) for reply in answers.values() if reply.answer]
-    return answers, mark(frozen.judge, claims, verdict_sheet(folder, frozen.judge))
+    return answers, mark(frozen.judge, claims, verdict_cache(folder, frozen.judge))
 
 
-def scored_by_generator(frozen: Frozen, name: str, folder: Path, runs: Sequence[Trajectory]) -> ScoredRun:
+def scored_by_generator(frozen: Graders, name: str, folder: Path, runs: Sequence[Trajectory]) -> ScoredRun:
     """A run with the generator's answers in the place of those that it does not give."""
     answers, verdicts = answers_to(frozen, folder, runs)
     return component_run(name, runs, answers, verdicts)
 
 
-def with_answers(frozen: Frozen, folder: Path, runs: Sequence[Trajectory]) -> list[Trajectory]:
+def with_answers(frozen: Graders, folder: Path, runs: Sequence[Trajectory]) -> list[Trajectory]:
     """The runs that the generator answered from, with its answers, to be shown to a reader."""
     answers, _ = answers_to(frozen, folder, runs)
     known = {key: reply for key, reply in answers.items() if reply.fault is None}

@@ -75,7 +75,7 @@ AlarmName: TypeAlias = Literal[
 ]
 
 
-class HealthSettings(Settings):
+class MonitorSettings(Settings):
     """Alarms: when a run in reinforcement learning counts as sick. `rl/health.py` says what each looks at."""
 
     stop: bool = False
@@ -210,7 +210,7 @@ class RlSettings(Settings):
     truncation_penalty: float = Field(default=0.5, ge=0.0)
     """What `penalise` takes off their reward."""
 
-    health: HealthSettings = HealthSettings()
+    health: MonitorSettings = MonitorSettings()
     """When to raise an alarm, and whether to stop at one; may change when a run goes on."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Steps between checkpoints; the last step always has one."""

@@ -13,7 +13,7 @@ from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import Reward, make_reward
 from coseek.training.order import derive_seed
 from coseek.training.recipe import AgentRecipe, SelectSettings
-from coseek.training.rl.baselines import Baselines, beyond_rag, is_closed
+from coseek.training.rl.baselines import RagBaselines, is_closed, unsolved_by_rag
 from coseek.training.rl.scoring import Scoring
 from coseek.training.settings import RejectionSettings
 
@@ -80,12 +80,16 @@ def candidates(questions: Sequence[Question], settings: SelectSettings) -> list[
 
 
 def select(
-    questions: Sequence[Question], settings: SelectSettings, accuracy: Accuracy, baselines: Baselines | None, say: Say
+    questions: Sequence[Question],
+    settings: SelectSettings,
+    accuracy: Accuracy,
+    baselines: RagBaselines | None,
+    say: Say,
 ) -> list[Question]:
     """The training questions that a stage asks, in their order. `baselines` where naive RAG must have failed."""
     chosen = candidates(questions, settings)
     if baselines is not None:
-        found = beyond_rag(chosen, baselines, accuracy)
+        found = unsolved_by_rag(chosen, baselines, accuracy)
         chosen = list(found.kept)
         say(f"{len(chosen)} questions that naive RAG fails; it answers {found.solved}, and {found.failed} are unknown")
     if not chosen:

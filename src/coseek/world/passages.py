@@ -28,7 +28,7 @@ APART = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stale:
+class StalePassage:
     """A passage that tells only what was true of an entity once."""
 
     passage: Passage
@@ -42,7 +42,7 @@ class Told:
 
     facts: Facts
     passages: dict[str, Passage]
-    stale: tuple[Stale, ...]
+    stale: tuple[StalePassage, ...]
 
 
 def spaced(words: str) -> str:
@@ -79,7 +79,7 @@ def _clause(fact: Fact, paraphrases: int, rng: random.Random) -> str:
     return rng.choice(fact.relation.clauses[:paraphrases]).format(o=fact.value)
 
 
-def _tell_apart(entities: Iterable[Entity], rng: random.Random) -> Iterator[Stale]:
+def _tell_apart(entities: Iterable[Entity], rng: random.Random) -> Iterator[StalePassage]:
     number = 0
     for entity in entities:
         for fact in entity.facts:
@@ -87,4 +87,4 @@ def _tell_apart(entities: Iterable[Entity], rng: random.Random) -> Iterator[Stal
                 number += 1
                 text = rng.choice(APART).format(until=fact.until, noun=fact.noun, name=entity.title, before=fact.before)
                 passage = Passage(f"old-{number:04}", spaced(f"{entity.title} in {fact.until}"), spaced(text))
-                yield Stale(passage, entity.id, fact.noun)
+                yield StalePassage(passage, entity.id, fact.noun)

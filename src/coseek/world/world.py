@@ -10,7 +10,7 @@ from coseek.data.errors import DataError
 from coseek.data.files import atomic_folder, read_json, write_json
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, save_questions
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.settings import dump_settings, make_settings
 from coseek.world.facts import make_facts
 from coseek.world.oracle import Oracle
 from coseek.world.passages import tell
@@ -45,7 +45,7 @@ class World:
         self.corpus.save(folder / "corpus.jsonl")
         for split, questions in self.questions.items():
             save_questions(folder / f"questions.{split}.jsonl", questions)
-        settings = save_settings(self.settings)
+        settings = dump_settings(self.settings)
         write_json(folder / "world.json", {"schema": SCHEMA, "settings": settings, "oracle": self.oracle.to_json()})
 
     @classmethod

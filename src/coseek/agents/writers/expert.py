@@ -16,7 +16,7 @@ from coseek.data.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.settings import Settings
 from coseek.data.trajectory import Search
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 from coseek.world.names import draw_name
 from coseek.world.passages import spaced
 from coseek.world.questions import Step, kind_of, plan_of
@@ -46,23 +46,23 @@ NEEDS = "the plan of a laptop world's question"
 PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
 
 
-class Expert:
+class ExpertAgent:
     """A writer for questions of a laptop world; others have no plan and are refused."""
 
     def __init__(self, settings: ExpertSettings | None = None) -> None:
         self.settings = settings or ExpertSettings()
 
     @classmethod
-    def perfect(cls) -> "Expert":
+    def perfect(cls) -> "ExpertAgent":
         """The expert without faults: what the world and the retriever allow."""
         return cls(PERFECT)
 
-    def write(self, so_far: SoFar, rng: random.Random) -> Move:
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The next move; the same state and the same `rng` give the same one."""
         move = self._move(so_far, rng)
         return replace(move, selected=_worth(so_far)) if so_far.searches else move
 
-    def conclude(self, so_far: SoFar, rng: random.Random) -> Move:
+    def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """An answer from what was found so far, if only the title found first."""
         plan = plan_of(so_far.question)
         done, _ = progress(plan, so_far.searches)
@@ -71,7 +71,7 @@ class Expert:
         answer = _last_resort(so_far.question, plan, done, so_far.searches, rng)
         return Move(spaced(f"I can not find {_wanted(so_far.question, plan[done])} ."), answer=spaced(answer))
 
-    def _move(self, so_far: SoFar, rng: random.Random) -> Move:
+    def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
         question, searches = so_far.question, so_far.searches
         plan = plan_of(question)
         done, misses = progress(plan, searches)
@@ -97,9 +97,9 @@ class Expert:
         return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
 
 
-def make() -> Expert:
+def make() -> ExpertAgent:
     """The expert without faults."""
-    return Expert.perfect()
+    return ExpertAgent.perfect()
 
 
 def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int]:
@@ -115,7 +115,7 @@ def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int
     return done, misses
 
 
-def _worth(so_far: SoFar) -> tuple[str, ...]:
+def _worth(so_far: EpisodeState) -> tuple[str, ...]:
     """The passages found that tell a step of the plan."""
     wanted = {step.gold_id for step in plan_of(so_far.question)}
     found = (hit.passage.id for search in so_far.searches for hit in search.hits)

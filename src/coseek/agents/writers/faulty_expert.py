@@ -1,12 +1,12 @@
 """Faulty expert: the scripted demonstrator with its deliberate faults, as a policy is warm-started on it."""
 
 from coseek.agents.writers import expert
-from coseek.agents.writers.expert import Expert, ExpertSettings
+from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
 
 WORDING = "laptop"
 NEEDS = expert.NEEDS
 
 
-def make() -> Expert:
+def make() -> ExpertAgent:
     """The demonstrator with the default faults."""
-    return Expert(ExpertSettings())
+    return ExpertAgent(ExpertSettings())

@@ -4,7 +4,7 @@ import random
 
 from coseek.agents.writer import Move
 from coseek.data.errors import DataError
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 
 WORDING = "laptop"
 NEEDS = "gold answers"
@@ -13,7 +13,7 @@ NEEDS = "gold answers"
 class Gold:
     """Answers at once with the first gold answer."""
 
-    def write(self, so_far: SoFar, rng: random.Random) -> Move:
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The leading space keeps the answer's words the tokens that they are inside a sentence."""
         if not so_far.question.answers:
             raise DataError(f"question {so_far.question.id!r} has no gold answers, and the writer `gold` needs one")

@@ -25,7 +25,7 @@ from coseek.agents.writer import Move
 from coseek.data.passage import Passage
 from coseek.data.settings import Settings
 from coseek.data.trajectory import Search, Trajectory
-from coseek.models.model import SoFar
+from coseek.models.model import EpisodeState
 from coseek.retrieval.fusion import reciprocal_rank_fusion
 from coseek.retrieval.lexical.words import words
 
@@ -45,13 +45,13 @@ class RulesSettings(Settings):
     """Worth of a title that stands in a passage taken before."""
 
 
-class Rules:
-    """The rule-based agent: implements `Writer`."""
+class RuleAgent:
+    """The rule-based agent: implements `ScriptedAgent`."""
 
     def __init__(self, settings: RulesSettings | None = None) -> None:
         self.settings = settings or RulesSettings()
 
-    def write(self, so_far: SoFar, rng: random.Random) -> Move:
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The next move; a pure function of the question and the searches."""
         question = so_far.question.question
         if not so_far.searches:
@@ -62,7 +62,7 @@ class Rules:
             return self.conclude(so_far, rng)
         return Move(f"{_report(notes)} I search {query} .", (f" {query}",), selected=_worth(notes))
 
-    def conclude(self, so_far: SoFar, rng: random.Random) -> Move:
+    def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """An answer from what was found so far."""
         notes = self._read(so_far.question.question, so_far.searches)
         tied = [passage for place, passage in enumerate(notes.taken) if notes.is_tied(place)]
@@ -103,9 +103,9 @@ class Rules:
         return query if query and query not in {search.query.strip() for search in notes.searches} else None
 
 
-def make() -> Rules:
+def make() -> RuleAgent:
     """The rule-based agent with its ordinary settings."""
-    return Rules()
+    return RuleAgent()
 
 
 @dataclass(frozen=True, slots=True)

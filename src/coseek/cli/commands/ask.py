@@ -10,11 +10,11 @@ from coseek.agents.rollout import Limits, rollout
 from coseek.cli.agents import OFFERS, WRITERS, is_writer, limits_for, open_agent, settings_for
 from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
-from coseek.cli.watching import WatchedRetriever, watched
+from coseek.cli.watching import RetrieverDisplay, watched
 from coseek.data.errors import SettingError
 from coseek.data.question import Question
 from coseek.data.registry import find, names
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.settings import dump_settings, make_settings
 from coseek.data.trajectory import StopReason, Trajectory
 
 app = new_app()
@@ -50,9 +50,9 @@ def ask(
     chosen = settings_for(agent, protocol, wording, tokenizer).model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
     typed = [text.removeprefix("limits.") for text in limits or []]  # as `coseek run` spells them
-    budgets = make_settings(Limits, assignments(typed, onto=save_settings(limits_for(chosen))))
+    budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
     who = open_agent(chosen)
-    index = WatchedRetriever(open_named(retriever), console)
+    index = RetrieverDisplay(open_named(retriever), console)
     asked = Question(id="asked", question=question)
     trajectory = rollout(watched(who, console), index, [asked], [seed], budgets)[0]
     if as_json:

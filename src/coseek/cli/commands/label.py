@@ -24,9 +24,9 @@ from coseek.data.files import JsonObject, refuse_strangers
 from coseek.data.lock import lock_folder
 from coseek.data.registry import find, names
 from coseek.data.run import Run
-from coseek.data.settings import make_settings, save_settings
-from coseek.labels.folder import Labels
-from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, RollsOut
+from coseek.data.settings import dump_settings, make_settings
+from coseek.labels.folder import LabelFolder
+from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, RolloutMaker
 from coseek.labels.making import Summary, check_distinct, make_labels
 from coseek.labels.tevatron import write_tevatron
 from coseek.retrieval.views import find_view
@@ -88,7 +88,7 @@ def label(
     chosen, own = settings_of(module, words, named, (retriever, agent, temperature))
     done = go(module, chosen, own, out, resume, cache)
     if tevatron is not None:
-        write_tevatron(tevatron, Labels(out).sets(), view)
+        write_tevatron(tevatron, LabelFolder(out).sets(), view)
     if as_json:
         print_json({"labels": str(out), **done.to_json()})
     else:
@@ -118,15 +118,15 @@ def settings_of(
     for name in set(tree) & set(Limits.model_fields) - set(module.SETTINGS.model_fields):
         raise SettingError(f"no setting named {name!r}; the agent's budgets are a group: limits.{name}=…")
     of_method = make_settings(module.SETTINGS, tree)
-    own, known = save_settings(of_method), agent_of(runs, agent, temperature)
+    own, known = dump_settings(of_method), agent_of(runs, agent, temperature)
     if known is not None and module.terms(of_method).rolls_out:
         refuse_equal_runs(cast(int, own["samples"]), known)
-    base = save_settings(limits_of(runs, agent, known))
+    base = dump_settings(limits_of(runs, agent, known))
     chosen: JsonObject = {
         **named,
         "runs": [*folders],
         "retriever": retriever_of(runs, retriever),
-        "agent": None if known is None else save_settings(known),
+        "agent": None if known is None else dump_settings(known),
         "limits": {**base, **limits} if isinstance(limits, dict) else limits,
     }
     return make_settings(LabelSettings, chosen), own
@@ -137,7 +137,7 @@ def go(
 ) -> Summary:
     """Make the labels, alone in their folder."""
     if not resume:
-        Labels.refuse_old(out)
+        LabelFolder.refuse_old(out)
     refuse_strangers(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
     with lock_folder(out):
         return make(module, settings, own, out, resume, cache)
@@ -151,11 +151,11 @@ def make(
     questions = run_questions(settings)
     parts = open_parts(settings, out, questions, cache)
     maker = module.open(make_settings(module.SETTINGS, own), parts)
-    turns = [] if isinstance(maker, RollsOut) else run_turns(settings, questions)
+    turns = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
     check_distinct(turns)  # what is refused is refused before there is a folder
-    labels = Labels.begin(out, {**save_settings(settings), settings.method: own}, maker.identity, resume)
+    labels = LabelFolder.begin(out, {**dump_settings(settings), settings.method: own}, maker.identity, resume)
     with resumable("the same command with --resume"), progress_bar() as progress:
-        if isinstance(maker, RollsOut):
+        if isinstance(maker, RolloutMaker):
             runs = progress.add_task("runs", total=None)
             turns = maker.roll_out(questions, lambda done, total: progress.update(runs, completed=done, total=total))
         task = progress.add_task("turns", total=None)

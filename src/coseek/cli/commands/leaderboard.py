@@ -12,7 +12,7 @@ from coseek.cli.frozen import (
     BootstrapSeed,
     BudgetTokens,
     CacheFile,
-    FrozenParts,
+    GraderSet,
     JudgePromptFile,
     OneJudge,
     PromptFile,
@@ -81,7 +81,7 @@ def leaderboard(
         stdout_console().print(board.table().rich())
 
 
-def scored_by(runs: Sequence[str], parts: FrozenParts) -> dict[tuple[str, str], ScoredRun]:
+def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], ScoredRun]:
     """(system, data set) → its run, scored."""
     found: dict[tuple[str, str], ScoredRun] = {}
     for text in runs:

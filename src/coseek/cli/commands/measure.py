@@ -19,7 +19,7 @@ from coseek.data.lock import lock_if_named
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write_qrels, write_run
-from coseek.measure.found import FAULT, Answered, Measuring, look_up, of_run_file
+from coseek.measure.found import FAULT, Answered, RetrievalMeasure, look_up, of_run_file
 from coseek.measure.rankings import FAMILIES, Metric
 from coseek.measure.score import GROUPS, ScoredRun, Scores, check_groups
 from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
@@ -37,7 +37,7 @@ class Plan:
     """What was typed, checked."""
 
     questions: list[Question]
-    measuring: Measuring
+    measuring: RetrievalMeasure
     depth: int
     missing: Literal["zero", "leave-out"]
     corpus: Corpus | None
@@ -100,7 +100,7 @@ def measure(
     check_groups(groups)  # here, and not after an hour of searching
     questions = questions_at(source, split)[:count]
     corpus = corpus_of(source) if reads_texts(chosen) else None
-    measuring = Measuring(chosen, judgements(qrels, questions))
+    measuring = RetrievalMeasure(chosen, judgements(qrels, questions))
     plan = Plan(questions, measuring, depth, missing, corpus, trec_out is not None)
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):

@@ -13,11 +13,11 @@ from coseek.cli.running import RunSettings, check_gold, check_questions, load_as
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.data.files import refuse_strangers
 from coseek.data.lock import lock_folder
-from coseek.data.mistakes import Mistakes
+from coseek.data.mistakes import ErrorList
 from coseek.data.question import Question
 from coseek.data.registry import names
 from coseek.data.run import Run
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.settings import dump_settings, make_settings
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import MAIN, scores_json
 
@@ -54,7 +54,7 @@ def run(
     The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
     questions end. Ctrl-C or a crash loses only what was under way; `--resume` does the rest.
     """
-    wrong = Mistakes()
+    wrong = ErrorList()
     who = wrong.of(settings_for, agent, protocol, wording, tokenizer)
     wrong.of(check_there, retriever)
     wrong.of(check_questions, questions, split)
@@ -73,7 +73,7 @@ def run(
         samples=samples,
         seed=seed,
     )
-    chosen = make_settings(RunSettings, assignments(settings or [], onto=save_settings(given)))
+    chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(given)))
     scores = go(chosen, out, resume)
     if as_json:
         print_json({"run": str(out), **scores_json(scores)})
@@ -98,7 +98,7 @@ def answer(settings: RunSettings, out: Path, resume: bool) -> tuple[Run, list[Qu
     check_gold(questions, retriever, settings.retriever)
     agent = open_agent(settings.agent)
     agent.protocol.check_retriever(retriever.name)
-    recorded = {**save_settings(settings), "index": described(settings.retriever, retriever)}
+    recorded = {**dump_settings(settings), "index": described(settings.retriever, retriever)}
     kept = Run.begin(out, recorded, resume)
     with resumable("the same command with --resume"), progress_bar() as progress:
         task = progress.add_task("questions", total=None)

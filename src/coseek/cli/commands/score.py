@@ -10,12 +10,12 @@ import typer
 from coseek.cli.frozen import (
     AnswerWith,
     BootstrapSeed,
-    BothWays,
     BudgetTokens,
     CacheFile,
-    FrozenParts,
+    GraderSet,
     JudgePromptFile,
     PromptFile,
+    ScoredBothWays,
     agreements_over,
     ask,
     check_judged,
@@ -109,9 +109,9 @@ class Board:
 
     def __init__(
         self,
-        asked: list[BothWays],
+        asked: list[ScoredBothWays],
         questions: list[Question],
-        parts: FrozenParts,
+        parts: GraderSet,
         metrics: list[str],
         by: list[str],
         in_domain: list[str],

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from coseek.agents.component import answer_from, answer_sheet, mark, verdict_sheet
+from coseek.agents.component import answer_cache, generate_answers, mark, verdict_cache
 from coseek.agents.context import served_context
 from coseek.cli.commands.score import split_names
 from coseek.cli.frozen import (
     BootstrapSeed,
     BudgetTokens,
     CacheFile,
-    FrozenParts,
+    GraderSet,
     JudgePromptFile,
     OneJudge,
     PromptFile,
@@ -89,7 +89,7 @@ def combination_gain(
         stdout_console().print(gain.table().rich())
 
 
-def write_gain(out: Path, gain: CombinationGain, parts: FrozenParts, tree: JsonObject) -> None:
+def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObject) -> None:
     """The numbers, and a page with their plot."""
     write_json(out / "combination-gain.json", tree)
     text = "\n\n".join(parts.notes())
@@ -99,7 +99,7 @@ def write_gain(out: Path, gain: CombinationGain, parts: FrozenParts, tree: JsonO
 
 
 def measured(
-    run: Run, index: Retriever, name: str, counts: Sequence[int], parts: FrozenParts, metric: str, seed: int
+    run: Run, index: Retriever, name: str, counts: Sequence[int], parts: GraderSet, metric: str, seed: int
 ) -> CombinationGain:
     """Search once, as deep as anything needs; answer from every cut of what was found and from the agent's passages."""
     trajectories = list(run.trajectories())
@@ -155,14 +155,14 @@ def cut(row: Trajectory, k: int) -> Trajectory:
     return replace(row, searches=(replace(search, hits=search.hits[:k]),))
 
 
-def answered(name: str, rows: Sequence[Trajectory], run: Run, parts: FrozenParts) -> ScoredRun:
+def answered(name: str, rows: Sequence[Trajectory], run: Run, parts: GraderSet) -> ScoredRun:
     """The generator's answers from what these trajectories serve, judged where there is a judge."""
     say(f"{name}: {len(rows)} questions")
     assert parts.generator is not None
-    answers = answer_from(parts.generator, rows, answer_sheet(run.folder, parts.generator))
+    answers = generate_answers(parts.generator, rows, answer_cache(run.folder, parts.generator))
     warn_of_cuts(parts.generator)
     verdicts = None
     if parts.judges:
         own = [replace(row, answer=None) for row in rows]
-        verdicts = mark(parts.judges[0], claims_of(own, answers), verdict_sheet(run.folder, parts.judges[0]))
+        verdicts = mark(parts.judges[0], claims_of(own, answers), verdict_cache(run.folder, parts.judges[0]))
     return component_run(name, rows, answers, verdicts)

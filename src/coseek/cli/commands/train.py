@@ -12,7 +12,7 @@ from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resuma
 from coseek.cli.training_bar import training_bar
 from coseek.data.errors import MissingExtra, SettingError
 from coseek.data.files import read_json
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.settings import dump_settings, make_settings
 from coseek.training.checking import check_retriever_recipe, check_settings, checked_recipe
 from coseek.training.generator_recipe import GeneratorRecipe
 from coseek.training.recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
@@ -45,7 +45,10 @@ def train_agent(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     show: ShowSettings = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look whether all is there, what it will need, and take a step in small.")
+        bool,
+        typer.Option(
+            "--dry-run", help="StageEstimate whether all is there, what it will need, and take a step in small."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -79,7 +82,7 @@ def train_generator(
     and with what one search finds. Its folder is for `--answer-with`. It can be stopped at any moment and goes on with
     --resume, to the same result as if it had not been stopped.
     """
-    recipe = make_settings(GeneratorRecipe, assignments(settings or [], onto=save_settings(GeneratorRecipe())))
+    recipe = make_settings(GeneratorRecipe, assignments(settings or [], onto=dump_settings(GeneratorRecipe())))
     if show:
         print_settings(recipe, as_json)
         return
@@ -176,12 +179,12 @@ def train_together(
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
     check_libraries()
-    from coseek.training.together.course import Course  # torch
+    from coseek.training.together.course import CoTrainingPaths  # torch
     from coseek.training.together.results import Results
-    from coseek.training.together.rounds import Together
+    from coseek.training.together.rounds import CoTraining
 
     with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
-        training = Together(Course(read, folder, bar))
+        training = CoTraining(CoTrainingPaths(read, folder, bar))
         training.begin(resume)
         rounds = training.train()
         if not training.course.workers.first:

@@ -7,8 +7,8 @@ import typer
 
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json
 from coseek.data.errors import DataError
-from coseek.data.files import JsonObject, refuse_file
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.files import JsonObject, check_not_file
+from coseek.data.settings import dump_settings, make_settings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -45,7 +45,7 @@ def make(
                 "folder": str(folder),
                 "passages": len(made.corpus),
                 "questions": counts,
-                "settings": save_settings(chosen),
+                "settings": dump_settings(chosen),
             }
         )
         return
@@ -56,7 +56,7 @@ def make(
 
 def refuse_strangers(folder: Path) -> None:
     """Writing a world replaces its folder whole, so nothing else may live in it."""
-    refuse_file(folder)
+    check_not_file(folder)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         ours = path.name in ("corpus.jsonl", "world.json") or (path.match("questions.*.jsonl") and path.is_file())
         if not ours:

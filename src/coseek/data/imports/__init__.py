@@ -17,7 +17,7 @@ from coseek.data.errors import DataError, SettingError
 from coseek.data.files import JsonObject, atomic_folder, write_json
 from coseek.data.imports._reading import Reading
 from coseek.data.imports._sources import expand
-from coseek.data.own_part import own_name
+from coseek.data.own_part import plugin_name
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
 
@@ -78,7 +78,7 @@ def import_data(
     if shares is not None:
         _check_shares(shares)
     own_files = hasattr(module, "files")
-    files = cast(FindsFiles, module).files(sources) if own_files else expand(sources, own_name(format_name))
+    files = cast(FindsFiles, module).files(sources) if own_files else expand(sources, plugin_name(format_name))
     reading = part.read(files)
     if not reading.passages or not (reading.questions or reading.splits):
         missing = "passages" if not reading.passages else "questions"

@@ -28,11 +28,11 @@ from coseek.data.passage import Passage
 from coseek.data.settings import Settings
 from coseek.labels.candidates import find_candidates
 from coseek.labels.correctness import GAC, Correctness
-from coseek.labels.deciding import Asked, Ties, decide_all
-from coseek.labels.label import Candidate, Dropped, LabelSet
+from coseek.labels.deciding import Asked, Ties, decide_all_positives
+from coseek.labels.label import Candidate, DroppedTurn, LabelSet
 from coseek.labels.local_relevance import LR, LocalRelevance, NoScores, Scoring
-from coseek.labels.maker import Labelled, Terms
-from coseek.labels.parts import Parts
+from coseek.labels.maker import Labelled, MakerRequirements
+from coseek.labels.parts import LabelResources
 from coseek.labels.selection import not_equal_to, pick_negatives
 from coseek.labels.turn import SearchTurn
 from coseek.retrieval.retriever import digest_of
@@ -117,7 +117,7 @@ class AgenticR:
     """The maker."""
 
     settings: AgenticRSettings
-    parts: Parts
+    parts: LabelResources
     local: LocalRelevance | None
     agent: Correctness | None
 
@@ -133,7 +133,7 @@ class AgenticR:
         # Without an accepted answer nobody can say whether the agent was right.
         told = [turn for turn in turns if turn.question.answers or self.agent is None]
         yield from (
-            Dropped(turn.id, "no-answer") for turn in turns if self.agent is not None and not turn.question.answers
+            DroppedTurn(turn.id, "no-answer") for turn in turns if self.agent is not None and not turn.question.answers
         )
         for one in self._weighed(told):
             if isinstance(one, _Weighed):
@@ -144,7 +144,7 @@ class AgenticR:
             if positives is not None:
                 yield from self._labels(weighed[place], positives)
 
-    def _weighed(self, turns: Sequence[SearchTurn]) -> Iterator[_Weighed | Dropped]:
+    def _weighed(self, turns: Sequence[SearchTurn]) -> Iterator[_Weighed | DroppedTurn]:
         """Candidates with their relevance. A turn whose search or scorer was at fault is left out."""
         found: list[tuple[SearchTurn, tuple[Candidate, ...]]] = []
         searched = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
@@ -152,7 +152,7 @@ class AgenticR:
             if candidates is None:
                 continue
             if len(candidates) < 2:
-                yield Dropped(turn.id, "too-few", f"the search found {len(candidates)}")
+                yield DroppedTurn(turn.id, "too-few", f"the search found {len(candidates)}")
             else:
                 found.append((turn, candidates))
         shown = [[candidate.passage for candidate in candidates] for _, candidates in found]
@@ -161,7 +161,7 @@ class AgenticR:
             if not isinstance(known, NoScores):
                 yield _Weighed(turn, candidates, known)
             elif not known.fault:
-                yield Dropped(turn.id, "unreadable", known.why)
+                yield DroppedTurn(turn.id, "unreadable", known.why)
 
     def _relevance(
         self, turns: Sequence[SearchTurn], shown: Sequence[Sequence[Passage]]
@@ -184,7 +184,7 @@ class AgenticR:
         # Without LR all are alike, and the retriever's order decides.
         least = float(self.settings.min_lr)
         relevance_TC = [[one.relevance.get(passage.id, least) for passage in one.passages] for one in weighed]
-        return decide_all(
+        return decide_all_positives(
             relevance_TC, continued, ties=self.settings.ties, least=least, exhaustive=self.settings.exhaustive
         )
 
@@ -193,7 +193,7 @@ class AgenticR:
         chosen = [one.passages[place] for place in positives]
         pool = [candidate.passage.id for candidate in not_equal_to(one.candidates, chosen)]
         if not chosen or not pool:
-            yield Dropped(turn.id, "no-negatives" if chosen else "no-positive", _best(one.ranked()[0]))
+            yield DroppedTurn(turn.id, "no-negatives" if chosen else "no-positive", _best(one.ranked()[0]))
             return
         for copy, passage in enumerate(chosen):
             yield LabelSet(
@@ -213,11 +213,11 @@ def _best(candidate: Candidate) -> str:
     return f"best: {candidate.passage.id} ({scores})"
 
 
-def terms(settings: AgenticRSettings) -> Terms:
-    return Terms(scorer=settings.lr, answers="gac=false" if settings.gac else "")
+def terms(settings: AgenticRSettings) -> MakerRequirements:
+    return MakerRequirements(scorer=settings.lr, answers="gac=false" if settings.gac else "")
 
 
-def open(settings: AgenticRSettings, parts: Parts) -> AgenticR:
+def open(settings: AgenticRSettings, parts: LabelResources) -> AgenticR:
     """What the settings need is asked for here, so that what is missing is said at once."""
     local = LocalRelevance(parts, settings.scoring) if settings.lr else None
     agent = Correctness.of(parts) if settings.gac else None

@@ -25,12 +25,12 @@ from coseek.agents.limits import Limits
 from coseek.data.errors import DataError, RetrieverError, SettingError
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.settings import Settings, save_settings
+from coseek.data.settings import Settings, dump_settings
 from coseek.data.trajectory import Trajectory
-from coseek.labels.label import Candidate, Dropped, LabelSet
-from coseek.labels.maker import RUN, Labelled, Terms
+from coseek.labels.label import Candidate, DroppedTurn, LabelSet
+from coseek.labels.maker import RUN, Labelled, MakerRequirements
 from coseek.labels.oracle_ranked import OracleRanked, Ranking, Rankings
-from coseek.labels.parts import GOLD, ORACLE, Parts
+from coseek.labels.parts import GOLD, ORACLE, LabelResources
 from coseek.labels.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
 from coseek.labels.selection import not_equal_to
 from coseek.labels.tally import FAULT
@@ -80,10 +80,10 @@ class DrSynthSettings(Settings):
 
 @dataclass(frozen=True)
 class DrSynth:
-    """Implements `LabelMaker` and `RollsOut`."""
+    """Implements `LabelMaker` and `RolloutMaker`."""
 
     settings: DrSynthSettings
-    parts: Parts
+    parts: LabelResources
 
     @cached_property
     def ranker(self) -> Ranker:
@@ -148,8 +148,8 @@ class DrSynth:
     def _run(self, folder: Path) -> Run:
         """The run folder; one that another maker began is refused."""
         if not (folder / "run.yaml").exists():
-            made_by = {"method": METHOD, "identity": self.identity, **save_settings(self.settings)}
-            return Run.create(folder, {"labels": made_by, "limits": save_settings(self.limits)})
+            made_by = {"method": METHOD, "identity": self.identity, **dump_settings(self.settings)}
+            return Run.create(folder, {"labels": made_by, "limits": dump_settings(self.limits)})
         run = Run(folder)
         began = run.settings.get("labels")
         if not isinstance(began, dict) or began.get("identity") != self.identity:
@@ -161,13 +161,13 @@ class DrSynth:
             if turn.trajectory.stop.is_fault:
                 continue  # the next start makes the run anew
             if self._is_rejected(turn.trajectory):
-                yield Dropped(turn.id, "wrong-answer", turn.trajectory.answer or "")
+                yield DroppedTurn(turn.id, "wrong-answer", turn.trajectory.answer or "")
                 continue
             ranking = self._ranking(turn)
             if ranking is None:
                 continue
             if ranking.unreadable:
-                yield Dropped(turn.id, "unreadable", ranking.unreadable)
+                yield DroppedTurn(turn.id, "unreadable", ranking.unreadable)
             else:
                 yield label_of(turn, ranking.candidates, self.settings.negatives)
 
@@ -189,7 +189,7 @@ def label_of(turn: SearchTurn, ordered: Sequence[Candidate], negatives: int) -> 
     """First and last of an order."""
     others = not_equal_to(ordered, [ordered[0].passage]) if ordered else []
     if not others:
-        return Dropped(turn.id, "too-few", f"{len(ordered)} passages were found")
+        return DroppedTurn(turn.id, "too-few", f"{len(ordered)} passages were found")
     return LabelSet(
         turn=turn.id,
         question=turn.question,
@@ -203,10 +203,10 @@ def label_of(turn: SearchTurn, ordered: Sequence[Candidate], negatives: int) -> 
 SETTINGS = DrSynthSettings
 
 
-def terms(settings: DrSynthSettings) -> Terms:
-    return Terms(scorer=True, answers="reject=false" if settings.reject else "", rolls_out=True)
+def terms(settings: DrSynthSettings) -> MakerRequirements:
+    return MakerRequirements(scorer=True, answers="reject=false" if settings.reject else "", rolls_out=True)
 
 
-def open(settings: DrSynthSettings, parts: Parts) -> DrSynth:
+def open(settings: DrSynthSettings, parts: LabelResources) -> DrSynth:
     """Everything is opened when it is first needed."""
     return DrSynth(settings, parts)

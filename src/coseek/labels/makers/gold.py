@@ -19,9 +19,9 @@ from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.settings import Settings
 from coseek.labels.candidates import Candidates, find_candidates
-from coseek.labels.label import Candidate, Dropped, LabelSet
-from coseek.labels.maker import Labelled, Terms
-from coseek.labels.parts import Parts
+from coseek.labels.label import Candidate, DroppedTurn, LabelSet
+from coseek.labels.maker import Labelled, MakerRequirements
+from coseek.labels.parts import LabelResources
 from coseek.labels.selection import not_equal_to, pick_negatives
 from coseek.labels.turn import SearchTurn
 from coseek.retrieval.lexical.words import words
@@ -51,7 +51,7 @@ class Gold:
     """The maker."""
 
     settings: GoldSettings
-    parts: Parts
+    parts: LabelResources
 
     @cached_property
     def identity(self) -> str:
@@ -66,16 +66,16 @@ class Gold:
     def _labels(self, turn: SearchTurn, candidates: Candidates) -> Iterator[Labelled]:
         still_open = unseen(turn)
         if not still_open:
-            yield Dropped(turn.id, "all-shown" if turn.question.gold_ids else "no-gold")
+            yield DroppedTurn(turn.id, "all-shown" if turn.question.gold_ids else "no-gold")
             return
         positives = self._positives(turn, still_open, candidates)
         if not positives:
-            yield Dropped(turn.id, "not-found")
+            yield DroppedTurn(turn.id, "not-found")
             return
         weighed = (*positives, *(one for one in candidates if one not in positives))
         pool = [one.passage.id for one in not_equal_to(candidates, self._gold(turn.question, candidates))]
         if not pool:
-            yield Dropped(turn.id, "no-negatives")
+            yield DroppedTurn(turn.id, "no-negatives")
             return
         for copy, positive in enumerate(positives):
             yield LabelSet(
@@ -122,11 +122,11 @@ def unseen(turn: SearchTurn) -> list[str]:
     return [ident for ident in turn.question.gold_ids if ident not in shown]
 
 
-def terms(settings: GoldSettings) -> Terms:
-    return Terms()
+def terms(settings: GoldSettings) -> MakerRequirements:
+    return MakerRequirements()
 
 
-def open(settings: GoldSettings, parts: Parts) -> Gold:
+def open(settings: GoldSettings, parts: LabelResources) -> Gold:
     if settings.add_missing:
         _ = parts.corpus  # refuses one that is not at hand before anything is searched
     _ = parts.retriever

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from coseek.data.passage import Passage
-from coseek.labels.label import Candidate, Dropped, LabelSet
-from coseek.labels.maker import Labelled, Terms
-from coseek.labels.parts import Parts
+from coseek.labels.label import Candidate, DroppedTurn, LabelSet
+from coseek.labels.maker import Labelled, MakerRequirements
+from coseek.labels.parts import LabelResources
 from coseek.labels.turn import SearchTurn
-from coseek.labels.weighing import LOGP, ByLikelihood, WeighingSettings, scored
+from coseek.labels.weighing import LOGP, AnswerLikelihoodSettings, ByLikelihood, scored
 
 CHANGE = "change"
 
 
-class LlmEmbedderSettings(WeighingSettings):
+class LlmEmbedderSettings(AnswerLikelihoodSettings):
     """Which passages are weighed, and which of them are taken."""
 
     above: float = 0.0
@@ -52,7 +52,7 @@ class ChangeRule:
         ranked = sorted(rows, key=lambda one: -one.scores[CHANGE])
         best = ranked[0].scores[CHANGE]
         if not best > self.above:
-            return Dropped(turn.id, "no-positive", f"the greatest change is {best:.3f}")
+            return DroppedTurn(turn.id, "no-positive", f"the greatest change is {best:.3f}")
         return LabelSet(
             turn=turn.id,
             question=turn.question,
@@ -66,9 +66,9 @@ class ChangeRule:
 SETTINGS = LlmEmbedderSettings
 
 
-def terms(settings: LlmEmbedderSettings) -> Terms:
-    return Terms(likelihood=True)
+def terms(settings: LlmEmbedderSettings) -> MakerRequirements:
+    return MakerRequirements(likelihood=True)
 
 
-def open(settings: LlmEmbedderSettings, parts: Parts) -> ByLikelihood:
+def open(settings: LlmEmbedderSettings, parts: LabelResources) -> ByLikelihood:
     return ByLikelihood(ChangeRule(settings.above, settings.negatives), settings, parts)

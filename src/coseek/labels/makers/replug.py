@@ -22,13 +22,13 @@ from pydantic import Field
 
 from coseek.data.passage import Passage
 from coseek.labels.label import Candidate, LabelSet
-from coseek.labels.maker import Labelled, Terms
-from coseek.labels.parts import Parts
+from coseek.labels.maker import Labelled, MakerRequirements
+from coseek.labels.parts import LabelResources
 from coseek.labels.turn import SearchTurn
-from coseek.labels.weighing import LOGP, ByLikelihood, WeighingSettings, scored, softmax
+from coseek.labels.weighing import LOGP, AnswerLikelihoodSettings, ByLikelihood, scored, softmax
 
 
-class ReplugSettings(WeighingSettings):
+class ReplugSettings(AnswerLikelihoodSettings):
     """Which passages are weighed, and how sharp the targets are."""
 
     temperature: float = Field(default=1.0, gt=0)
@@ -70,9 +70,9 @@ class ReplugRule:
 SETTINGS = ReplugSettings
 
 
-def terms(settings: ReplugSettings) -> Terms:
-    return Terms(likelihood=True, targets=True)
+def terms(settings: ReplugSettings) -> MakerRequirements:
+    return MakerRequirements(likelihood=True, targets=True)
 
 
-def open(settings: ReplugSettings, parts: Parts) -> ByLikelihood:
+def open(settings: ReplugSettings, parts: LabelResources) -> ByLikelihood:
     return ByLikelihood(ReplugRule(settings.temperature, settings.utility), settings, parts)

@@ -19,16 +19,16 @@ from statistics import fmean
 from pydantic import Field
 
 from coseek.data.passage import Passage
-from coseek.labels.label import Candidate, Dropped, LabelSet
-from coseek.labels.maker import Labelled, Terms
-from coseek.labels.parts import Parts
+from coseek.labels.label import Candidate, DroppedTurn, LabelSet
+from coseek.labels.maker import Labelled, MakerRequirements
+from coseek.labels.parts import LabelResources
 from coseek.labels.turn import SearchTurn
-from coseek.labels.weighing import ByLikelihood, WeighingSettings, scored
+from coseek.labels.weighing import AnswerLikelihoodSettings, ByLikelihood, scored
 
 UTILITY = "utility"
 
 
-class ScarletSettings(WeighingSettings):
+class ScarletSettings(AnswerLikelihoodSettings):
     """Which passages are shown together, and which of them are taken."""
 
     candidates: int = Field(default=5, ge=2)
@@ -57,10 +57,10 @@ class LeaveOneOut:
         ranked = sorted(rows, key=lambda one: -one.scores[UTILITY])
         best = ranked[0].scores[UTILITY]
         if not best > self.above:
-            return Dropped(turn.id, "no-positive", f"the highest utility is {best:.3f}")
+            return DroppedTurn(turn.id, "no-positive", f"the highest utility is {best:.3f}")
         upper = upper_group([one.scores[UTILITY] for one in ranked])
         if upper == len(ranked):
-            return Dropped(turn.id, "no-negatives", "all passages have the same utility")
+            return DroppedTurn(turn.id, "no-negatives", "all passages have the same utility")
         return LabelSet(
             turn=turn.id,
             question=turn.question,
@@ -86,9 +86,9 @@ def _spread(values: Sequence[float]) -> float:
 SETTINGS = ScarletSettings
 
 
-def terms(settings: ScarletSettings) -> Terms:
-    return Terms(likelihood=True)
+def terms(settings: ScarletSettings) -> MakerRequirements:
+    return MakerRequirements(likelihood=True)
 
 
-def open(settings: ScarletSettings, parts: Parts) -> ByLikelihood:
+def open(settings: ScarletSettings, parts: LabelResources) -> ByLikelihood:
     return ByLikelihood(LeaveOneOut(settings.above), settings, parts)

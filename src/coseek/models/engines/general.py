@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from coseek.data.errors import SettingError
-from coseek.models.engine import Block
-from coseek.models.lora import plain_weights, take_in
-from coseek.models.slots import Slots
+from coseek.models.engine import TokenBlock
+from coseek.models.lora import merge_adapters, merged_state_dict
+from coseek.models.slots import KVCache
 
 KNOWN_LAYERS = ("full_attention", "sliding_attention", "conv")
 
@@ -43,23 +43,23 @@ class GeneralEngine:
     def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
         self._cache.slots.copy(from_N, to_N, columns)
 
-    def read(self, block: Block) -> None:
+    def read(self, block: TokenBlock) -> None:
         body = self._module.base_model  # without the output layer: nobody asks what follows
         assert isinstance(body, torch.nn.Module)
         self._forward(body, block)
 
     def step(self, ids_B: Tensor, starts_B: Tensor) -> Tensor:
         slots_B = torch.arange(len(ids_B), device=self.device)
-        block = Block(ids_B[:, None], slots_B, starts_B, torch.ones_like(starts_B))
+        block = TokenBlock(ids_B[:, None], slots_B, starts_B, torch.ones_like(starts_B))
         return self._forward(self._module, block)[:, -1].float()
 
     def refresh(self) -> None:
         if self._module is self._source:
             return
-        self._module.load_state_dict(plain_weights(self._source))
+        self._module.load_state_dict(merged_state_dict(self._source))
 
     @torch.inference_mode()
-    def _forward(self, module: torch.nn.Module, block: Block) -> Tensor:
+    def _forward(self, module: torch.nn.Module, block: TokenBlock) -> Tensor:
         positions_BW = block.positions_BW
         self._cache.point_at(block)
         with _without_dropout(self._module):
@@ -100,9 +100,9 @@ class SlotCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.slots = Slots()
+        self.slots = KVCache()
 
-    def point_at(self, block: Block) -> None:
+    def point_at(self, block: TokenBlock) -> None:
         self._slots_B = block.slots_B
         self._positions_BW = block.positions_BW
         self._lengths_B = block.lengths_B
@@ -155,7 +155,7 @@ def _without_dropout(module: torch.nn.Module) -> Iterator[None]:
 
 def _copy_in(model: PreTrainedModel, dtype: torch.dtype) -> torch.nn.Module:
     module: torch.nn.Module = copy.deepcopy(model)
-    take_in(module)
+    merge_adapters(module)
     return module.to(dtype).requires_grad_(False)
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Lfm2ForCausalLM, PreTrainedModel
 
-from coseek.models.engine import Block
-from coseek.models.lora import plain_weights
-from coseek.models.slots import Slots
+from coseek.models.engine import TokenBlock
+from coseek.models.lora import merged_state_dict
+from coseek.models.slots import KVCache
 
 # N tokens of all rows behind each other · H hidden size · D size of a head · K width of the convolution
 
@@ -62,13 +62,13 @@ class Lfm2Engine:
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self._eps = config.norm_eps
-        self._slots = Slots()
+        self._slots = KVCache()
         self._turns_PD = (torch.empty(0, device=self.device), torch.empty(0, device=self.device))
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        weights = plain_weights(self._model)
+        weights = merged_state_dict(self._model)
         self._embedding_VH = weights["model.embed_tokens.weight"].detach().to(self._dtype, copy=True)
         head_VH = weights["lm_head.weight"] * weights["model.embedding_norm.weight"]
         self._head_VH = head_VH.detach().to(self._dtype)
@@ -89,7 +89,7 @@ class Lfm2Engine:
         self._slots.copy(from_N, to_N, columns)
 
     @torch.inference_mode()
-    def read(self, block: Block) -> None:
+    def read(self, block: TokenBlock) -> None:
         tokens = _Tokens(block)
         positions_N = block.positions_BW[tokens.real_BW]
         seen_BWL = block.positions_BW[:, :, None] >= torch.arange(block.end, device=self.device)
@@ -236,7 +236,7 @@ class Lfm2Engine:
 class _Tokens:
     """Where the real tokens of a block are when they lie behind each other without padding."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: TokenBlock) -> None:
         width = torch.arange(block.ids_BW.shape[1], device=block.ids_BW.device)
         self.real_BW = width < block.lengths_B[:, None]
         self.lengths_B = block.lengths_B

@@ -27,7 +27,7 @@ class Progress:
             raise SettingError(f"step {self.step} of {self.steps} steps is none; they are counted from 0 to the last")
 
 
-class Noise(Settings):
+class NoiseSchedule(Settings):
     """The share of searches that are answered with noise."""
 
     start: float = Field(default=0.0, ge=0, le=1)

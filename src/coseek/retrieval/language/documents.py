@@ -17,7 +17,7 @@ _BRACKETS = re.compile("([<>])")
 _TAG_BEGINS = re.compile("</?[a-zA-Z]")
 
 
-def read_documents(answer: str, count: int) -> list[Passage]:
+def parse_documents(answer: str, count: int) -> list[Passage]:
     """At most `count` passages: what stands behind each `Document n: title` heading.
 
     A text without headings is one passage. What stands in front of the first heading is left out, and so is a document

@@ -46,7 +46,7 @@ class Reading:
         return self.missing == len(self.order)
 
 
-def read_ranking(answer: str, count: int) -> Reading:
+def parse_ranking(answer: str, count: int) -> Reading:
     """Read `[2] > [1] > [3]` as places from 0.
 
     The ranking is the longest chain of numbers in square brackets with nothing but `>`, commas or white space between

@@ -27,7 +27,7 @@ from coseek.retrieval.lexical.words import Stem, stemmer, words
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import Scores, check_k
 from coseek.retrieval.retriever import digest_of
-from coseek.retrieval.views import View, render
+from coseek.retrieval.views import View, render_view
 
 CHUNK_ROWS = 16_384
 """Passages whose words are held as text and numbers at a time while an index is made."""
@@ -96,7 +96,7 @@ class Bm25:
         return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json())
 
     def seen(self, query: Asked) -> str:
-        return render(self.settings.view, query, bare=True)
+        return render_view(self.settings.view, query, bare=True)
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         """Up to `k` passages a query; none for a query without a known word."""

@@ -24,8 +24,8 @@ from pydantic import Field
 
 from coseek.data.passage import Corpus, Hit
 from coseek.data.settings import Settings
-from coseek.data.store import Store
-from coseek.retrieval.opening import Opening
+from coseek.data.store import TextCache
+from coseek.retrieval.opening import OpenContext
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
@@ -64,7 +64,7 @@ class Cached:
     def __init__(self, engine: Retriever, path: Path, max_lists: int = 1_000_000, patience_s: float = 10.0) -> None:
         self.engine = engine
         self.stats = CacheStats()
-        self._store = Store(path, max_lists, patience_s)
+        self._store = TextCache(path, max_lists, patience_s)
         self._counting = threading.Lock()
 
     @property
@@ -117,7 +117,7 @@ def _hits(text: str) -> list[Hit]:
 SETTINGS = CachedSettings
 
 
-def open(settings: CachedSettings, opening: Opening) -> Cached:
+def open(settings: CachedSettings, opening: OpenContext) -> Cached:
     """Open the engine and the file in front of it."""
     path = opening.path(settings.path)
     return Cached(opening.open(settings.over), path, settings.max_lists, settings.patience_s)

@@ -12,7 +12,7 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.building import Report
 from coseek.retrieval.vectors.embedding import (
     EMBEDDING_SEARCH_TIME,
-    Embedded,
+    EmbeddingRetriever,
     EmbeddingSettings,
     QueryEncoder,
     Rows,
@@ -67,7 +67,7 @@ class StoreSearch:
         return self._searcher.search(queries_QD, k)
 
 
-class Dense(Embedded):
+class Dense(EmbeddingRetriever):
     """The dense retriever."""
 
     name = "dense"

@@ -11,7 +11,13 @@ from pydantic import Field
 from coseek.data.passage import Corpus
 from coseek.retrieval.building import Report, silent
 from coseek.retrieval.opening import needs
-from coseek.retrieval.vectors.embedding import EMBEDDING_SEARCH_TIME, Embedded, EmbeddingSettings, Rows, settled
+from coseek.retrieval.vectors.embedding import (
+    EMBEDDING_SEARCH_TIME,
+    EmbeddingRetriever,
+    EmbeddingSettings,
+    Rows,
+    settled,
+)
 from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.retrieval.vectors.encoding import open_encoder
@@ -61,7 +67,7 @@ class HnswSearch:
         return search_file(self._graph, queries_QD, k)
 
 
-class Hnsw(Embedded):
+class Hnsw(EmbeddingRetriever):
     """The HNSW retriever."""
 
     name = "hnsw"

@@ -18,7 +18,7 @@ from coseek.data.errors import IndexMismatch, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
 from coseek.retrieval.fusion import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
-from coseek.retrieval.opening import Opening
+from coseek.retrieval.opening import OpenContext
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
@@ -145,6 +145,6 @@ def _refuse_one_id_for_two(hits: Sequence[Hit]) -> None:
 SETTINGS = HybridSettings
 
 
-def open(settings: HybridSettings, opening: Opening) -> Hybrid:
+def open(settings: HybridSettings, opening: OpenContext) -> Hybrid:
     """Open the parts and put them together."""
     return Hybrid([opening.open(part) for part in settings.parts], settings)

@@ -16,7 +16,7 @@ from coseek.retrieval.building import Report, silent
 from coseek.retrieval.opening import needs
 from coseek.retrieval.vectors.embedding import (
     EMBEDDING_SEARCH_TIME,
-    Embedded,
+    EmbeddingRetriever,
     EmbeddingSettings,
     Rows,
     in_order,
@@ -123,7 +123,7 @@ class IvfPqSearch:
         return rows_QS[:, :k], scores_QS[:, :k]
 
 
-class IvfPq(Embedded):
+class IvfPq(EmbeddingRetriever):
     """The IVF-PQ retriever."""
 
     name = "ivf-pq"

@@ -17,14 +17,14 @@ from pydantic import Field
 from coseek.data.errors import ModelError, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
-from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, Reading, read_ranking, show
+from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, Reading, parse_ranking, show
 from coseek.retrieval.language.prompt import count_words, load_prompt
 from coseek.retrieval.language.windows import sliding_together
-from coseek.retrieval.opening import Opening, Writes
+from coseek.retrieval.opening import OpenContext, TextModel
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
-from coseek.retrieval.views import View, render
+from coseek.retrieval.views import View, render_view
 
 
 class ListwiseSettings(Settings):
@@ -82,7 +82,7 @@ class Listwise:
 
     name = "listwise"
 
-    def __init__(self, over: Retriever, settings: ListwiseSettings, model: Writes, prompt: ListwisePrompt) -> None:
+    def __init__(self, over: Retriever, settings: ListwiseSettings, model: TextModel, prompt: ListwisePrompt) -> None:
         if settings.step >= settings.window:
             raise SettingError(
                 f"a step of {settings.step} skips passages; it must be less than window {settings.window}"
@@ -105,13 +105,13 @@ class Listwise:
 
     def seen(self, query: Asked) -> str:
         """What the other retriever sees, and what the model is shown before it is cut."""
-        return json.dumps([self.over.seen(query), render(self.settings.view, query)], ensure_ascii=False)
+        return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         check_k(k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
         limit = self.settings.query_words
-        shown = [render(self.settings.view, query, limit=limit, count=count_words) for query in queries]
+        shown = [render_view(self.settings.view, query, limit=limit, count=count_words) for query in queries]
 
         def rank(windows: list[tuple[int, list[Passage]]]) -> list[tuple[int, ...]]:
             return self._rank([(shown[number], passages) for number, passages in windows])
@@ -127,7 +127,9 @@ class Listwise:
             answers = self._model.write(prompts, self.settings.answer_tokens)
         except ModelError as error:
             raise RetrieverError(f"the model that ranks failed: {error}") from error
-        readings = [read_ranking(answer, len(passages)) for answer, (_, passages) in zip(answers, windows, strict=True)]
+        readings = [
+            parse_ranking(answer, len(passages)) for answer, (_, passages) in zip(answers, windows, strict=True)
+        ]
         for reading in readings:
             self.stats.add(reading)
         return [reading.order for reading in readings]
@@ -136,7 +138,7 @@ class Listwise:
 SETTINGS = ListwiseSettings
 
 
-def open(settings: ListwiseSettings, opening: Opening) -> Listwise:
+def open(settings: ListwiseSettings, opening: OpenContext) -> Listwise:
     """Open the retriever underneath, the prompt and the model."""
     prompt = load_prompt(ListwisePrompt, settings.prompt, opening.folder, LISTWISE_FIELDS)
     return Listwise(opening.open(settings.over), settings, opening.writer(settings.model), prompt)

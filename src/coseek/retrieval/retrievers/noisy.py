@@ -16,8 +16,8 @@ from pydantic import Field
 from coseek.data.errors import SettingError
 from coseek.data.passage import Corpus, Hit
 from coseek.data.settings import Settings
-from coseek.retrieval.language.curriculum import Noise, Progress
-from coseek.retrieval.opening import Opening
+from coseek.retrieval.language.curriculum import NoiseSchedule, Progress
+from coseek.retrieval.opening import OpenContext
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
@@ -29,7 +29,7 @@ class NoisySettings(Settings):
 
     over: str | dict[str, object]
     """The retriever that answers otherwise: an index folder, a URL, a YAML file, or settings."""
-    noise: Noise = Noise()
+    noise: NoiseSchedule = NoiseSchedule()
     """How many searches are answered with random passages of its corpus, and from when on."""
     step: int = Field(default=0, ge=0)
     """How far training is when the retriever is opened; the trainer goes on from there with `progress`."""
@@ -87,6 +87,6 @@ class Noisy:
 SETTINGS = NoisySettings
 
 
-def open(settings: NoisySettings, opening: Opening) -> Noisy:
+def open(settings: NoisySettings, opening: OpenContext) -> Noisy:
     """Open the retriever underneath."""
     return Noisy(opening.open(settings.over), settings)

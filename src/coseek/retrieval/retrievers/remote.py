@@ -13,18 +13,18 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from coseek.data.calls import CallFailed, Calls, Patience, base_of, key_in
+from coseek.data.calls import HttpClient, HttpFailure, HttpSettings, key_in, parse_base_url
 from coseek.data.errors import RetrieverError
 from coseek.data.files import Json, JsonObject
 from coseek.data.passage import Hit
-from coseek.data.plain_json import NotPlain, read_outside
+from coseek.data.plain_json import InvalidJson, parse_lenient
 from coseek.data.settings import Settings
-from coseek.retrieval.answers import read_answer
-from coseek.retrieval.opening import Opening, needs
+from coseek.retrieval.answers import parse_response
+from coseek.retrieval.opening import OpenContext, needs
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
-from coseek.retrieval.views import View, render
+from coseek.retrieval.views import View, render_view
 
 _NO_CARD = frozenset({400, 403, 404, 405, 422, 501})
 """What servers that have no `/info` answer to it."""
@@ -67,7 +67,7 @@ class RemoteSettings(Settings):
     """Seconds until a single request tries whether the server is back."""
 
 
-class Remote:
+class RemoteRetriever:
     """The client of a `/retrieve` server. May be used by any threads at once."""
 
     name = "remote"
@@ -76,13 +76,13 @@ class Remote:
     def __init__(self, settings: RemoteSettings, rng: random.Random | None = None) -> None:
         """`rng` draws the pauses between tries; they need not repeat from run to run, hence a default."""
         self.settings = settings
-        self._base = base_of(settings.url, ("/retrieve",))
+        self._base = parse_base_url(settings.url, ("/retrieve",))
         if settings.index is not None:
             self._base += f"/{quote(settings.index, safe='')}"
         self._name = f"{self._base}/retrieve"
         self._identity: str | None = None
         token = key_in(settings.token_env, "token")
-        self._calls = Calls(self._base, _patience(settings), token, rng, name=self._name, most_bytes=_MOST_BYTES)
+        self._calls = HttpClient(self._base, _patience(settings), token, rng, name=self._name, most_bytes=_MOST_BYTES)
 
     @property
     def identity(self) -> str:
@@ -96,7 +96,7 @@ class Remote:
         """What is sent: the string of its view, or all that led to the query where the server may read that."""
         context = self._context(query)
         if context is None:
-            return render(self.settings.view, query)
+            return render_view(self.settings.view, query)
         return json.dumps(Query.of(query).to_json(), ensure_ascii=False)
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
@@ -128,15 +128,15 @@ class Remote:
     def _ask(self, queries: list[Asked], k: int) -> list[list[Hit]]:
         try:
             text = self._calls.fetch("POST", "/retrieve", self._body(queries, k))
-            return read_answer(read_outside(text), len(queries), k)
-        except CallFailed as error:
+            return parse_response(parse_lenient(text), len(queries), k)
+        except HttpFailure as error:
             raise RetrieverError(str(error)) from None
         except ValueError as error:
             said = self._calls.quoted(str(error))
             raise RetrieverError(f"{self._name}: its answer cannot be understood: {said}") from None
 
     def _body(self, queries: list[Asked], k: int) -> JsonObject:
-        texts = [render(self.settings.view, query) for query in queries]
+        texts = [render_view(self.settings.view, query) for query in queries]
         if self.settings.dialect == "single":
             return {"query": texts[0], "topk": k, "return_scores": True}
         body: JsonObject = {"queries": cast(Json, texts), "topk": k, "return_scores": True}
@@ -156,18 +156,18 @@ class Remote:
         if self.settings.dialect != "coseek":
             return ""
         try:
-            card = read_outside(self._calls.fetch("GET", "/info"))
-        except CallFailed as error:
+            card = parse_lenient(self._calls.fetch("GET", "/info"))
+        except HttpFailure as error:
             if error.status in _NO_CARD:
                 return ""
             raise RetrieverError(str(error)) from None
-        except NotPlain:
+        except InvalidJson:
             return ""
         return str(card.get("identity", "")) if isinstance(card, dict) else ""
 
 
-def _patience(settings: RemoteSettings) -> Patience:
-    return Patience(
+def _patience(settings: RemoteSettings) -> HttpSettings:
+    return HttpSettings(
         concurrency=_MOST_AT_ONCE,
         connect_s=settings.connect_s,
         timeout_s=settings.timeout_s,
@@ -183,7 +183,7 @@ def _patience(settings: RemoteSettings) -> Patience:
 SETTINGS = RemoteSettings
 
 
-def open(settings: RemoteSettings, opening: Opening) -> Remote:
+def open(settings: RemoteSettings, opening: OpenContext) -> RemoteRetriever:
     """A client; nothing is sent before the first search."""
     needs("httpx", "a remote retriever", "remote")
-    return Remote(settings)
+    return RemoteRetriever(settings)

@@ -17,11 +17,11 @@ from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
 from coseek.retrieval.cross_encoder import CrossEncoder, check_folder
-from coseek.retrieval.opening import Opening
+from coseek.retrieval.opening import OpenContext
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
-from coseek.retrieval.views import View, render
+from coseek.retrieval.views import View, render_view
 
 
 class RerankSettings(Settings):
@@ -69,7 +69,7 @@ class Rerank:
 
     def seen(self, query: Asked) -> str:
         """What the other retriever sees, and what the cross-encoder is shown before it is cut."""
-        return json.dumps([self.over.seen(query), render(self.settings.view, query)], ensure_ascii=False)
+        return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         check_k(k)
@@ -80,7 +80,7 @@ class Rerank:
         if not hits:
             return []
         model = self._open()
-        shown = render(
+        shown = render_view(
             self.settings.view,
             query,
             separator=model.separator,
@@ -107,6 +107,6 @@ def _text(passage: Passage) -> str:
 SETTINGS = RerankSettings
 
 
-def open(settings: RerankSettings, opening: Opening) -> Rerank:
+def open(settings: RerankSettings, opening: OpenContext) -> Rerank:
     """Open the retriever underneath; the cross-encoder waits for the first search."""
     return Rerank(opening.open(settings.over), settings, opening.path(settings.model))

@@ -18,14 +18,14 @@ from coseek.data.errors import ModelError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
 from coseek.data.settings import Settings
-from coseek.retrieval.language.curriculum import Noise, Progress
-from coseek.retrieval.language.documents import read_documents
+from coseek.retrieval.language.curriculum import NoiseSchedule, Progress
+from coseek.retrieval.language.documents import parse_documents
 from coseek.retrieval.language.prompt import PromptFile, count_words, fill, load_prompt, one_line
-from coseek.retrieval.opening import Opening, Writes
+from coseek.retrieval.opening import OpenContext, TextModel
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
-from coseek.retrieval.views import View, render
+from coseek.retrieval.views import View, render_view
 
 
 class SimulatedPrompt(PromptFile):
@@ -47,7 +47,7 @@ class SimulatedSettings(Settings):
 
     model: str
     """The language model that writes the documents."""
-    noise: Noise = Noise()
+    noise: NoiseSchedule = NoiseSchedule()
     """How many searches are answered with noise, and from when on."""
     step: int = Field(default=0, ge=0)
     """How far training is when the retriever is opened; the trainer goes on from there with `progress`."""
@@ -85,7 +85,7 @@ class Simulated:
     corpus: Corpus | None = None
 
     def __init__(
-        self, settings: SimulatedSettings, model: Writes, prompt: SimulatedPrompt, answers: Mapping[str, str]
+        self, settings: SimulatedSettings, model: TextModel, prompt: SimulatedPrompt, answers: Mapping[str, str]
     ) -> None:
         """`answers`: question → an answer, for the hint."""
         self.settings = settings
@@ -108,7 +108,7 @@ class Simulated:
 
     def seen(self, query: Asked) -> str:
         """What the model is shown: the view before it is cut, and the question where its answer is known."""
-        return json.dumps([render(self.settings.view, query), *self._known(query)], ensure_ascii=False)
+        return json.dumps([render_view(self.settings.view, query), *self._known(query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         check_k(k)
@@ -120,7 +120,7 @@ class Simulated:
             answers = self._model.write(prompts, self.settings.document_tokens * k)
         except ModelError as error:
             raise RetrieverError(f"the model that plays the search engine failed: {error}") from error
-        found = [read_documents(answer, k) for answer in answers]
+        found = [parse_documents(answer, k) for answer in answers]
         self.stats.searches += len(queries)
         self.stats.noisy += sum(noisy)
         self.stats.short += sum(len(passages) < k for passages in found)
@@ -130,7 +130,7 @@ class Simulated:
         known = self._known(query)
         hint = fill(self._prompt.hint, question=known[0], answer=known[1]).rstrip("\n") if known else ""
         template = self._prompt.noisy if noisy else self._prompt.useful
-        shown = render(self.settings.view, query, limit=self.settings.query_words, count=count_words)
+        shown = render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
         return fill(template, query=one_line(shown), count=str(k), hint=hint)
 
     def _known(self, query: Asked) -> tuple[()] | tuple[str, str]:
@@ -148,7 +148,7 @@ def _ranked(passages: Sequence[Passage]) -> list[Hit]:
 SETTINGS = SimulatedSettings
 
 
-def open(settings: SimulatedSettings, opening: Opening) -> Simulated:
+def open(settings: SimulatedSettings, opening: OpenContext) -> Simulated:
     """Open the model, the prompt, and the questions whose answers it is told."""
     prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, _FIELDS)
     questions = load_questions(opening.path(settings.questions)) if settings.questions else []

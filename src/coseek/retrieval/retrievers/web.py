@@ -18,17 +18,17 @@ from typing import Literal, cast
 from pydantic import Field
 
 from coseek.data import registry
-from coseek.data.calls import Calls, CallStats, Patience, Retries, base_of, is_local, key_in
+from coseek.data.calls import HttpClient, HttpSettings, HttpStats, Retries, is_local, key_in, parse_base_url
 from coseek.data.errors import RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
 from coseek.retrieval.language.prompt import count_words
-from coseek.retrieval.opening import Opening, needs
+from coseek.retrieval.opening import OpenContext, needs
 from coseek.retrieval.query import Asked
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.retrieval.views import View, render
+from coseek.retrieval.views import View, render_view
 from coseek.retrieval.web.calls import MOST_BYTES, Service
 from coseek.retrieval.web.engine import Engine, WebResult, distinct
 from coseek.retrieval.web.fetching import Fetcher, PageLimits
@@ -91,7 +91,7 @@ _SECRETS = {"key", "apikey", "token", "authorization", "secret"}
 class WebStats:
     """What a web retriever has cost since it was opened."""
 
-    service: CallStats
+    service: HttpStats
     price_usd: float
     queries: int = 0
     """Queries put to the engine; the same query twice in a batch is put once."""
@@ -123,7 +123,7 @@ class Web:
         return digest_of(self.name, self.settings.model_dump_json(include=_HITS_DEPEND_ON))
 
     def seen(self, query: Asked) -> str:
-        return render(self.settings.view, query, limit=self.settings.query_words, count=count_words)
+        return render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
 
     def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
         """At most as many results as the engine gives in one call. An empty query finds nothing and costs nothing."""
@@ -188,7 +188,7 @@ def _key_name(settings: WebSettings, engine: Engine) -> str:
 
 def _address(url: str) -> str:
     """Keys are sent to addresses that nobody on the way can read, and that hold no secret themselves."""
-    base = base_of(url)
+    base = parse_base_url(url)
     if not (base.startswith("https:") or is_local(base)):
         raise SettingError(f"the url {url!r} of a search engine must begin with https://, since the key is sent there")
     return url.strip()
@@ -197,7 +197,7 @@ def _address(url: str) -> str:
 SETTINGS = WebSettings
 
 
-def open(settings: WebSettings, opening: Opening) -> Web:
+def open(settings: WebSettings, opening: OpenContext) -> Web:
     """Ready to ask; nothing is sent yet. A missing key is refused here."""
     needs("httpx", "web search", "web")
     engine = cast(Engine, registry.find("search engine", ENGINES, settings.engine))
@@ -207,12 +207,12 @@ def open(settings: WebSettings, opening: Opening) -> Web:
     engine.request("", 1, key_in(_key_name(settings, engine)), settings.parameters)  # refuses what it lacks
     if settings.fetch == "pages":
         needs("trafilatura", "reading the pages of a web search", "web")
-    patience = Patience(
+    patience = HttpSettings(
         **settings.retries.model_dump(),
         concurrency=settings.at_once,
         connect_s=settings.timeout_s,
         timeout_s=settings.timeout_s,
     )
     name, url = settings.engine, _address(settings.url or engine.URL)
-    calls = Calls(url, patience, name=name, quotes=False, most_bytes=MOST_BYTES)
+    calls = HttpClient(url, patience, name=name, quotes=False, most_bytes=MOST_BYTES)
     return Web(settings, engine, Service(name, calls), Fetcher(settings.limits) if settings.fetch == "pages" else None)

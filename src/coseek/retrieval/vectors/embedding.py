@@ -19,13 +19,13 @@ from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.settings import Settings
 from coseek.machine.precision import EncodingPrecision
-from coseek.machine.speed import settled_here
+from coseek.machine.speed import resolve_here
 from coseek.retrieval.query import Asked, Query
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
-from coseek.retrieval.views import View, render
+from coseek.retrieval.views import View, render_view
 
 Rows: TypeAlias = NDArray[np.int64]
 
@@ -76,7 +76,7 @@ def settled(settings: E) -> E:
     names = ("query_prompt", "passage_prompt", "query_tokens", "passage_tokens")
     filled = {name: getattr(card, name) for name in names if getattr(settings, name) is None}
     whole = settings.model_copy(update={**filled, "view": settings.view or card.view or "query"})
-    return settled_here(whole, device=None if settings.device == "auto" else settings.device)
+    return resolve_here(whole, device=None if settings.device == "auto" else settings.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class QueryEncoder:
         if view == "query":
             return asked.text  # never cut by a view, so the tokenizer need not be read
         reader = self._reader
-        return render(view, asked, separator=reader.separator, limit=reader.limit, count=reader.count)
+        return render_view(view, asked, separator=reader.separator, limit=reader.limit, count=reader.count)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """One vector a text (Q × D)."""
@@ -166,7 +166,7 @@ class Nearest(Protocol):
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]: ...
 
 
-class Embedded:
+class EmbeddingRetriever:
     """A retriever over vectors of a corpus. Opening it does not load the encoder: the first search does."""
 
     name = "embedded"

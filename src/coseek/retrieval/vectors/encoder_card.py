@@ -13,7 +13,7 @@ from pydantic import Field
 
 from coseek.data.errors import DataError, SettingError
 from coseek.data.files import Json, JsonObject, atomic_write, read_json, read_yaml
-from coseek.data.settings import Settings, make_settings, save_settings
+from coseek.data.settings import Settings, dump_settings, make_settings
 from coseek.retrieval.views import View
 
 CARD = "coseek.yaml"
@@ -69,11 +69,11 @@ class EncoderCard(Settings):
         """Write `coseek.yaml` into a sentence-transformers folder, after checking that it fits."""
         self._check(folder)
         with atomic_write(folder / CARD) as file:
-            yaml.safe_dump(save_settings(self), file, sort_keys=False, allow_unicode=True)
+            yaml.safe_dump(dump_settings(self), file, sort_keys=False, allow_unicode=True)
 
     def difference(self, other: "EncoderCard") -> str | None:
         """The first value in which the other card differs, as the middle of a sentence; `None` if there is none."""
-        for name, mine in save_settings(self).items():
+        for name, mine in dump_settings(self).items():
             theirs = getattr(other, name)
             if mine != theirs:
                 return f"{name} {mine!r} instead of {theirs!r}"

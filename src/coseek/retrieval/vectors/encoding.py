@@ -16,7 +16,7 @@ from coseek.data.errors import DataError, IndexMismatch
 from coseek.data.files import JsonObject, read_json, write_json
 from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Corpus
-from coseek.data.settings import make_settings, save_settings
+from coseek.data.settings import dump_settings, make_settings
 from coseek.retrieval.building import INDEX_CARD, Report, empty
 from coseek.retrieval.vectors.embedding import EmbeddingSettings, QueryEncoder, passage_text
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, is_shipped
@@ -79,7 +79,7 @@ def begin(settings: EmbeddingSettings, folder: Path) -> None:
         "shipped": shipped,
         # `folder` is a neighbour of the index that it will become, so the relative path holds there, too.
         "path": None if shipped else os.path.relpath(source.resolve(), folder.resolve()),
-        "card": save_settings(EncoderCard.of(source)),
+        "card": dump_settings(EncoderCard.of(source)),
         "fingerprint": fingerprint(source),
     }
     if not (folder / NOTE).is_file() or read_json(folder / NOTE) != note:

@@ -7,10 +7,10 @@ cannot be read is not asked for again.
 
 from dataclasses import dataclass
 
-from coseek.data.calls import CallFailed, Calls
+from coseek.data.calls import HttpClient, HttpFailure
 from coseek.data.errors import RetrieverError
 from coseek.data.files import JsonObject
-from coseek.data.plain_json import NotPlain, read_outside
+from coseek.data.plain_json import InvalidJson, parse_lenient
 from coseek.retrieval.web.engine import Ask
 
 MOST_BYTES = 8_000_000
@@ -23,7 +23,7 @@ class Service:
     """One service."""
 
     name: str
-    calls: Calls
+    calls: HttpClient
     """Without quotes, and by the same name."""
 
     def ask(self, ask: Ask) -> JsonObject:
@@ -32,11 +32,11 @@ class Service:
 
         query = f"?{httpx.QueryParams(dict(ask.parameters))}" if ask.parameters else ""
         try:
-            answer = read_outside(self.calls.fetch(ask.method, query, ask.body, ask.headers))
-        except CallFailed as error:
+            answer = parse_lenient(self.calls.fetch(ask.method, query, ask.body, ask.headers))
+        except HttpFailure as error:
             why = "; its credit is used up" if error.status == _NOT_PAID else ""
             raise RetrieverError(f"{error}{why}") from None
-        except NotPlain:
+        except InvalidJson:
             raise RetrieverError(f"{self.name} answered with something that is not JSON") from None
         if not isinstance(answer, dict):
             raise RetrieverError(f"{self.name} answered with JSON that is no object")

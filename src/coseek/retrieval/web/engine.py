@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from coseek.data.files import Json, JsonObject
-from coseek.data.plain_json import whole_text
+from coseek.data.plain_json import replace_surrogates
 
 Parameters: TypeAlias = Mapping[str, str | int | bool]
 """What a user adds to every call: country, language, dates …"""
@@ -94,4 +94,4 @@ def plain(text: Json) -> str:
     """A title or snippet as plain text: mark-up and entities undone, white space squeezed."""
     if not isinstance(text, str):
         return ""
-    return " ".join(html.unescape(_NO_CHARACTER.sub("\ufffd", _TAG.sub("", whole_text(text)))).split())
+    return " ".join(html.unescape(_NO_CHARACTER.sub("\ufffd", _TAG.sub("", replace_surrogates(text)))).split())

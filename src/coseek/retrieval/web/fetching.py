@@ -46,7 +46,7 @@ class PageLimits(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedPage:
     """What came back."""
 
     url: str
@@ -68,7 +68,7 @@ class Fetcher:
     limits: PageLimits
     ssl_context: "ssl.SSLContext" = field(default_factory=_ssl_context, repr=False)
 
-    def fetch(self, url: str) -> Fetched:
+    def fetch(self, url: str) -> FetchedPage:
         """The page at an address, or where it has moved to."""
         import httpcore
         import httpx
@@ -78,7 +78,7 @@ class Fetcher:
             with guarded_pool(deadline, self.limits.allow_private, self.ssl_context) as pool:
                 for _ in range(self.limits.redirects + 1):
                     got = self._get(pool, url)
-                    if isinstance(got, Fetched):
+                    if isinstance(got, FetchedPage):
                         return got
                     url = urljoin(url, got)
         except httpcore.TimeoutException:
@@ -90,7 +90,7 @@ class Fetcher:
             raise PageFault("address refused") from None
         raise PageFault("too many redirects")
 
-    def _get(self, pool: "ConnectionPool", url: str) -> Fetched | str:
+    def _get(self, pool: "ConnectionPool", url: str) -> FetchedPage | str:
         """One request: the page, or the address that it sends us on to."""
         import httpx  # reads addresses with letters of any language, which httpcore does not
 
@@ -106,7 +106,7 @@ class Fetcher:
             kind = headers.get("content-type", "text/html")
             if kind.partition(";")[0].strip().lower() not in KINDS:
                 raise PageFault("not a text")
-            return Fetched(url, self._body(response, headers.get("content-encoding", "identity")), kind)
+            return FetchedPage(url, self._body(response, headers.get("content-encoding", "identity")), kind)
 
     def _body(self, response: "Response", packing: str) -> bytes:
         """The body, unpacked by hand: a packed page of a few bytes can unpack to gigabytes."""

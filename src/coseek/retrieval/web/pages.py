@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from email.message import Message
 
-from coseek.retrieval.web.fetching import Fetched, Fetcher, PageFault
+from coseek.retrieval.web.fetching import FetchedPage, Fetcher, PageFault
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""", re.IGNORECASE)
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -35,7 +35,7 @@ def read(fetcher: Fetcher, url: str) -> Page | PageFault:
         return fault
 
 
-def read_page(fetched: Fetched) -> Page:
+def read_page(fetched: FetchedPage) -> Page:
     """The article of a page, without navigation, scripts and the like; a plain text as it is."""
     text = decode(fetched.body, fetched.content_type)
     if fetched.content_type.partition(";")[0].strip().lower() == "text/plain":

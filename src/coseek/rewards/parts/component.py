@@ -2,7 +2,7 @@
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.accuracy import Accuracy, is_right, needs_of
-from coseek.rewards.reward import Made, PartOptions, needs_answers
+from coseek.rewards.reward import PartOptions, PartValue, needs_answers
 from coseek.rewards.said import Need, Said
 
 
@@ -18,8 +18,8 @@ def needs(options: Options) -> tuple[Need, ...]:
     return ("component", *needs_of(options.accuracy))
 
 
-def reward(trajectory: Trajectory, options: Options, said: Said) -> Made:
+def reward(trajectory: Trajectory, options: Options, said: Said) -> PartValue:
     """Acc(G(Q, K), A) with K what the run serves: all that it retrieved, or its selection (001, eq. 8–10)."""
     needs_answers(trajectory, "component")
     right = is_right(options.accuracy, trajectory.question, said.component_answer(), said)
-    return Made(float(right), said.served())
+    return PartValue(float(right), said.served())

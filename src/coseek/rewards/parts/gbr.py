@@ -2,7 +2,7 @@
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.accuracy import Accuracy, is_right, needs_of
-from coseek.rewards.reward import Made, PartOptions, needs_answers
+from coseek.rewards.reward import PartOptions, PartValue, needs_answers
 from coseek.rewards.said import Need, Said
 
 
@@ -18,7 +18,7 @@ def needs(options: Options) -> tuple[Need, ...]:
     return ("component", "baseline", *needs_of(options.accuracy))
 
 
-def reward(trajectory: Trajectory, options: Options, said: Said) -> Made:
+def reward(trajectory: Trajectory, options: Options, said: Said) -> PartValue:
     """Acc(G(Q, D_agent), A) − Acc(G(Q, D_RAG), A), in {−1, 0, 1} (004, eq. 1).
 
     Never below 0 on questions that were chosen because naive RAG fails them. The published code pays this plus
@@ -28,4 +28,4 @@ def reward(trajectory: Trajectory, options: Options, said: Said) -> Made:
     question = trajectory.question
     agent = float(is_right(options.accuracy, question, said.component_answer(), said))
     rag = float(is_right(options.accuracy, question, said.baseline_answer(), said))
-    return Made(agent - rag, {"agent": agent, "rag": rag, **said.served()})
+    return PartValue(agent - rag, {"agent": agent, "rag": rag, **said.served()})

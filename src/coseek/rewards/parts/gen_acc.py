@@ -4,7 +4,7 @@ from typing import Literal
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import cover_match
-from coseek.rewards.reward import Made, PartOptions, needs_answers
+from coseek.rewards.reward import PartOptions, PartValue, needs_answers
 from coseek.rewards.said import Need, Said
 
 
@@ -20,12 +20,12 @@ def needs(options: Options) -> tuple[Need, ...]:
     return ("judge",) if options.of == "own" else ("component", "judge")
 
 
-def reward(trajectory: Trajectory, options: Options, said: Said) -> Made:
+def reward(trajectory: Trajectory, options: Options, said: Said) -> PartValue:
     """span ∨ judge (004, eq. 3). The judge is asked only where the span is not found, and so is logged for those."""
     golds = needs_answers(trajectory, "gen_acc")
     response = trajectory.answer if options.of == "own" else said.component_answer()
     span = cover_match(response, golds)
     if span:
-        return Made(1.0, {"span": 1.0})
+        return PartValue(1.0, {"span": 1.0})
     judged = float(said.right(response))
-    return Made(judged, {"span": 0.0, "judge": judged})
+    return PartValue(judged, {"span": 0.0, "judge": judged})

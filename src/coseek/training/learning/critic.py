@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coseek.models.lora import take_in
+from coseek.models.lora import merge_adapters
 from coseek.training.learning.batch import Batch, before
 from coseek.training.learning.learner import Learner
 from coseek.training.learning.lora import attach
-from coseek.training.learning.trimming import trimmable, trimmed
+from coseek.training.learning.trimming import reduced_last_layer, reducible_parts
 from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.settings import LearnerSettings
 
@@ -21,8 +21,8 @@ class ValueModule(nn.Module):
     def __init__(self, policy: PreTrainedModel, trims: bool) -> None:
         super().__init__()
         self.trunk = copy.deepcopy(policy.base_model)
-        take_in(self.trunk)
-        self.trim = trimmable(self.trunk.eval()) if trims else ()
+        merge_adapters(self.trunk)
+        self.trim = reducible_parts(self.trunk.eval()) if trims else ()
         self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
         self.trunk.requires_grad_(True)
         nn.init.zeros_(self.head.weight)
@@ -30,7 +30,7 @@ class ValueModule(nn.Module):
 
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
         """A value at each position; without meaning where no wanted token follows."""
-        with trimmed(self.trunk, self.trim, before(wanted_BT)):
+        with reduced_last_layer(self.trunk, self.trim, before(wanted_BT)):
             hidden_BTD: Tensor = self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
         values_BT: Tensor = self.head(hidden_BTD)[..., 0]
         return values_BT

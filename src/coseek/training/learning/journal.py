@@ -21,7 +21,7 @@ from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.metrics import MetricsLog
 
 
-class Journal:
+class RunState:
     """Where a run is, written down. Opening it with `resume` puts the learners back to the last checkpoint.
 
     The first worker locks the folder as long as the journal lives.

@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 from coseek.data.errors import SettingError
 from coseek.data.files import atomic_folder
 from coseek.models.loading import quiet
-from coseek.models.lora import adapters_off, plain_weights
+from coseek.models.lora import adapters_disabled, merged_state_dict
 from coseek.models.model import Tokenizer
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.training.learning.batch import Batch, before
 from coseek.training.learning.learner import Learner
 from coseek.training.learning.lora import ADAPTER, attach, has_learnt, save_adapter
-from coseek.training.learning.trimming import trimmable, trimmed
+from coseek.training.learning.trimming import reduced_last_layer, reducible_parts
 from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.rl.losses import Head, logprobs_and_entropy, target_logprobs
 from coseek.training.settings import LearnerSettings
@@ -45,7 +45,7 @@ class Policy(Learner):
         self.model = module
         self.temperature = temperature
         self._is_plain = _has_plain_head(module)
-        self._trim = trimmable(module.base_model) if self._is_plain and not settings.checkpointing else ()
+        self._trim = reducible_parts(module.base_model) if self._is_plain and not settings.checkpointing else ()
 
     def entry(self, module: nn.Module) -> nn.Module:
         assert isinstance(module, PreTrainedModel)
@@ -88,7 +88,7 @@ class Policy(Learner):
 
         def fill(part: Path) -> None:
             with quiet():
-                self.model.save_pretrained(part, state_dict=plain_weights(self.model))
+                self.model.save_pretrained(part, state_dict=merged_state_dict(self.model))
             if has_learnt(self.model):
                 save_adapter(self.model, part / ADAPTER)
             if extra is not None:
@@ -105,7 +105,7 @@ class AdapterOff(Policy):
         super().__init__(policy.model, plain, 0, policy.temperature, policy.workers)
 
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
-        with adapters_off(entry):
+        with adapters_disabled(entry):
             return super().outputs(entry, part, wanted_BT)
 
     def weights(self) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ class Scorer(nn.Module):
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Literal["no", "seen", "trained"] = "no") -> Tensor:
         if self.is_plain:
             trunk = self.model.base_model
-            with trimmed(trunk, self.trim, before(wanted_BT)):
+            with reduced_last_layer(trunk, self.trim, before(wanted_BT)):
                 hidden = _tensor(trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
             head: Head = self.model.get_output_embeddings()
         else:

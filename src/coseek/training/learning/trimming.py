@@ -32,7 +32,7 @@ LOOKED_AT = (2, 5)
 """Those of them that are looked at: others are before, between and behind them."""
 
 
-def trimmable(trunk: nn.Module) -> tuple[str, ...]:
+def reducible_parts(trunk: nn.Module) -> tuple[str, ...]:
     """Names of the parts of the last layer that may run for some positions alone.
 
     Architectures differ, so this is tried out part by part rather than believed: what is put in and comes out at the
@@ -67,7 +67,7 @@ def trimmable(trunk: nn.Module) -> tuple[str, ...]:
             with _around(trunk, name, poison, poison, poisoned_attention):
                 poisoned_ND = arrives()
             if _same(poisoned_ND, plain_ND):
-                with trimmed(trunk, [name], looked_BT):
+                with reduced_last_layer(trunk, [name], looked_BT):
                     trimmed_ND = arrives()
                 if _same(trimmed_ND, plain_ND):
                     found.append(name)
@@ -75,7 +75,7 @@ def trimmable(trunk: nn.Module) -> tuple[str, ...]:
 
 
 @contextmanager
-def trimmed(trunk: nn.Module, names: Sequence[str], looked_BT: Tensor) -> Iterator[None]:
+def reduced_last_layer(trunk: nn.Module, names: Sequence[str], looked_BT: Tensor) -> Iterator[None]:
     """In here the trunk runs these parts where `looked_BT` alone; its hidden states are to be read nowhere else.
 
     Not for layers that are recomputed on the way back, which is behind the end of this.

@@ -129,7 +129,7 @@ class Found:
         return [float(rank <= depth) for rank in self.ranks.tolist()]
 
 
-class Looker:
+class EncoderEvaluator:
     """Looks at what is held out with an encoder as it is now."""
 
     def __init__(self, held_out: HeldOut, card: EncoderCard, seen: Seen) -> None:
@@ -174,7 +174,7 @@ class Looker:
 class HeldOutEvaluator(BaseEvaluator):
     """The looker as the library's trainer calls it."""
 
-    def __init__(self, looker: Looker, k: Sequence[int]) -> None:
+    def __init__(self, looker: EncoderEvaluator, k: Sequence[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.primary_metric = "held/mrr"
         self._looker, self._k = looker, k

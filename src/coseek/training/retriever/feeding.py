@@ -22,7 +22,7 @@ CHUNK = 256
 
 
 @dataclass
-class Feeder:
+class FeatureBuilder:
     """Texts of either side as tensors. Every text is tokenised once."""
 
     model: SentenceTransformer
@@ -64,7 +64,7 @@ class Feeder:
 class Collator:
     """Rows → what the trainer hands to the loss: this worker's share of the texts, and the whole batch's structure."""
 
-    feeder: Feeder
+    feeder: FeatureBuilder
     in_batch: bool
     kl: bool
     workers: Workers = ALONE

@@ -14,7 +14,7 @@ from coseek.labels.label import Candidate, LabelSet, TurnId
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.order import derive_seed
-from coseek.training.retriever.recipe import LessonSettings
+from coseek.training.retriever.recipe import SyntheticSettings
 from coseek.world.oracle import SUPPORT
 from coseek.world.questions import Step, kind_of, plan_of
 from coseek.world.world import World, make_world
@@ -39,7 +39,7 @@ KINDS: Mapping[str, Callable[[Step], str]] = {
 """What an agent may type for a step; the last one is ambiguous."""
 
 
-def throw_away_worlds(settings: LessonSettings, seed: int) -> Iterator[World]:
+def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]:
     """Worlds that share their words with every other one, and no fact."""
     for number in range(settings.worlds):
         own = derive_seed(seed, "retriever world", number) % 2**31
@@ -55,7 +55,7 @@ def texts_of(world: World) -> Iterator[str]:
             yield question.question
 
 
-def lessons(world: World, split: str, settings: LessonSettings, seed: int) -> dict[str, list[LabelSet]]:
+def lessons(world: World, split: str, settings: SyntheticSettings, seed: int) -> dict[str, list[LabelSet]]:
     """Label sets by kind of query: one a step of every plan, its kind drawn."""
     rng = random.Random(f"{seed}/lessons/{world.settings.seed}")
     names, weights = list(settings.kinds), list(settings.kinds.values())

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from coseek.data.errors import SettingError
 from coseek.data.files import JsonObject, read_yaml
-from coseek.data.registry import yaml_file
-from coseek.data.settings import Settings, assign, make_settings
+from coseek.data.registry import find_yaml
+from coseek.data.settings import Settings, apply_overrides, make_settings
 from coseek.machine.precision import TrainingPrecision
 from coseek.retrieval.views import View
 from coseek.training.settings import LoraSettings, OptimiserSettings
@@ -37,7 +37,7 @@ class LaptopEncoderSettings(Settings):
     """How the vectors of the tokens become one."""
 
 
-class LessonSettings(Settings):
+class SyntheticSettings(Settings):
     """Labels without a trajectory: in throw-away laptop worlds, every step of a question's plan is a search, its gold
     passage the positive and what BM25 finds besides it the negatives."""
 
@@ -135,7 +135,7 @@ class RetrieverRecipe(Settings):
     """Everything random in the run follows from it, but for the held-out world, which has a seed of its own."""
     labels: tuple[str, ...] = ()
     """Label folders, as `coseek label` writes them."""
-    lessons: LessonSettings | None = None
+    lessons: SyntheticSettings | None = None
     """Throw-away laptop worlds in place of labels."""
     encoder: str | None = "minilm"
     """Where it begins: a sentence-transformers folder, or an encoder that a package ships; none makes one."""
@@ -182,14 +182,14 @@ def retriever_recipe_names() -> list[str]:
 
 def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequence[str] = ()) -> RetrieverRecipe:
     """One of our recipes by name, or a file; then `a.b=c` overrides; then label folders in place of its own."""
-    path = yaml_file("retriever recipe", RECIPES, name)
+    path = find_yaml("retriever recipe", RECIPES, name)
     tree = read_yaml(path, "recipe")
     if isinstance(inside := tree.get("recipe"), dict):  # what a run wrote down, with versions and commit beside it
         tree = inside
     if labels:
         tree = {**tree, "labels": [*labels], "lessons": None}
     return make_settings(
-        RetrieverRecipe, assign(_filled(tree), overrides), "" if path.parent == RECIPES else path, overrides
+        RetrieverRecipe, apply_overrides(_filled(tree), overrides), "" if path.parent == RECIPES else path, overrides
     )
 
 

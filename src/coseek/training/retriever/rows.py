@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from coseek.data.errors import DataError
 from coseek.data.passage import Passage
-from coseek.labels.folder import Labels
+from coseek.labels.folder import LabelFolder
 from coseek.labels.label import LabelSet
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding import passage_text
@@ -67,7 +67,7 @@ def read_labels(folders: Iterable[str]) -> list[LabelSet]:
     """All label sets of some label folders, in their order."""
     labels: list[LabelSet] = []
     for name in folders:
-        found = list(Labels(Path(name)).sets())
+        found = list(LabelFolder(Path(name)).sets())
         if not found:
             raise DataError(
                 f"{name} holds no label sets; its dropped.jsonl says why turns gave none, and turns that faults left "

@@ -44,7 +44,7 @@ STATE = "trainer_state.json"
 
 
 @dataclass(frozen=True)
-class Notes:
+class CheckpointNotes:
     """What a checkpoint knows besides weights and the library's own state."""
 
     metrics_bytes: int = 0
@@ -53,7 +53,7 @@ class Notes:
     """What the log's next line is made of so far (`RetrieverObjective.sums`)."""
 
     @classmethod
-    def of(cls, checkpoint: Path | None) -> "Notes":
+    def of(cls, checkpoint: Path | None) -> "CheckpointNotes":
         """Those of a checkpoint; none yet for a run that begins."""
         if checkpoint is None:
             return cls()
@@ -64,7 +64,7 @@ class Notes:
         return {"metrics_bytes": self.metrics_bytes, "sums": dict(self.sums)}
 
 
-class Batches(Sampler[list[int]]):
+class UpdateSampler(Sampler[list[int]]):
     """The numbers of the updates, each alone in its list: the data set knows which rows an update has."""
 
     def __init__(self, steps: int) -> None:
@@ -77,7 +77,7 @@ class Batches(Sampler[list[int]]):
         return self._steps
 
 
-class Updates(torch.utils.data.Dataset[list[Row]]):
+class UpdateDataset(torch.utils.data.Dataset[list[Row]]):
     """The rows of every update."""
 
     def __init__(self, order: Order, steps: int) -> None:
@@ -98,7 +98,7 @@ class RetrieverTrainer(SentenceTransformerTrainer):
         model: SentenceTransformer,
         args: SentenceTransformerTrainingArguments,
         objective: RetrieverObjective,
-        updates: Updates,
+        updates: UpdateDataset,
         collator: Collator,
         optimiser: tuple[AdamW, LambdaLR],
         evaluator: HeldOutEvaluator | None,
@@ -121,7 +121,7 @@ class RetrieverTrainer(SentenceTransformerTrainer):
         def collate(batches: list[list[Row]]) -> object:
             return collator(batches[0])
 
-        return DataLoader(self._updates, batch_sampler=Batches(len(self._updates)), collate_fn=collate)
+        return DataLoader(self._updates, batch_sampler=UpdateSampler(len(self._updates)), collate_fn=collate)
 
     def _save(self, output_dir: str | None = None, state_dict: object = None) -> None:
         """A checkpoint's weights and notes."""
@@ -131,7 +131,7 @@ class RetrieverTrainer(SentenceTransformerTrainer):
             torch.save(self.model.state_dict(), folder / WEIGHTS)
             if self.metrics is not None:
                 self.metrics.sync()
-                write_json(folder / NOTES, Notes(self.metrics.position, self._objective.sums).to_json())
+                write_json(folder / NOTES, CheckpointNotes(self.metrics.position, self._objective.sums).to_json())
         except OSError as error:
             raise DiskFault(
                 f"{folder} could not be written ({error.strerror or error}); make room there and go on with --resume"

@@ -30,7 +30,7 @@ from coseek.labels.label import LabelSet
 from coseek.machine.precision import Use
 from coseek.machine.speed import precision_of
 from coseek.measure.table import Table
-from coseek.models.lora import take_in
+from coseek.models.lora import merge_adapters
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import encoder_folder, quiet
@@ -41,9 +41,9 @@ from coseek.training.learning.lora import attach
 from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.metrics import MetricsLog
 from coseek.training.order import derive_seed
-from coseek.training.progress import Progress, Silent
-from coseek.training.retriever.evaluation import Found, HeldOut, HeldOutEvaluator, Looker
-from coseek.training.retriever.feeding import Collator, Feeder
+from coseek.training.progress import NoProgress, Progress
+from coseek.training.retriever.evaluation import EncoderEvaluator, Found, HeldOut, HeldOutEvaluator
+from coseek.training.retriever.feeding import Collator, FeatureBuilder
 from coseek.training.retriever.laptop_encoder import make_laptop_encoder
 from coseek.training.retriever.lessons import TOKENIZER_WORLDS, lessons, texts_of, throw_away_worlds
 from coseek.training.retriever.loss import RetrieverObjective
@@ -51,9 +51,9 @@ from coseek.training.retriever.recipe import RetrieverRecipe
 from coseek.training.retriever.results import results_json, results_table
 from coseek.training.retriever.rows import Order, Row, read_labels, split_by_question
 from coseek.training.retriever.trainer import (
-    Notes,
+    CheckpointNotes,
     RetrieverTrainer,
-    Updates,
+    UpdateDataset,
     arguments,
     last_checkpoint,
     optimiser_of,
@@ -61,7 +61,7 @@ from coseek.training.retriever.trainer import (
 from coseek.world.world import make_world
 
 
-class Material(NamedTuple):
+class EncoderData(NamedTuple):
     """What is learnt from, and what is looked at."""
 
     train: list[LabelSet]
@@ -74,7 +74,7 @@ class RetrieverTraining:
 
     recipe: RetrieverRecipe
     folder: Path
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=NoProgress)
     workers: Workers = ALONE
     _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
     """The first worker's claim to the folder, from `begin` on."""
@@ -156,7 +156,7 @@ class RetrieverTraining:
         return QueryEncoder(settings, self.start_folder, card).seen
 
     @cached_property
-    def material(self) -> Material:
+    def material(self) -> EncoderData:
         """Label sets to train on, and those that are looked at."""
         recipe, seed = self.recipe, derive_seed(self.recipe.seed, "held out")
         if recipe.lessons is not None:
@@ -171,9 +171,9 @@ class RetrieverTraining:
             path = Path(recipe.held_out.corpus)
             others = list(Corpus.load(path / "corpus.jsonl" if path.is_dir() else path))
         found = HeldOut.of({"held out": held}, others, recipe.held_out, seed) if held else None
-        return Material(train, found)
+        return EncoderData(train, found)
 
-    def _lessons(self, seed: int) -> Material:
+    def _lessons(self, seed: int) -> EncoderData:
         settings = self.recipe.lessons
         assert settings is not None
         train: list[LabelSet] = []
@@ -183,15 +183,15 @@ class RetrieverTraining:
                 train += labels
             self.progress.advance(number, f"{len(train)} lessons")
         if self.recipe.held_out.share == 0:
-            return Material(train, None)
+            return EncoderData(train, None)
         unseen = make_world(settings.held_out)
         groups = lessons(unseen, "dev", settings, self.recipe.seed)
-        return Material(train, HeldOut.of(groups, unseen.corpus, self.recipe.held_out, seed))
+        return EncoderData(train, HeldOut.of(groups, unseen.corpus, self.recipe.held_out, seed))
 
     @cached_property
-    def looker(self) -> Looker | None:
+    def looker(self) -> EncoderEvaluator | None:
         held_out = self.material.held_out
-        return Looker(held_out, self.card, self.seen) if held_out is not None else None
+        return EncoderEvaluator(held_out, self.card, self.seen) if held_out is not None else None
 
     def rows(self) -> list[Row]:
         """What is trained on. A query that the view makes nothing of (an empty one) teaches nothing."""
@@ -257,7 +257,7 @@ class RetrieverTraining:
             raise SettingError(f"training.freeze_layers={settings.freeze_layers} freezes everything; lower it")
 
     def _trainer(self, model: SentenceTransformer, order: Order, steps: int, began: Path | None) -> RetrieverTrainer:
-        recipe, settings, looker, notes = self.recipe, self.recipe.training, self.looker, Notes.of(began)
+        recipe, settings, looker, notes = self.recipe, self.recipe.training, self.looker, CheckpointNotes.of(began)
         set_seed(recipe.seed)
         return RetrieverTrainer(
             model=model,
@@ -265,15 +265,17 @@ class RetrieverTraining:
                 self.folder / "checkpoints", settings, recipe.held_out, steps, recipe.seed, looker is not None
             ),
             objective=self._objective(model, notes),
-            updates=Updates(order, steps),
-            collator=Collator(Feeder(model, self.card), recipe.loss.in_batch, recipe.loss.kind == "kl", self.workers),
+            updates=UpdateDataset(order, steps),
+            collator=Collator(
+                FeatureBuilder(model, self.card), recipe.loss.in_batch, recipe.loss.kind == "kl", self.workers
+            ),
             optimiser=optimiser_of(model, settings, steps),
             evaluator=HeldOutEvaluator(looker, recipe.held_out.k) if looker is not None else None,
             metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.first else None,
-            progress=self.progress if self.workers.first else Silent(),
+            progress=self.progress if self.workers.first else NoProgress(),
         )
 
-    def _objective(self, model: SentenceTransformer, notes: Notes) -> RetrieverObjective:
+    def _objective(self, model: SentenceTransformer, notes: CheckpointNotes) -> RetrieverObjective:
         settings = self.recipe.training
         objective = RetrieverObjective(
             model,
@@ -297,7 +299,7 @@ class RetrieverTraining:
 
     def _save(self, model: SentenceTransformer) -> None:
         """The encoder folder, in one rename."""
-        take_in(model)
+        merge_adapters(model)
         if share := self.recipe.training.start_share:
             mix_in(model, self.open(self.start_folder), share)
         if not all(bool(torch.isfinite(weight).all()) for weight in model.state_dict().values()):

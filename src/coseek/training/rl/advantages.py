@@ -11,7 +11,7 @@ from torch import Tensor
 from coseek.training.learning.batch import Batch, make_batch
 from coseek.training.learning.critic import Critic
 from coseek.training.learning.policy import Policy
-from coseek.training.rl.episodes import Episodes
+from coseek.training.rl.episodes import EpisodeBatch
 from coseek.training.rl.losses import (
     gae,
     group_advantages,
@@ -51,7 +51,7 @@ class Experience:
 
 
 def make_experience(
-    episodes: Episodes, settings: RlSettings, policy: Policy, critic: Critic | None, reference: Policy | None
+    episodes: EpisodeBatch, settings: RlSettings, policy: Policy, critic: Critic | None, reference: Policy | None
 ) -> Experience:
     """Turn scored runs into a batch with advantages."""
     batch = make_batch([episode.trajectory for episode in episodes.scored])
@@ -98,7 +98,7 @@ def make_experience(
     )
 
 
-def _flat(rewards_B: Tensor, episodes: Episodes, settings: RlSettings) -> Tensor:
+def _flat(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
     """Rows of groups without spread. Where every question is run once there are no groups, and nothing is flat."""
     flat_B = torch.zeros(len(rewards_B), dtype=torch.bool)
     for places in episodes.members().values():
@@ -106,14 +106,14 @@ def _flat(rewards_B: Tensor, episodes: Episodes, settings: RlSettings) -> Tensor
     return flat_B
 
 
-def _counted(episodes: Episodes, settings: RlSettings) -> Tensor:
+def _counted(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
     """False for rows that are left out of the loss; a masked run still counts in its group's mean."""
     if settings.truncated != "mask":
         return torch.ones(len(episodes.scored), dtype=torch.bool)
     return torch.tensor([not episode.trajectory.truncated for episode in episodes.scored])
 
 
-def row_rewards(episodes: Episodes, settings: RlSettings) -> Tensor:
+def row_rewards(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
     """Each scored run's reward, less what its truncation costs."""
     penalty = settings.truncation_penalty if settings.truncated == "penalise" else 0.0
     return torch.tensor(
@@ -129,7 +129,7 @@ def _kl_in_reward(old_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, 
     return settings.kl * kl_estimate(old_BT, reference_BT, mask_BT, settings.kl_estimator, settings.kl_clamp)
 
 
-def _group_advantages(rewards_B: Tensor, episodes: Episodes, settings: RlSettings) -> Tensor:
+def _group_advantages(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
     """Each row's advantage. A run that faults left alone in its group gets 0: its raw reward is on another scale."""
     advantages_B = torch.zeros(len(rewards_B), dtype=torch.float32)
     for places in episodes.members().values():

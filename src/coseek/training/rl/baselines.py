@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coseek.agents.component import BATCH, Tell, mark, reply_of, silent, verdict_sheet
-from coseek.agents.generator import Generator, OpenBook
+from coseek.agents.component import BATCH, Tell, generated_answer, mark, silent, verdict_cache
+from coseek.agents.generator import Generator, ReadingInput
 from coseek.agents.judge import Claim, Judge
 from coseek.data.errors import DataError
 from coseek.data.files import read_jsonl
 from coseek.data.question import Question
-from coseek.data.sheet import Reply, Sheet, Verdict
+from coseek.data.sheet import GradeCache, Reply, Verdict
 from coseek.measure.answers import normalise
 from coseek.measure.found import Answered, look_up
 from coseek.retrieval.retriever import Retriever, digest_of
 from coseek.rewards.accuracy import Accuracy, is_right, left_to_judge
-from coseek.rewards.said import NoReward, Said, Unjudged
+from coseek.rewards.said import NoReward, Said, VerdictNeeded
 
 FILE = "baselines.jsonl"
 ORDER = "as ranked, equal passages once"
@@ -32,7 +32,7 @@ PASSES = 2
 
 
 @dataclass(frozen=True)
-class Baselines:
+class RagBaselines:
     """Naive RAG's answers by question id, and a judge's verdicts on them by question id and response."""
 
     replies: Mapping[str, Reply]
@@ -67,14 +67,14 @@ def make_baselines(
     judge: Judge | None = None,
     accuracy: Accuracy = "gen_acc",
     tell: Tell = silent,
-) -> Baselines:
+) -> RagBaselines:
     """Compute what is missing in `folder`, keep every answer as it comes, and return all that are there.
 
     Naive RAG: the question itself is searched once, and the generator answers from the first `k` passages. The judge is
     shown only what `accuracy` leaves to him. A start after a kill, and one with more questions, asks only what is
     missing or failed.
     """
-    sheet = baseline_sheet(folder, retriever, generator, k)
+    sheet = baseline_cache(folder, retriever, generator, k)
     known = _known(sheet)
     wanted = {question.id: question for question in questions}
     for _ in range(PASSES):
@@ -86,17 +86,17 @@ def make_baselines(
             for found in look_up(retriever, left, k, BATCH):
                 for reply in _answered(generator, found):
                     known[reply.question_id] = reply
-                    Sheet.append(file, reply)
+                    GradeCache.append(file, reply)
                 tell(sum(_holds(known.get(ident)) for ident in wanted), len(wanted))
     verdicts = None
     if judge is not None:
         answered = [(question, known[question.id].answer or "") for question in wanted.values()]
         claims = [Claim(*one) for one in answered if left_to_judge(accuracy, *one)]
-        verdicts = mark(judge, claims, verdict_sheet(folder, judge))
-    return Baselines(known, verdicts, sheet.path)
+        verdicts = mark(judge, claims, verdict_cache(folder, judge))
+    return RagBaselines(known, verdicts, sheet.path)
 
 
-def baseline_sheet(folder: Path, retriever: Retriever, generator: Generator, k: int) -> Sheet[Reply]:
+def baseline_cache(folder: Path, retriever: Retriever, generator: Generator, k: int) -> GradeCache[Reply]:
     """The file of a folder's baselines; one that was computed with something else is refused, and what else is said."""
     identity = digest_of("baseline", generator.identity, retriever.identity, str(k), ORDER)
     card = {
@@ -106,7 +106,7 @@ def baseline_sheet(folder: Path, retriever: Retriever, generator: Generator, k: 
         "passages": k,
         "order": ORDER,
     }
-    sheet = Sheet(folder / FILE, Reply, identity, card)
+    sheet = GradeCache(folder / FILE, Reply, identity, card)
     if sheet.path.exists():
         _, head = next(read_jsonl(sheet.path), (1, {}))
         by = head.get("by")
@@ -119,7 +119,7 @@ def baseline_sheet(folder: Path, retriever: Retriever, generator: Generator, k: 
     return sheet
 
 
-def _known(sheet: Sheet[Reply]) -> dict[str, Reply]:
+def _known(sheet: GradeCache[Reply]) -> dict[str, Reply]:
     return {entry.question_id: entry for entry in sheet.entries().values()}
 
 
@@ -131,16 +131,16 @@ def _answered(generator: Generator, found: Sequence[Answered]) -> list[Reply]:
     """The generator's answers to a batch of questions; a search that failed is a fault, and no empty context."""
     replies = [Reply(question.id, 0, "", None, fault=f"search: {one.fault}") for question, one in found if one.fault]
     asked = [(question, tuple(one.passages or ())) for question, one in found if not one.fault]
-    contexts = [generator.context(OpenBook(question.question, passages)) for question, passages in asked]
+    contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in asked]
     written = generator.answer(contexts)
     return replies + [
-        reply_of(question.id, 0, context, one)
+        generated_answer(question.id, 0, context, one)
         for (question, _), context, one in zip(asked, contexts, written, strict=True)
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class UnsolvedQuestions:
     """The questions that are worth training on, and how many were left out, by why."""
 
     kept: tuple[Question, ...]
@@ -155,7 +155,9 @@ def is_closed(question: Question) -> bool:
     return any(normalise(answer) in CLOSED for answer in question.answers)
 
 
-def beyond_rag(questions: Sequence[Question], baselines: Baselines, accuracy: Accuracy = "gen_acc") -> Selection:
+def unsolved_by_rag(
+    questions: Sequence[Question], baselines: RagBaselines, accuracy: Accuracy = "gen_acc"
+) -> UnsolvedQuestions:
     """The questions that naive RAG fails (004, §3.2). The accuracy is the reward's."""
     kept: list[Question] = []
     solved = failed = 0
@@ -163,11 +165,11 @@ def beyond_rag(questions: Sequence[Question], baselines: Baselines, accuracy: Ac
         said = Said(baseline=baselines.of(question), verdicts=baselines.verdicts_on(question))
         try:
             right = is_right(accuracy, question, said.baseline_answer(), said)
-        except (NoReward, Unjudged):
+        except (NoReward, VerdictNeeded):
             failed += 1
             continue
         if right:
             solved += 1
         else:
             kept.append(question)
-    return Selection(tuple(kept), solved, failed)
+    return UnsolvedQuestions(tuple(kept), solved, failed)

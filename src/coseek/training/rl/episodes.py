@@ -13,7 +13,7 @@ from typing import TypeAlias
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match
-from coseek.rewards.reward import Fault, Reward
+from coseek.rewards.reward import Reward, RewardFault
 from coseek.training.learning.workers import ALONE, Workers
 from coseek.training.rl.scoring import Scoring
 
@@ -35,7 +35,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Episodes:
+class EpisodeBatch:
     """The scored runs of a step, and how many there should have been."""
 
     scored: tuple[Episode, ...]
@@ -78,7 +78,7 @@ def collect(
 
 def score(
     groups: Sequence[int], runs: Sequence[Trajectory], reward: ScoreFunction, workers: Workers = ALONE
-) -> Episodes:
+) -> EpisodeBatch:
     """Score the runs; those in which a part failed are counted and left out.
 
     The first worker scores for all: a judge need not say the same twice, and only one may write to a cache.
@@ -90,20 +90,20 @@ def score(
     for group, run, found in zip(groups, runs, found_N, strict=True):
         for name, seconds in run.timings.items():
             timings[name] = timings.get(name, 0.0) + seconds
-        if isinstance(found, Fault):
+        if isinstance(found, RewardFault):
             faults[found.part] = faults.get(found.part, 0) + 1
         else:
             scored.append(Episode(group, run, found))
-    return Episodes(tuple(scored), faults, timings)
+    return EpisodeBatch(tuple(scored), faults, timings)
 
 
-def _rewards(runs: Sequence[Trajectory], reward: ScoreFunction) -> list[Reward | Fault]:
+def _rewards(runs: Sequence[Trajectory], reward: ScoreFunction) -> list[Reward | RewardFault]:
     if isinstance(reward, Scoring):
         return reward(runs)
-    return [Fault(str(run.failure[0])) if run.failure else reward(run) or Fault("reward") for run in runs]
+    return [RewardFault(str(run.failure[0])) if run.failure else reward(run) or RewardFault("reward") for run in runs]
 
 
-def describe(episodes: Episodes) -> dict[str, float]:
+def describe(episodes: EpisodeBatch) -> dict[str, float]:
     """The step's metrics that follow from the runs alone."""
     described: dict[str, float] = {
         "runs": episodes.runs,

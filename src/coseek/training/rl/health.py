@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from coseek.data.errors import RunError
 from coseek.training.progress import Progress
-from coseek.training.settings import AlarmName, HealthSettings, RlSettings
+from coseek.training.settings import AlarmName, MonitorSettings, RlSettings
 
 Row: TypeAlias = Mapping[str, float]
 OUTCOME = "outcome"
@@ -43,7 +43,7 @@ STEADY = 0.8
 """Share of the steps that must point down for a steady fall."""
 
 
-class Unhealthy(RunError):
+class MonitorStop(RunError):
     """A run that stopped at an alarm because its settings say so."""
 
 
@@ -57,7 +57,7 @@ class Seen:
     window: int
     questions: int
     """Questions in a window."""
-    settings: HealthSettings
+    settings: MonitorSettings
 
     def readings(self, name: str) -> list[float]:
         """Means of `window` neighbouring rows, oldest first."""
@@ -79,7 +79,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class AlarmCheck:
     """One way to find that something is wrong: a sentence with the values and what to do, or `None`."""
 
     alarm: AlarmName
@@ -88,7 +88,7 @@ class Check:
     at_once: bool = False
     """Whether less than a full window is enough."""
 
-    def metrics(self, settings: HealthSettings) -> tuple[str, ...]:
+    def metrics(self, settings: MonitorSettings) -> tuple[str, ...]:
         return tuple(settings.outcome if name == OUTCOME else name for name in self.needs)
 
 
@@ -118,7 +118,7 @@ def alarm_steps(rows: Iterable[Row]) -> dict[str, list[int]]:
     return steps
 
 
-def checks_of(settings: RlSettings) -> list[Check]:
+def checks_of(settings: RlSettings) -> list[AlarmCheck]:
     """The checks that are watched; groups of one are alike by nature."""
     ignored = set(settings.health.ignore) | ({"no-signal"} if settings.group_size == 1 else set())
     return [check for check in CHECKS if check.alarm not in ignored]
@@ -245,16 +245,16 @@ def _faults(seen: Seen) -> str | None:
 CALM = "take a lower rl.policy.optimiser.lr"
 
 CHECKS = (
-    Check("no-search", ("search_rate",), _no_search),
-    Check("no-answer", ("answered",), _no_answer),
-    Check("endless-search", ("truncated", "searches"), _endless_search),
-    Check("format-hacking", (OUTCOME, "reward", "valid"), _format_hacking),
-    Check("likelihood-decay", ("right_shift",), _likelihood_decay),
-    Check("exploding", ("grad_norm",), _long_gradients),
-    Check("exploding", ("logprob_gap",), _gap, at_once=True),
-    Check("exploding", ("kl_old",), _far_steps, at_once=True),
-    Check("no-signal", ("zero_spread", OUTCOME), _no_signal),
-    Check("faults", ("faults", "runs"), _faults),
+    AlarmCheck("no-search", ("search_rate",), _no_search),
+    AlarmCheck("no-answer", ("answered",), _no_answer),
+    AlarmCheck("endless-search", ("truncated", "searches"), _endless_search),
+    AlarmCheck("format-hacking", (OUTCOME, "reward", "valid"), _format_hacking),
+    AlarmCheck("likelihood-decay", ("right_shift",), _likelihood_decay),
+    AlarmCheck("exploding", ("grad_norm",), _long_gradients),
+    AlarmCheck("exploding", ("logprob_gap",), _gap, at_once=True),
+    AlarmCheck("exploding", ("kl_old",), _far_steps, at_once=True),
+    AlarmCheck("no-signal", ("zero_spread", OUTCOME), _no_signal),
+    AlarmCheck("faults", ("faults", "runs"), _faults),
 )
 
 
@@ -281,11 +281,11 @@ class Health:
         self._say_what_is_missing()
         return told
 
-    def stopped(self, healthy: Path) -> Unhealthy:
+    def stopped(self, healthy: Path) -> MonitorStop:
         """The error of a run that may not go on; `healthy` is where the last healthy checkpoint would be."""
         name, advice = next(iter(self.alarms.items()))
         kept = f"the last healthy checkpoint is {healthy}" if healthy.exists() else "there is no healthy checkpoint yet"
-        return Unhealthy(
+        return MonitorStop(
             f"stopped after step {self._rows[-1]['step']:.0f} by the alarm {name}: {advice}; {kept}; to go on all the "
             "same: --resume rl.health.stop=false (of a stage: stages.NAME.rl.health.stop=false)"
         )

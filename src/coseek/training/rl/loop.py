@@ -14,26 +14,26 @@ from typing import TypeAlias, cast
 from coseek.data.errors import SettingError
 from coseek.data.files import read_jsonl
 from coseek.data.question import Question
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.training.learning.batch import make_batch
 from coseek.training.learning.checkpoint import HEALTHY
 from coseek.training.learning.critic import Critic
-from coseek.training.learning.journal import Journal
+from coseek.training.learning.journal import RunState
 from coseek.training.learning.learner import Learner
 from coseek.training.learning.policy import Policy
 from coseek.training.metrics import as_written
-from coseek.training.order import QuestionOrder
-from coseek.training.progress import Evaluate, Progress, Silent
+from coseek.training.order import QuestionStream
+from coseek.training.progress import Evaluate, NoProgress, Progress
 from coseek.training.rl.advantages import make_experience
 from coseek.training.rl.clock import Clock
-from coseek.training.rl.episodes import Episodes, RolloutFunction, ScoreFunction, describe
+from coseek.training.rl.episodes import EpisodeBatch, RolloutFunction, ScoreFunction, describe
 from coseek.training.rl.health import Health
 from coseek.training.rl.likelihood import LikelihoodProbe, right_rows
-from coseek.training.rl.sampling import Sampled, sample_step
+from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.rl.update import improve, logprob_gap
 from coseek.training.settings import RlSettings
 
-Watch: TypeAlias = Callable[[int, Episodes], None]
+Watch: TypeAlias = Callable[[int, EpisodeBatch], None]
 """Hears of every step's runs."""
 
 FREE = frozenset({"steps", "checkpoint_every", "evaluate_every", "health"})
@@ -61,13 +61,13 @@ def train_rl(
     The same settings, questions and first weights give the same run on one machine with one number of threads, also
     when it is killed and resumed.
     """
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     reference = policy.frozen_copy() if settings.kl > 0.0 else None
     workers = policy.workers
     critic = Critic(policy.model, settings.critic, settings.updates, workers) if settings.algorithm == "ppo" else None
     journal = _open(folder, settings, policy, critic, reference, resume)
     health = _watch_over(settings, folder, journal, progress)
-    order = QuestionOrder(questions, settings.seed)
+    order = QuestionStream(questions, settings.seed)
     last: dict[str, float] = {}
     progress.stage(settings.algorithm.upper(), settings.steps)
     _stop_if_sick(health, settings, folder)
@@ -104,7 +104,7 @@ def _stop_if_sick(health: Health, settings: RlSettings, folder: Path) -> None:
         raise health.stopped(folder / "checkpoints" / HEALTHY)
 
 
-def _watch_over(settings: RlSettings, folder: Path, journal: Journal, progress: Progress) -> Health:
+def _watch_over(settings: RlSettings, folder: Path, journal: RunState, progress: Progress) -> Health:
     """Health, with the steps that are over; what a kill left undone after the last checkpoint is done now."""
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "metrics.jsonl")]
     health = Health(settings, rows, progress)
@@ -115,14 +115,14 @@ def _watch_over(settings: RlSettings, folder: Path, journal: Journal, progress: 
 
 def _open(
     folder: Path, settings: RlSettings, policy: Policy, critic: Critic | None, reference: Policy | None, resume: bool
-) -> Journal:
+) -> RunState:
     learners: dict[str, Learner] = {"policy": policy}
     if critic is not None:
         learners["critic"] = critic
     free = FREE - {"steps"} if settings.spread_over_steps else FREE
     frozen = {"reference": reference} if reference is not None else {}
     workers = policy.workers
-    journal = Journal(folder, save_settings(settings), learners, frozen, resume=resume, free=free, workers=workers)
+    journal = RunState(folder, dump_settings(settings), learners, frozen, resume=resume, free=free, workers=workers)
     if journal.step > settings.steps:
         raise SettingError(
             f"{folder} has taken {journal.step} steps already, and steps={settings.steps} asks for fewer; ask for at "
@@ -133,7 +133,7 @@ def _open(
 
 def _learn(
     step: int,
-    sampled: Sampled,
+    sampled: SampledStep,
     settings: RlSettings,
     policy: Policy,
     critic: Critic | None,
@@ -164,7 +164,7 @@ def _learn(
     }
 
 
-def _probe(policy: Policy, episodes: Episodes) -> dict[str, float]:
+def _probe(policy: Policy, episodes: EpisodeBatch) -> dict[str, float]:
     """The sampler compared with the trainer, where runs were sampled though none is learnt from."""
     if not episodes.scored:
         return {}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import Reward
-from coseek.training.rl.episodes import Episodes
+from coseek.training.rl.episodes import EpisodeBatch
 from coseek.training.settings import OverlongSettings
 
 PART = "overlong"
@@ -23,7 +23,7 @@ def written_tokens(run: Trajectory) -> int:
     return sum(len(segment.ids) for segment in run.segments[1:])
 
 
-def charge_overlong(episodes: Episodes, settings: OverlongSettings) -> Episodes:
+def charge_overlong(episodes: EpisodeBatch, settings: OverlongSettings) -> EpisodeBatch:
     """Every run's reward with the punishment of its length, as a part of its own."""
     scored = tuple(
         replace(

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coseek.training.learning.workers import ALONE, Workers
-from coseek.training.order import QuestionOrder, derive_seed
+from coseek.training.order import QuestionStream, derive_seed
 from coseek.training.rl.advantages import is_flat, row_rewards
 from coseek.training.rl.clock import Clock
-from coseek.training.rl.episodes import Episodes, RolloutFunction, ScoreFunction, collect, score
+from coseek.training.rl.episodes import EpisodeBatch, RolloutFunction, ScoreFunction, collect, score
 from coseek.training.rl.overlong import charge_overlong
 from coseek.training.settings import RlSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledStep:
     """What a step's questions brought."""
 
-    episodes: Episodes
+    episodes: EpisodeBatch
     """All runs: what metrics speak of."""
-    kept: Episodes
+    kept: EpisodeBatch
     """The runs to learn from: all, or the groups with spread."""
     questions: int
     """Questions taken from the data."""
@@ -41,7 +41,7 @@ class Sampled:
 
 
 def sample_step(
-    order: QuestionOrder,
+    order: QuestionStream,
     position: int,
     step: int,
     settings: RlSettings,
@@ -50,14 +50,14 @@ def sample_step(
     clock: Clock,
     update: int,
     workers: Workers = ALONE,
-) -> Sampled:
+) -> SampledStep:
     """The runs of step number `step`, whose questions begin at `position`, by a policy that has had `update` updates.
 
     One wave of questions; with `resample`, further waves of as many as groups are missing, until `resample_at_most`.
     """
     wanted = settings.questions_per_step
     most = int(settings.resample_at_most * wanted) if settings.resample else wanted
-    waves: list[Episodes] = []
+    waves: list[EpisodeBatch] = []
     asked = 0
     kept: set[int] = set()
     while len(kept) < wanted and asked < most:
@@ -75,18 +75,18 @@ def sample_step(
         kept |= groups_with_spread(wave, settings) if settings.resample else set(groups)
     episodes = _joined(waves, update)
     if not settings.resample:
-        return Sampled(episodes, episodes, asked, None)
+        return SampledStep(episodes, episodes, asked, None)
     left = tuple(episode for episode in episodes.scored if episode.group in kept)
-    return Sampled(episodes, replace(episodes, scored=left), asked, asked - len(kept))
+    return SampledStep(episodes, replace(episodes, scored=left), asked, asked - len(kept))
 
 
-def groups_with_spread(episodes: Episodes, settings: RlSettings) -> set[int]:
+def groups_with_spread(episodes: EpisodeBatch, settings: RlSettings) -> set[int]:
     """Groups in which some runs are paid otherwise than others; a run that faults left alone has no other."""
     rewards_B = row_rewards(episodes, settings)
     return {group for group, places in episodes.members().items() if not is_flat(rewards_B[places])}
 
 
-def _joined(waves: Sequence[Episodes], update: int) -> Episodes:
+def _joined(waves: Sequence[EpisodeBatch], update: int) -> EpisodeBatch:
     """One step of several waves, each run marked with how often the policy had been updated before it wrote it."""
     faults: dict[str, int] = {}
     timings: dict[str, float] = {}
@@ -96,4 +96,4 @@ def _joined(waves: Sequence[Episodes], update: int) -> Episodes:
         for name, seconds in wave.timings.items():
             timings[name] = timings.get(name, 0.0) + seconds
     scored = tuple(replace(episode, sampled_at=update) for wave in waves for episode in wave.scored)
-    return Episodes(scored, faults, timings)
+    return EpisodeBatch(scored, faults, timings)

@@ -8,16 +8,16 @@ along.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coseek.agents.component import reply_of
+from coseek.agents.component import generated_answer
 from coseek.agents.context import served_context
-from coseek.agents.generator import Generator, OpenBook
+from coseek.agents.generator import Generator, ReadingInput
 from coseek.agents.judge import Claim, Judge
 from coseek.data.errors import SettingError
 from coseek.data.sheet import Reply, Verdict
 from coseek.data.trajectory import Trajectory
-from coseek.rewards.reward import Fault, Reward, RewardFunction
-from coseek.rewards.said import WAY_OUT, Need, Said, Unjudged
-from coseek.training.rl.baselines import Baselines
+from coseek.rewards.reward import Reward, RewardFault, RewardFunction
+from coseek.rewards.said import WAY_OUT, Need, Said, VerdictNeeded
+from coseek.training.rl.baselines import RagBaselines
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Scoring:
     reward: RewardFunction
     generator: Generator | None = None
     judge: Judge | None = None
-    baselines: Baselines | None = None
+    baselines: RagBaselines | None = None
 
     def __post_init__(self) -> None:
         there = {"component": self.generator, "judge": self.judge, "baseline": self.baselines}
         check_needs(self.reward, {need for need, part in there.items() if part is not None})
 
-    def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | Fault]:
+    def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | RewardFault]:
         """A reward, or what failed, for every run in order. It depends on that run alone, whatever else is scored."""
         said = self._said(runs)
-        scored: dict[int, Reward | Fault] = {}
+        scored: dict[int, Reward | RewardFault] = {}
         left = list(range(len(runs)))
         while left:
             claims: dict[tuple[str, str], Claim] = {}
@@ -44,7 +44,7 @@ class Scoring:
             for place in left:
                 try:
                     scored[place] = self.reward.pay(runs[place], said[place])
-                except Unjudged as asks:
+                except VerdictNeeded as asks:
                     question = runs[place].question
                     claims[question.id, asks.response] = Claim(question, asks.response)
                     waiting.append(place)
@@ -70,11 +70,11 @@ class Scoring:
         assert self.generator is not None
         places = [place for place, run in enumerate(runs) if run.failure is None]
         contexts = [
-            self.generator.context(OpenBook(runs[place].question.question, tuple(served_context(runs[place]))))
+            self.generator.context(ReadingInput(runs[place].question.question, tuple(served_context(runs[place]))))
             for place in places
         ]
         return {
-            place: reply_of(runs[place].question.id, runs[place].seed, context, written)
+            place: generated_answer(runs[place].question.id, runs[place].seed, context, written)
             for place, context, written in zip(places, contexts, self.generator.answer(contexts), strict=True)
         }
 

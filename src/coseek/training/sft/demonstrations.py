@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writer import Writer
-from coseek.agents.writers.expert import Expert
+from coseek.agents.writer import ScriptedAgent
+from coseek.agents.writers.expert import ExpertAgent
 from coseek.agents.writers.gold import Gold
-from coseek.agents.writers.rules import Rules
-from coseek.agents.writing import WriterModel
+from coseek.agents.writers.rules import RuleAgent
+from coseek.agents.writing import ScriptedAgentModel
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -72,11 +72,11 @@ def demonstrate(
     return shown
 
 
-def make_writer(settings: WarmStartSettings) -> Writer:
+def make_writer(settings: WarmStartSettings) -> ScriptedAgent:
     """Who demonstrates."""
     if settings.writer == "expert":
-        return Expert(settings.expert)
-    return Rules() if settings.writer == "rules" else Gold()
+        return ExpertAgent(settings.expert)
+    return RuleAgent() if settings.writer == "rules" else Gold()
 
 
 def uses_worlds(settings: WarmStartSettings) -> bool:
@@ -111,7 +111,7 @@ def _texts(corpus: Sequence[Passage], questions: Sequence[Question]) -> Iterator
 
 
 def _written(
-    writer: Writer,
+    writer: ScriptedAgent,
     protocol: Protocol,
     tokenizer: Tokenizer,
     retriever: Retriever,
@@ -119,7 +119,7 @@ def _written(
     limits: Limits,
     seed: int,
 ) -> list[Trajectory]:
-    agent = Agent(protocol, WriterModel(writer, protocol, tokenizer))
+    agent = Agent(protocol, ScriptedAgentModel(writer, protocol, tokenizer))
     seeds = [derive_seed(seed, question.id) for question in questions]
     runs = rollout(agent, retriever, questions, seeds, limits)
     return [part for run in runs for part in (run, *notes_of(run))]

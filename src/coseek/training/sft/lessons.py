@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from coseek.agents.generator import Generator, OpenBook
+from coseek.agents.generator import Generator, ReadingInput
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
@@ -34,7 +34,7 @@ OF_ANOTHER_KIND = 0.3
 
 
 @dataclass(frozen=True)
-class Lesson:
+class SyntheticExample:
     """A question, the passages to answer it from, and what is to be written."""
 
     question: Question
@@ -43,7 +43,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Classroom:
+class WorldSampler:
     """One world with what BM25 finds for its questions."""
 
     world: World
@@ -76,14 +76,14 @@ class Classroom:
         rng.shuffle(chosen)
         return tuple(chosen)
 
-    def lesson(self, question: Question, count: int, rng: random.Random) -> Lesson:
+    def lesson(self, question: Question, count: int, rng: random.Random) -> SyntheticExample:
         """A question of the world with `count` passages."""
         passages = self.passages(question, count, rng)
         numbers = {passage.id: number for number, passage in enumerate(passages, start=1)}
         titles = {passage.id: passage.title for passage in passages}
-        return Lesson(question, passages, reasons(question, numbers, titles))
+        return SyntheticExample(question, passages, reasons(question, numbers, titles))
 
-    def drill(self, count: int, rng: random.Random) -> Lesson:
+    def drill(self, count: int, rng: random.Random) -> SyntheticExample:
         """Facts of `count` entities, most of them of one kind, asked for by name and relation in any order."""
         kind = rng.choice(sorted(self.entities))
         alike = self.entities[kind]
@@ -97,14 +97,14 @@ class Classroom:
         names = " ;".join(f" {entity.title.strip()} , {fact.noun}" for _, entity, fact in asked)
         lines = [line(entity.title, number, (fact.noun, fact.value)) for number, entity, fact in asked]
         passages = tuple(self.world.corpus.by_id(entity.id) for _, entity in numbered)
-        return Lesson(Question("drill", names.strip(), hops=0), passages, "".join(lines))
+        return SyntheticExample(Question("drill", names.strip(), hops=0), passages, "".join(lines))
 
 
 @dataclass(frozen=True)
-class Teacher:
+class ExampleWriter:
     """Draws lessons and writes them in a generator's own ids, with the prompt that it will be asked with."""
 
-    rooms: Sequence[Classroom]
+    rooms: Sequence[WorldSampler]
     generator: Generator
     tokenizer: Tokenizer
     phases: Sequence[Phase]
@@ -112,8 +112,8 @@ class Teacher:
     """Fewest and most passages of a lesson."""
 
     @cached_property
-    def by_hops(self) -> dict[int, list[tuple[Classroom, Question]]]:
-        named: dict[int, list[tuple[Classroom, Question]]] = {0: []}
+    def by_hops(self) -> dict[int, list[tuple[WorldSampler, Question]]]:
+        named: dict[int, list[tuple[WorldSampler, Question]]] = {0: []}
         for room in self.rooms:
             for question in room.questions:
                 named.setdefault(question.hops or 0, []).append((room, question))
@@ -133,9 +133,9 @@ class Teacher:
         fewest, most = self.passages
         return fewest + round((most - fewest) * min(1.0, done / GROWN))
 
-    def write(self, lesson: Lesson) -> Trajectory:
+    def write(self, lesson: SyntheticExample) -> Trajectory:
         """The prompt as environment, the lines and the end of text as what is to be learnt."""
-        prompt = self.generator.context(OpenBook(lesson.question.question, lesson.passages)).prompt
+        prompt = self.generator.context(ReadingInput(lesson.question.question, lesson.passages)).prompt
         shown = tuple(self.tokenizer.encode_data(prompt))
         written = (*self.tokenizer.encode_data(lesson.written), self.tokenizer.eos_id)
         return Trajectory(

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.training.learning.batch import Batch, make_batch, micro_batches
-from coseek.training.learning.journal import Journal
+from coseek.training.learning.journal import RunState
 from coseek.training.learning.learner import Loss
 from coseek.training.learning.policy import Policy
 from coseek.training.order import derive_seed
-from coseek.training.progress import Evaluate, Progress, Silent
+from coseek.training.progress import Evaluate, NoProgress, Progress
 from coseek.training.rl.losses import weighted_nll
 from coseek.training.settings import LearnerSettings, SftSettings
 from coseek.training.sft.curriculum import Draw
@@ -33,7 +33,7 @@ FREE = frozenset({"rounds", "later_steps", "gate", "evaluate_every", "checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class WarmStart:
+class SftOutcome:
     """How it ended."""
 
     rounds: int
@@ -52,17 +52,17 @@ def train_sft(
     resume: bool = False,
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
-) -> WarmStart:
+) -> SftOutcome:
     """Train the model in place, round after round until the gate is reached, with a folder for each: `round-N`."""
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     evaluation: Mapping[str, float] = {}
     for number in range(1, settings.rounds + 1):
         evaluation = _round(number, model, draw, settings, folder / f"round-{number}", resume, evaluate, progress)
         reached = evaluation.get(settings.gate_metric)
         if settings.gate is None or (reached is not None and reached >= settings.gate):
-            return WarmStart(number, True, evaluation)
+            return SftOutcome(number, True, evaluation)
         progress.say(f"round {number}: {settings.gate_metric} {reached} is below the gate of {settings.gate}")
-    return WarmStart(settings.rounds, False, evaluation)
+    return SftOutcome(settings.rounds, False, evaluation)
 
 
 def _round(
@@ -81,8 +81,8 @@ def _round(
     repeats = settings.repeat_steps + settings.varied_steps if number == 1 else 0
     total = repeats + settings.steps
     policy = Policy(model, _slower(settings.learner, settings.later_lr ** (number - 1)), total)
-    journal = Journal(folder, save_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE)
-    feed = Feed(draw, settings, number, repeats, model.config.get_text_config().vocab_size, journal)
+    journal = RunState(folder, dump_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE)
+    feed = BatchFeed(draw, settings, number, repeats, model.config.get_text_config().vocab_size, journal)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
     began, tokens = time.perf_counter(), 0
     for step in range(journal.step, total):
@@ -108,11 +108,11 @@ def _round(
     return cast(Mapping[str, float], journal.notes.get("evaluation", {}))
 
 
-class Feed:
+class BatchFeed:
     """The batch of each step, as a pure function of seed, round and the place noted in the journal."""
 
     def __init__(
-        self, draw: Draw, settings: SftSettings, number: int, repeats: int, vocabulary: int, journal: Journal
+        self, draw: Draw, settings: SftSettings, number: int, repeats: int, vocabulary: int, journal: RunState
     ) -> None:
         self._draw, self._settings, self._round = draw, settings, number
         self._repeats, self._vocabulary, self._notes = repeats, vocabulary, journal.notes

@@ -6,10 +6,10 @@ from typing import cast
 from coseek.agents.judge import is_world
 from coseek.data.errors import DataError, SettingError
 from coseek.data.hub import missing
-from coseek.data.mistakes import Mistakes
+from coseek.data.mistakes import ErrorList
 from coseek.data.registry import find
 from coseek.data.settings import Settings, make_settings
-from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, Terms
+from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, MakerRequirements
 from coseek.labels.parts import GOLD, ORACLE
 from coseek.measure.score import answers_itself
 from coseek.training.checking import check_encoder, check_recipe
@@ -18,7 +18,7 @@ from coseek.training.together.recipe import LabellingSettings, TogetherRecipe
 
 def check_together(recipe: TogetherRecipe) -> None:
     """Refuse a recipe that names what is not there, or whose parts do not go together: all mistakes in one error."""
-    wrong = Mistakes()
+    wrong = ErrorList()
     wrong.of(check_recipe, recipe.agent)
     wrong.of(check_labels, recipe)
     if recipe.start.encoder is not None:
@@ -31,7 +31,7 @@ def maker_module(method: str) -> MakerModule:
     return cast(MakerModule, find("method", PACKAGE, method, OFFERS))
 
 
-def terms_of(labels: LabellingSettings) -> Terms:
+def terms_of(labels: LabellingSettings) -> MakerRequirements:
     """What the method of these labels needs and gives."""
     return maker_module(labels.method).terms(own_settings(labels))
 
@@ -51,7 +51,7 @@ def check_labels(recipe: TogetherRecipe) -> None:
     """Refuse, before an agent is trained for them, labels that could not be made or learnt from."""
     labels = recipe.labels
     method, terms = labels.method, terms_of(labels)
-    wrong = Mistakes()
+    wrong = ErrorList()
     if terms.scorer and labels.scorer is None:
         wrong.say(
             f"labels.method={method} needs somebody who scores passages; name with labels.scorer a model (a folder, a "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coseek.agents.rollout import Agent
 from coseek.data.files import JsonObject
-from coseek.data.settings import make_settings, overlay, save_settings
+from coseek.data.settings import dump_settings, make_settings, merge_settings
 from coseek.models.loading import load_model
 from coseek.retrieval.index import open_index
 from coseek.retrieval.retriever import Retriever
@@ -15,7 +15,7 @@ from coseek.training.agent import AgentTraining
 from coseek.training.frozen import ORACLE
 from coseek.training.learning.workers import Workers, workers_here
 from coseek.training.order import derive_seed
-from coseek.training.progress import Progress, Silent
+from coseek.training.progress import NoProgress, Progress
 from coseek.training.recipe import AgentRecipe
 from coseek.training.retriever.recipe import RetrieverRecipe
 from coseek.training.together.recipe import TogetherRecipe
@@ -61,17 +61,17 @@ class Round:
 
 
 @dataclass
-class Course:
+class CoTrainingPaths:
     """One run of a recipe in a folder, as a tree of results."""
 
     recipe: TogetherRecipe
     folder: Path
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=NoProgress)
     workers: Workers = field(default_factory=workers_here)
 
     def __post_init__(self) -> None:
         if not self.workers.first:
-            self.progress = Silent()
+            self.progress = NoProgress()
 
     def round(self, number: int) -> Round:
         return Round(self.folder / f"round-{number}")
@@ -131,7 +131,7 @@ class Course:
         return self._agent_recipe(above)
 
     def _agent_recipe(self, above: JsonObject) -> AgentRecipe:
-        tree = overlay(AgentRecipe, save_settings(self.recipe.agent), above)
+        tree = merge_settings(AgentRecipe, dump_settings(self.recipe.agent), above)
         if self.recipe.threads is not None:
             tree["threads"] = self.recipe.threads
         return make_settings(AgentRecipe, tree)
@@ -186,4 +186,4 @@ class Course:
         }
         own = recipe.data.index or str(self.round(0).agent / "data.index")
         searched = own if retriever is None else str(self.round(retriever).index)
-        return {**asked, "retriever": searched, "agent": who, "limits": save_settings(recipe.limits)}
+        return {**asked, "retriever": searched, "agent": who, "limits": dump_settings(recipe.limits)}

@@ -15,23 +15,23 @@ from coseek.data.files import JsonObject, read_json, write_json
 from coseek.data.fingerprint import fingerprint
 from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
-from coseek.data.settings import save_settings
-from coseek.labels.folder import Labels
-from coseek.labels.maker import RUN, RollsOut
+from coseek.data.settings import dump_settings
+from coseek.labels.folder import LabelFolder
+from coseek.labels.maker import RUN, RolloutMaker
 from coseek.labels.making import make_labels
-from coseek.labels.parts import ORACLE, Parts, Speaker
+from coseek.labels.parts import ORACLE, AgentWithLimits, LabelResources
 from coseek.labels.tally import FAULT, Tally
 from coseek.labels.turn import SearchTurn, turns_of
 from coseek.retrieval.retriever import digest_of
 from coseek.training.order import derive_seed
 from coseek.training.together.checking import maker_module, own_settings, terms_of
-from coseek.training.together.course import SHORT, Course
+from coseek.training.together.course import SHORT, CoTrainingPaths
 
 CACHE = "frozen.sqlite"
 """What scoring models wrote, in the run's folder: rounds share it."""
 
 
-def label_round(course: Course, number: int) -> None:
+def label_round(course: CoTrainingPaths, number: int) -> None:
     """Let agent `number` answer its questions and label its searches. What they came to is written when it is over."""
     place, settings = course.round(number), course.recipe.labels
     if place.labelled.exists():
@@ -39,7 +39,7 @@ def label_round(course: Course, number: int) -> None:
     questions, own = drawn(course, number), own_settings(settings)
     parts = parts_of(course, number)
     maker = maker_module(settings.method).open(own, parts)
-    if isinstance(maker, RollsOut):
+    if isinstance(maker, RolloutMaker):
         course.progress.stage(f"runs of agent {number}", len(questions) * settings.samples)
         turns = maker.roll_out(questions, lambda ended, _: course.progress.advance(ended))
     else:
@@ -50,8 +50,8 @@ def label_round(course: Course, number: int) -> None:
             f"agent {number} searched in none of its {len(questions)} runs ({place.run}), so there is nothing to "
             "label; see to its training first"
         )
-    recorded: JsonObject = {**save_settings(settings), settings.method: save_settings(own)}
-    labels = Labels.begin(place.labels, recorded, maker.identity, resume=True)
+    recorded: JsonObject = {**dump_settings(settings), settings.method: dump_settings(own)}
+    labels = LabelFolder.begin(place.labels, recorded, maker.identity, resume=True)
     course.progress.stage(f"labels of round {number}", len(turns))
     done = make_labels(labels, maker, turns, parts.tally, lambda over, _: course.progress.advance(over))
     refuse_faults(number, done.left, done.turns, parts.tally)
@@ -71,19 +71,19 @@ def refuse_faults(number: int, left: int, turns: int, tally: Tally) -> None:
         )
 
 
-def labelled(course: Course, number: int) -> JsonObject:
+def labelled(course: CoTrainingPaths, number: int) -> JsonObject:
     """What `label_round` wrote."""
     return cast(JsonObject, read_json(course.round(number).labelled))
 
 
-def drawn(course: Course, number: int) -> list[Question]:
+def drawn(course: CoTrainingPaths, number: int) -> list[Question]:
     """The training questions of a round."""
     questions = course.agent(0).questions(course.recipe.agent.data.train)
     seed = derive_seed(course.recipe.seed, "questions", number)
     return random.Random(seed).sample(questions, min(course.recipe.labels.questions, len(questions)))
 
 
-def rolled_out(course: Course, number: int, questions: list[Question], tally: Tally) -> list[SearchTurn]:
+def rolled_out(course: CoTrainingPaths, number: int, questions: list[Question], tally: Tally) -> list[SearchTurn]:
     """The searches of agent `number` over the retriever of the round before, in the order of the questions. A run that
     a fault ended is made anew at the next start."""
     place, settings = course.round(number), course.recipe.labels
@@ -110,21 +110,21 @@ def rolled_out(course: Course, number: int, questions: list[Question], tally: Ta
     return [turn for trajectory in ended for turn in turns_of(trajectory, agent.protocol)]
 
 
-def parts_of(course: Course, number: int) -> Parts:
+def parts_of(course: CoTrainingPaths, number: int) -> LabelResources:
     """What the labels of a round stand on."""
     settings, limits = course.recipe.labels, course.recipe.agent.limits
     scorer, world = settings.scorer, course.data_folder
     if scorer is not None and is_world(scorer):
         scorer, world = ORACLE, Path(scorer).expanduser()
 
-    def speaker() -> Speaker:
+    def speaker() -> AgentWithLimits:
         temperature = settings.temperature if terms_of(settings).rolls_out else settings.branch_temperature
         agent, weights = course.speaker(number, temperature), fingerprint(course.policy(number))
         recipe = course.recipe.agent
         identity = digest_of("agent", weights, agent.protocol.name, recipe.wording, str(temperature), recipe.precision)
-        return Speaker(agent, limits, identity)
+        return AgentWithLimits(agent, limits, identity)
 
-    return Parts(
+    return LabelResources(
         folder=course.round(number).labels,
         found_by=course.search(number - 1),
         open_agent=speaker,

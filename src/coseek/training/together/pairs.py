@@ -14,7 +14,7 @@ from coseek.data.run import Run
 from coseek.measure.score import METRICS, ScoredRun, Summary, score_run, summarise
 from coseek.training import served
 from coseek.training.results import by_generator, metric_of
-from coseek.training.together.course import Course
+from coseek.training.together.course import CoTrainingPaths
 
 Split = Literal["test", "dev"]
 
@@ -41,7 +41,7 @@ class Pair:
 class Pairs:
     """The pairs of a course."""
 
-    course: Course
+    course: CoTrainingPaths
 
     @cached_property
     def metric(self) -> str:

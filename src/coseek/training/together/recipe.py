@@ -14,8 +14,8 @@ from pydantic import Field, field_validator, model_validator
 
 from coseek.data.errors import SettingError, UnknownName
 from coseek.data.files import Json, JsonObject, read_yaml
-from coseek.data.registry import yaml_file
-from coseek.data.settings import Settings, assign, make_settings, save_settings
+from coseek.data.registry import find_yaml
+from coseek.data.settings import Settings, apply_overrides, dump_settings, make_settings
 from coseek.measure.score import METRICS
 from coseek.training.recipe import AgentRecipe, recipe_tree
 from coseek.training.retriever.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
@@ -172,7 +172,7 @@ def together_recipe_names() -> list[str]:
 
 def together_recipe_path(name: str) -> Path:
     """The file of a recipe: one of ours by name, or a path."""
-    return yaml_file("co-training recipe", RECIPES, name)
+    return find_yaml("co-training recipe", RECIPES, name)
 
 
 def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRecipe:
@@ -181,10 +181,12 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
     tree = read_yaml(file, "co-training recipe")
     if isinstance(inside := tree.get("recipe"), dict):  # what a run wrote down, with versions and commit beside it
         tree = inside
-    typed = assign({}, [text for text in overrides if "." not in text.partition("=")[0]])
+    typed = apply_overrides({}, [text for text in overrides if "." not in text.partition("=")[0]])
     inner = [text for text in overrides if "." in text.partition("=")[0]]
     resolved = {**_resolved(tree, file), **_resolved(typed, Path("the command line"))}
-    return make_settings(TogetherRecipe, assign(resolved, inner), "" if file.parent == RECIPES else file, overrides)
+    return make_settings(
+        TogetherRecipe, apply_overrides(resolved, inner), "" if file.parent == RECIPES else file, overrides
+    )
 
 
 def _resolved(tree: JsonObject, file: Path) -> JsonObject:
@@ -201,11 +203,11 @@ def _start(given: Json) -> Json:
         is_recipe = given in retriever_recipe_names() or given.endswith((".yaml", ".yml"))
         given = {"recipe" if is_recipe else "encoder": given}
     if isinstance(given, dict) and isinstance(named := given.get("recipe"), str):
-        return {**given, "recipe": save_settings(load_retriever_recipe(named))}
+        return {**given, "recipe": dump_settings(load_retriever_recipe(named))}
     return given
 
 
 def _retriever(given: Json) -> Json:
     if not isinstance(given, str):
         return given
-    return {**save_settings(load_retriever_recipe(given, labels=[GIVEN])), "encoder": GIVEN}
+    return {**dump_settings(load_retriever_recipe(given, labels=[GIVEN])), "encoder": GIVEN}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from coseek.data.files import Json, JsonObject, atomic_write, read_json, write_json
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.measure.intervals import Interval
 from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.report import (
@@ -21,7 +21,7 @@ from coseek.measure.score import METRICS, Comparison, Scores, compare, groups_of
 from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, main_table, scores_json, show
 from coseek.training import served
 from coseek.training.results import by_generator
-from coseek.training.together.course import Course
+from coseek.training.together.course import CoTrainingPaths
 from coseek.training.together.labelling import labelled
 from coseek.training.together.pairs import Pair, Pairs
 
@@ -30,14 +30,14 @@ from coseek.training.together.pairs import Pair, Pairs
 class Results:
     """What a co-training of so many rounds came to."""
 
-    course: Course
+    course: CoTrainingPaths
     pairs: Pairs
     rounds: int
     scores: Scores
     """Of every pair, on the test split."""
 
     @classmethod
-    def of(cls, course: Course, pairs: Pairs, rounds: int) -> "Results":
+    def of(cls, course: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
         asked, seed = list(pairs.questions("test")), course.recipe.pairs.seed
         metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
         by = served.GROUPS if by_generator(course.first) else ("hops",)
@@ -137,7 +137,7 @@ class Results:
         found |= {
             "Means": main_table(self.scores, means),
             "Differences": comparison_table(self.scores, paired),
-            "Labels": self.label_table(),
+            "LabelFolder": self.label_table(),
         }
         held_out = self.retriever_table()
         return found if held_out is None else {**found, "Held-out turns": held_out}
@@ -187,7 +187,7 @@ class Results:
             shown[0],
             *plots,
             *shown[1:],
-            SettingsSection("Settings", save_settings(self.course.recipe)),
+            SettingsSection("Settings", dump_settings(self.course.recipe)),
             FilesSection("Files", self.files()),
             TextSection("Again", again),
         ]

@@ -22,7 +22,7 @@ import torch
 
 from coseek.data.files import JsonObject
 from coseek.data.lock import Lock, kept_lock
-from coseek.data.settings import save_settings
+from coseek.data.settings import dump_settings
 from coseek.retrieval.building import INDEX_CARD
 from coseek.retrieval.index import build_index
 from coseek.training.agent import AgentTraining
@@ -31,17 +31,17 @@ from coseek.training.identities import together_identities
 from coseek.training.resumption import FREE
 from coseek.training.retriever.training import RetrieverTraining
 from coseek.training.together.checking import check_together
-from coseek.training.together.course import Course
+from coseek.training.together.course import CoTrainingPaths
 from coseek.training.together.labelling import label_round
 from coseek.training.together.pairs import Pairs
 from coseek.training.together.recipe import TogetherRecipe
 
 
 @dataclass
-class Together:
+class CoTraining:
     """Drives a course."""
 
-    course: Course
+    course: CoTrainingPaths
     _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
     """The first worker's claim to the folder, from `begin` on."""
 
@@ -137,7 +137,7 @@ def train_agent(training: AgentTraining) -> None:
 
 def bound(recipe: TogetherRecipe) -> JsonObject:
     """A recipe without what may change when a run goes on: how many rounds, and what moves no weight."""
-    tree = save_settings(recipe)
+    tree = dump_settings(recipe)
     del tree["about"], tree["rounds"]
     agent = tree["agent"]
     assert isinstance(agent, dict)
