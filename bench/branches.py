@@ -9,7 +9,7 @@ Three ways to the labels, taking turns, with the same weights, seeds, budgets an
 
     from scratch    every candidate is continued, and each row reads its whole past
     forked          every candidate is continued from a past that is read once
-    decided         forked, and only until the turn's positive is decided (coseek.labels.deciding)
+    decided         forked, and only until the turn's positive is decided (coseek.labels.positives)
 
 Prints model tokens (read and written), seconds by the clock and of processor time, how many GACs differ between the
 first two ways, and whether the labels of all three are the same. Exits 1 when `decided` does not need `--fewer` times
@@ -32,12 +32,12 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
-from coseek.labels.deciding import Asked, decide_all_positives
-from coseek.labels.turn import SearchTurn, turns_of
-from coseek.machine.host import Host
+from coseek.hardware.host import Host
+from coseek.labels.positives import Asked, decide_all_positives
+from coseek.labels.search_turn import SearchTurn, search_turns
 from coseek.measure.answers import exact_match
-from coseek.models.loading import load_model
 from coseek.models.model import Model
+from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.retriever import Retriever
@@ -143,7 +143,7 @@ def prepare(options: argparse.Namespace) -> Labelling:
     questions = world.questions["train"]
     runs = rollout(Agent(protocol, empty.sampler()), retriever, questions, range(len(questions)), LIMITS)
     right = sum(exact_match(run.answer, run.question.answers) for run in runs)
-    turns = [turn for run in runs for turn in turns_of(run, protocol)]
+    turns = [turn for run in runs for turn in search_turns(run, protocol)]
     found_TC = retriever.search([turn.query for turn in turns], options.candidates)
     passages_TC = [[hit.passage for hit in found] for found in found_TC]
     relevance_TC = [relevance(world, turn, found) for turn, found in zip(turns, passages_TC, strict=True)]
@@ -160,7 +160,7 @@ def relevance(world: World, turn: SearchTurn, passages: Sequence[Passage]) -> li
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", type=Path, default=POLICY, help="a folder with a policy")
-    parser.add_argument("--protocol", default="search-r1", help="which it speaks in the laptop wording")
+    parser.add_argument("--protocol", default="search-r1", help="which it speaks in the laptop prompt_template")
     parser.add_argument("--world", type=int, default=7, help="seed of the world")
     parser.add_argument("--trajectories", type=int, default=200)
     parser.add_argument("--candidates", type=int, default=20)

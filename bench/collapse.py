@@ -26,25 +26,25 @@ from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, rollout
+from coseek.core.progress import NoProgress
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.measure.answers import exact_match
-from coseek.models.loading import load_model
+from coseek.models.pretrained import load_model
 from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.retrieval.index import open_index
 from coseek.rewards.reward import Reward
-from coseek.training.learning.batch import make_batch
-from coseek.training.learning.learner import Loss
-from coseek.training.learning.policy import Policy
-from coseek.training.progress import NoProgress
-from coseek.training.recipe import AgentRecipe
 from coseek.training.rl.episodes import RolloutFunction
-from coseek.training.rl.health import find_alarms
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import loss_weights, weighted_nll
+from coseek.training.rl.monitor import find_alarms
 from coseek.training.settings import LearnerSettings, OptimiserSettings, RlSettings
+from coseek.training.trainer.batch import make_batch
+from coseek.training.trainer.learner import Loss
+from coseek.training.trainer.policy import Policy
 
 Pay: TypeAlias = Callable[[Trajectory], float]
 Rows: TypeAlias = list[dict[str, float]]
@@ -217,7 +217,7 @@ def tiny(seed: int = 0, lessons: int = 200, lr: float = 3e-3) -> Patient:
 def laptop(folder: Path) -> Patient:
     """The policy of a finished run of a recipe, as it was after the warm start, in the run's own data."""
     recipe = AgentRecipe.model_validate(yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["recipe"])
-    protocol, warm = load_protocol(recipe.protocol, recipe.wording), folder / "policy" / "warm"
+    protocol, warm = load_protocol(recipe.protocol, recipe.prompt_template), folder / "policy" / "warm"
     retriever, tokenizer = open_index(folder / "data.index"), HfTokenizer.load(warm)
 
     def fresh(settings: RlSettings) -> tuple[Policy, RolloutFunction]:

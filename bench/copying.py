@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 import torch
 
-from coseek.machine.host import Host
+from coseek.hardware.host import Host
 from coseek.models.laptop import new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
-from coseek.training.generator_recipe import GeneratorRecipe
-from coseek.training.learning.batch import Batch
-from coseek.training.learning.policy import Policy
+from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.training.sft.copy_task import repeat_batch, varied_batch
 from coseek.training.sft.loop import token_weights, weighted_loss
-from coseek.training.sft.repeats import repeat_batch, varied_batch
+from coseek.training.trainer.batch import Batch
+from coseek.training.trainer.policy import Policy
 
 DISTANCES = (12, 24, 37, 60, 100)
 LENGTH, TOKENS, SHARE = 24, 1536, 120 / 380

@@ -29,11 +29,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.machine.host import Host
+from coseek.hardware.host import Host
 from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, Searcher
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
+from coseek.retrieval.vectors.search_method import fastest_way
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
-from coseek.retrieval.vectors.way import fastest_way
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN_TOGETHER = 16_384

@@ -26,28 +26,28 @@ from bench.format import LEARN, SMALL, WARM
 from bench.format import run as train_recipe
 from bench.kill_s3 import tiny_generator
 
-from coseek.agents.frozen import open_generator
-from coseek.agents.generator import Generator, GeneratorSettings
 from coseek.agents.rollout import Agent, rollout
-from coseek.data.errors import ModelError, RetrieverError
-from coseek.data.files import JsonObject, json_line, read_jsonl
+from coseek.core.errors import ModelError, RetrieverError
+from coseek.core.files import JsonObject, json_line, read_jsonl
+from coseek.data.grade_cache import GeneratedAnswer
 from coseek.data.passage import Corpus, Hit
 from coseek.data.question import Question
-from coseek.data.sheet import Reply
 from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import open_generator
+from coseek.graders.generator import Generator, GeneratorSettings
+from coseek.graders.scoring import EpisodeScorer
 from coseek.measure.intervals import Difference, paired_difference
-from coseek.models.loading import load_model
-from coseek.models.text import TextModelSettings
-from coseek.retrieval.opening import TextModel
-from coseek.retrieval.query import Asked
+from coseek.models.local_text import TextModelSettings
+from coseek.models.pretrained import load_model
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.retrieval.factory import TextModel
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever, digest_of
 from coseek.rewards.reward import Reward, RewardFault, make_reward
-from coseek.training.agent import AgentTraining
-from coseek.training.learning.policy import Policy
-from coseek.training.recipe import load_recipe
 from coseek.training.rl.loop import train_rl
-from coseek.training.rl.scoring import Scoring
 from coseek.training.settings import RlSettings
+from coseek.training.trainer.policy import Policy
 
 REWARD = make_reward({"preset": "search-r1-format", "component": {"weight": 0.5, "accuracy": "cover_match"}})
 ENDS = 5
@@ -99,10 +99,10 @@ class FailingRetriever:
     def corpus(self) -> Corpus | None:
         return self.over.corpus
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return self.over.seen(query)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if self.fate.strikes([self.seen(query) for query in queries]):
             raise RetrieverError("the retriever is away, as it was asked to be")
         return self.over.search(queries, k)
@@ -126,14 +126,14 @@ class FailingModel:
 
 
 @dataclass(frozen=True)
-class WrittenDown(Scoring):
+class WrittenDown(EpisodeScorer):
     """Scoring that leaves a line for every run."""
 
     path: Path = Path()
     _failed: set[int] = field(default_factory=set)
     """Places of the runs from whose passages the generator could not answer."""
 
-    def _replies(self, runs: Sequence[Trajectory]) -> dict[int, Reply]:
+    def _replies(self, runs: Sequence[Trajectory]) -> dict[int, GeneratedAnswer]:
         replies = super()._replies(runs)
         self._failed.clear()
         self._failed.update(place for place, reply in replies.items() if reply.fault is not None)
@@ -180,7 +180,7 @@ class Bench:
 
         def look() -> dict[str, float]:
             questions = training.questions("dev")
-            paid = Scoring(REWARD, self.generator)(ask(engine)(questions, range(len(questions))))
+            paid = EpisodeScorer(REWARD, self.generator)(ask(engine)(questions, range(len(questions))))
             return {
                 one.id: reward.value for one, reward in zip(questions, paid, strict=True) if isinstance(reward, Reward)
             }

@@ -17,10 +17,10 @@ from statistics import fmean
 
 import torch
 
-from coseek.data.files import read_jsonl
-from coseek.training.agent import AgentTraining
-from coseek.training.progress import NoProgress
-from coseek.training.recipe import load_recipe
+from coseek.core.files import read_jsonl
+from coseek.core.progress import NoProgress
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import load_recipe
 
 SMALL = (
     "data.world={seed: 7, size: tiny, train: 400, dev: 60, test: 20, hop_mix: [1.0], comparison: 0, constraint: 0}",

@@ -25,10 +25,10 @@ from coseek.data.question import Question
 from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.learning.batch import Batch
-from coseek.training.learning.policy import Policy
 from coseek.training.rl.losses import policy_loss
 from coseek.training.settings import LearnerSettings, LoraSettings
+from coseek.training.trainer.batch import Batch
+from coseek.training.trainer.policy import Policy
 
 SIZES: dict[str, dict[str, int]] = {
     "0.5B": {"hidden": 896, "inner": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "vocabulary": 151_936},
@@ -117,7 +117,7 @@ def sample(sampler: Sampler, prompts: torch.Tensor, load: Load) -> int:
     """Tokens that the sampler wrote."""
     seen = EpisodeState(Question("q", "?"))
     for row, ids in enumerate(prompts.tolist()):
-        sampler.start(Request(row, tuple(ids), seed=row, max_tokens=load.new, so_far=seen))
+        sampler.start(Request(row, tuple(ids), seed=row, max_tokens=load.new, state=seen))
     written, left = 0, load.rows
     while left:
         for turn in sampler.step():

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from coseek.data.calls import HttpSettings
+from coseek.core.http import HttpSettings
 from coseek.data.question import Question
 from coseek.models.model import EpisodeState, Request, TurnEnd
-from coseek.models.remote import RemoteSettings, open_remote
+from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.tokenizer import ByteTokenizer
 
 PROMPT = tuple(b"a prompt of some length, as agents have it. " * 20)
@@ -93,7 +93,7 @@ class Measured:
 
 def measured(port: int, concurrency: int, calls: int) -> Measured:
     """Turns through the client, which is given all rows at once."""
-    settings = RemoteSettings(dialect="vllm", model="m", patience=HttpSettings(concurrency=concurrency))
+    settings = RemoteModelSettings(dialect="vllm", model="m", patience=HttpSettings(concurrency=concurrency))
     model = open_remote(f"http://127.0.0.1:{port}", settings, ByteTokenizer(), STOPS)
     question = EpisodeState(Question("q", "?"))
     for key in range(-concurrency, 0):  # connections are opened outside of the measurement

@@ -24,22 +24,22 @@ import torch
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writers.expert import ExpertAgent
-from coseek.agents.writing import ScriptedAgentModel
+from coseek.agents.scripted.expert import ExpertAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.progress import NoProgress
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.loading import load_model
+from coseek.models.pretrained import load_model
 from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.rewards.reward import make_reward
-from coseek.training.learning.policy import Policy
-from coseek.training.progress import NoProgress
 from coseek.training.rl.loop import train_rl
 from coseek.training.settings import RlSettings, SftSettings
 from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
+from coseek.training.trainer.policy import Policy
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 

@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 from bench.killing import Kills, Told, digest, timeless
 
-from coseek.data.files import read_jsonl
-from coseek.training.agent import AgentTraining
-from coseek.training.frozen import CACHE
-from coseek.training.generator import GeneratorTraining
-from coseek.training.generator_recipe import GeneratorRecipe
-from coseek.training.recipe import AgentRecipe, load_recipe
-from coseek.training.results import measure, write_results
+from coseek.core.files import read_jsonl
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.agent_results import measure, write_results
+from coseek.pipelines.generator import GeneratorTraining
+from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.grader_settings import CACHE
 
 SMALL = (
     "data.world={seed: 3, size: tiny, train: 80, dev: 8, test: 8, hop_mix: [0.5, 0.5]}",
@@ -36,7 +36,7 @@ SMALL = (
     "limits={max_turns: 2, passages_per_search: 3, max_turn_tokens: 40, max_tokens: 512}",
     "warm_start.world={size: tiny, train: 40, dev: 0, test: 0}",
     "warm_start.worlds=2",
-    "frozen.baseline.passages=1",
+    "graders.baseline.passages=1",
     "select.most=24",
     "table={questions: 6, dev_questions: 6, rag_passages: 3, wide_rag: 6}",
     "threads=1",
@@ -50,7 +50,7 @@ LEARN = (
 
 
 def small(generator: Path, *more: str) -> AgentRecipe:
-    parts = (f"frozen.generator.model={generator}", f"policy.folder={generator}")
+    parts = (f"graders.generator.model={generator}", f"policy.folder={generator}")
     return load_recipe("s3-laptop", [*SMALL, *parts, *more])
 
 

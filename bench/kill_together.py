@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from bench.killing import Kills, digest, timeless
 
-from coseek.data.files import read_jsonl
+from coseek.core.files import read_jsonl
+from coseek.core.progress import Progress
 from coseek.labels.makers import agentic_r as agentic_r  # loaded once, so that all runs have the same
-from coseek.training.progress import Progress
-from coseek.training.together.course import CoTrainingPaths
-from coseek.training.together.pairs import Pairs
-from coseek.training.together.recipe import TogetherRecipe, load_together_recipe
-from coseek.training.together.results import Results
-from coseek.training.together.rounds import CoTraining
+from coseek.pipelines.together.pairs import Pairs
+from coseek.pipelines.together.paths import CoTrainingPaths
+from coseek.pipelines.together.recipe import TogetherRecipe, load_together_recipe
+from coseek.pipelines.together.results import Results
+from coseek.pipelines.together.together import CoTraining
 
 SMALL = """
 agent:

@@ -18,7 +18,7 @@ from typing import TextIO, TypeAlias
 
 import torch
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 
 
 class Told:

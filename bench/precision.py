@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 class Clock:
-    """Implements `coseek.training.progress.Progress`: notes the processor time of each step of a stage."""
+    """Implements `coseek.core.progress.Progress`: notes the processor time of each step of a stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -118,9 +118,9 @@ def asked(side: Side, options: argparse.Namespace) -> Found:
 
 def one(options: argparse.Namespace) -> Found:
     """Train, and tell the median processor time of a step of each stage."""
-    from coseek.machine.host import Host
-    from coseek.training.agent import AgentTraining
-    from coseek.training.recipe import load_recipe
+    from coseek.hardware.host import Host
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.pipelines.agent_recipe import load_recipe
 
     overrides = [
         "data.unseen=null", "warm_start.worlds=2", "table.dev_questions=1", "rl.evaluate_every=0",

@@ -18,33 +18,33 @@ from pathlib import Path
 
 from bench.real_sets import RAW, ROOT, SETS, boundless, questions_of, rules_agent, write_table
 
-from coseek.agents.answering import answer_all
-from coseek.agents.component import answer_cache, generate_answers
-from coseek.agents.frozen import open_generator
-from coseek.agents.generator import Generator, GeneratorSettings
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
 from coseek.agents.rollout import Agent
+from coseek.agents.run_questions import run_questions
+from coseek.core.files import JsonObject, atomic_folder
+from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
-from coseek.data.files import JsonObject, atomic_folder
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.settings import dump_settings
-from coseek.measure.component import component_run
-from coseek.measure.score import ALL, METRICS, ScoredRun, Summary, score_run, summaries_of
+from coseek.graders.factory import open_generator
+from coseek.graders.generator import Generator, GeneratorSettings
+from coseek.graders.grading import answer_cache, generate_answers
+from coseek.measure.component_scores import component_run
+from coseek.measure.score import ALL, METRICS, MetricSummary, ScoredRun, score_run, summaries_of
 from coseek.measure.table import Table, show
-from coseek.models.loading import load_model
+from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.generator import GeneratorTraining
+from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.vectors.encoder import encoder_folder
-from coseek.training.agent import AgentTraining
-from coseek.training.generator import GeneratorTraining
-from coseek.training.generator_recipe import GeneratorRecipe
-from coseek.training.recipe import load_recipe
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -178,7 +178,7 @@ def run_of(place: Place, protocol: Protocol, agent: Agent, limits: Limits, retri
     settings: JsonObject = {"protocol": protocol.name, "retriever": retriever, "limits": dump_settings(limits)}
     run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, settings)
     if len(run.done()) < len(place.questions):
-        answer_all(run, agent, place.retriever_for(protocol, retriever), place.questions, limits)
+        run_questions(run, agent, place.retriever_for(protocol, retriever), place.questions, limits)
     return run
 
 
@@ -193,11 +193,11 @@ def line_of(place: Place, name: str, retriever: str, run: Run, generator: Genera
     return (name, retriever, own_em, part_em, *cells_of(summary, COST))
 
 
-def mean_of(run: ScoredRun, questions: Sequence[Question]) -> Summary:
+def mean_of(run: ScoredRun, questions: Sequence[Question]) -> MetricSummary:
     return summaries_of([run], questions, (), tuple(METRICS), 0).of(run.name, ALL)
 
 
-def cells_of(summary: Summary, columns: dict[str, str]) -> tuple[str, ...]:
+def cells_of(summary: MetricSummary, columns: dict[str, str]) -> tuple[str, ...]:
     """Counts as plain means, the others with their intervals."""
     known = summary.metrics
     return tuple(f"{known[name].mean:.1f}" if name in COUNTS else show(known.get(name)) for name in columns)

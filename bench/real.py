@@ -17,16 +17,16 @@ from pathlib import Path
 from bench.real_sets import RAW, ROOT, SETS, RealSet, boundless, questions_of, rules_agent, write_table
 
 from coseek.agents.rollout import rollout
+from coseek.core.errors import RetrieverError
 from coseek.data.dataset import Dataset
-from coseek.data.errors import RetrieverError
 from coseek.data.evidence import evidence_of
 from coseek.data.question import Question
-from coseek.measure.found import Answered, Found, RetrievalMeasure, look_up
 from coseek.measure.rankings import Metric
 from coseek.measure.score import ScoredRun
+from coseek.measure.searched import Answered, RetrievalMeasure, SearchedQuestion, search_questions
 from coseek.measure.table import Table, comparison_table, show
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.retriever import Retriever
 
 DOCS = ROOT / "docs" / "real-data.md"
@@ -151,7 +151,7 @@ def _index(dataset: Dataset, retriever: str, folder: Path) -> Retriever:
 
 
 def one_shot(real: RealSet, method: str, retriever: Retriever, questions: Sequence[Question]) -> Line:
-    found = [answer for batch in look_up(retriever, questions, DEPTH) for answer in batch]
+    found = [answer for batch in search_questions(retriever, questions, DEPTH) for answer in batch]
     for _, one in found:
         if one.fault is not None:
             raise RetrieverError(f"{method} on {real.name}: {one.fault}")
@@ -164,7 +164,7 @@ def rules_over(real: RealSet, retriever: Retriever, questions: Sequence[Question
     found: list[Answered] = []
     for run in runs:
         ids = evidence_of(run)  # as `coseek score` looks at it
-        found.append((run.question, Found(ids, tuple(-float(rank) for rank in range(len(ids))), None)))
+        found.append((run.question, SearchedQuestion(ids, tuple(-float(rank) for rank in range(len(ids))), None)))
     searches = sum(len(run.searches) for run in runs) / len(runs)
     return Line(real, questions, MEASURING.measure(method, found), searches)
 

@@ -22,24 +22,24 @@ from pathlib import Path
 from bench.real import COLUMNS, MEASURING, PAIR_COLUMNS, Line, rules_over
 from bench.real_sets import RAW, ROOT, SETS, boundless, questions_of, rules_agent, write_table
 
-from coseek.agents.answering import answer_all
+from coseek.agents.run_questions import run_questions
+from coseek.core.files import write_json
 from coseek.data.dataset import Dataset
-from coseek.data.files import write_json
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.labels.folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.makers import gold
-from coseek.labels.making import Summary, make_labels
-from coseek.labels.parts import LabelResources
-from coseek.labels.tally import Tally
-from coseek.labels.turn import turns_of
+from coseek.labels.resources import LabelResources
+from coseek.labels.search_turn import search_turns
+from coseek.labels.tally import CallCounts
 from coseek.measure.table import Table, comparison_table, show
+from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.index import IndexCard, build_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers import dense
 from coseek.retrieval.views import VIEWS
-from coseek.training.retriever.recipe import load_retriever_recipe
-from coseek.training.retriever.training import RetrieverTraining
+from coseek.training.encoder.recipe import load_retriever_recipe
 
 DOCS = ROOT / "docs" / "real-data.md"
 LEARNT = ("hipporag hotpotqa", "hipporag musique", "2wiki + distractors")
@@ -94,13 +94,13 @@ class Place:
             print(f"{name}: {said.turns} turns, {said.sets} label sets, dropped {dict(said.dropped)}", file=sys.stderr)
         return out
 
-    def _label(self, name: str, out: Path) -> Summary:
+    def _label(self, name: str, out: Path) -> LabelSummary:
         retriever, agent, folder = self.retriever(name, "query"), rules_agent(), out.parent / "run"
         run = Run(folder) if (folder / "run.yaml").exists() else Run.create(folder, {"set": name})
-        answer_all(run, agent, retriever, self.asked(name, train=True), boundless(K))
-        tally = Tally()
+        run_questions(run, agent, retriever, self.asked(name, train=True), boundless(K))
+        tally = CallCounts()
         maker = gold.open(gold.SETTINGS(every=True), LabelResources(out, found_by=retriever, tally=tally))
-        turns = [turn for run_of in run.trajectories() for turn in turns_of(run_of, agent.protocol)]
+        turns = [turn for run_of in run.trajectories() for turn in search_turns(run_of, agent.protocol)]
         labels = LabelFolder.begin(out, {"method": "gold"}, maker.identity, resume=True)
         return make_labels(labels, maker, turns, tally)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.rules import RuleAgent
-from coseek.agents.writing import ScriptedAgentModel
+from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
 from coseek.data.question import Question

@@ -11,39 +11,39 @@ from pathlib import Path
 
 from bench.real_sets import boundless
 
-from coseek.agents.answering import answer_all
-from coseek.agents.card import CARD
+from coseek.agents.agent_card import CARD
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.expert import ExpertAgent, progress
-from coseek.agents.writing import ScriptedAgentModel
+from coseek.agents.run_questions import run_questions
+from coseek.agents.scripted.expert import ExpertAgent, progress
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.files import JsonObject, write_json
+from coseek.core.fingerprint import fingerprint
+from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.files import JsonObject, write_json
-from coseek.data.fingerprint import fingerprint
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.settings import dump_settings, make_settings
 from coseek.data.trajectory import Trajectory
-from coseek.labels.correctness import Correctness
-from coseek.labels.folder import LabelFolder
+from coseek.labels.answer_correctness import Correctness
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.local_relevance import LocalRelevance
 from coseek.labels.maker import PACKAGE, LabelMaker, RolloutMaker
 from coseek.labels.makers.agentic_r import AgenticR, AgenticRSettings
 from coseek.labels.makers.dr_synth import DrSynth
-from coseek.labels.making import Summary, make_labels
-from coseek.labels.oracle_ranked import OracleRanked
-from coseek.labels.parts import ORACLE, AgentWithLimits, LabelResources
-from coseek.labels.tally import Tally
-from coseek.labels.turn import SearchTurn, turns_of
+from coseek.labels.oracle_retriever import OracleRanked
+from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
+from coseek.labels.search_turn import SearchTurn, search_turns
+from coseek.labels.tally import CallCounts
 from coseek.measure.score import ScoredRun, score_run
-from coseek.models.loading import load_model
+from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever, digest_of
-from coseek.training.agent import AgentTraining
-from coseek.training.recipe import load_recipe
-from coseek.training.retriever.recipe import RetrieverRecipe, load_retriever_recipe
-from coseek.training.retriever.training import RetrieverTraining
+from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
 from coseek.world.questions import plan_of
 
 BM25, ZERO_SHOT = "BM25", "zero-shot"
@@ -264,7 +264,7 @@ class Place:
     def trajectories(self) -> list[SearchTurn]:
         """What the agent searches on questions of the train split, at temperature 1."""
         runs = self._runs(self.folder / "trajectories", self.speaker(1.0), self.asked, self.labelled)
-        return [turn for run in runs for turn in turns_of(run, self.training.protocol)]
+        return [turn for run in runs for turn in search_turns(run, self.training.protocol)]
 
     def labels(self, name: str) -> Path:
         """The label folder of a method. All methods keep their scores together, and ask for none twice."""
@@ -275,8 +275,8 @@ class Place:
             self.say(f"seed {self.seed}: labels {name}: {summary.to_json()}")
         return folder
 
-    def _label(self, name: str, folder: Path) -> Summary:
-        method, tally = METHODS[name], Tally()
+    def _label(self, name: str, folder: Path) -> LabelSummary:
+        method, tally = METHODS[name], CallCounts()
         if name == HYBRID:
             turns, over = self._oracle_ranked()
             maker = self._combined(over, tally)
@@ -289,7 +289,7 @@ class Place:
             turns = maker.roll_out(self.labelled, _unheard)
         return make_labels(labels, maker, turns, tally)
 
-    def _parts(self, retriever: Retriever, temperature: float, tally: Tally) -> LabelResources:
+    def _parts(self, retriever: Retriever, temperature: float, tally: CallCounts) -> LabelResources:
         return LabelResources(
             folder=self.folder / "labels",
             found_by=retriever,
@@ -305,7 +305,7 @@ class Place:
         maker: LabelMaker = module.open(make_settings(module.SETTINGS, method.settings), parts)
         return maker
 
-    def _combined(self, over: Retriever, tally: Tally) -> LabelMaker:
+    def _combined(self, over: Retriever, tally: CallCounts) -> LabelMaker:
         """Candidates in the oracle's order; branches search with BM25: an oracle would mend any of them."""
         settings = AgenticRSettings()
         lists, served = self._parts(over, 0.0, tally), self._parts(self.asked, 0.0, tally)
@@ -314,7 +314,7 @@ class Place:
     def _oracle_ranked(self) -> tuple[list[SearchTurn], Retriever]:
         """DR-Synth's turns, and its retriever."""
         self.labels("dr-synth")
-        parts = self._parts(self.asked, 1.0, Tally())
+        parts = self._parts(self.asked, 1.0, CallCounts())
         maker = self._maker(METHODS["dr-synth"], parts)
         assert isinstance(maker, DrSynth)
         return maker.roll_out(self.labelled, _unheard), OracleRanked(maker.rankings, self.labelled)
@@ -359,7 +359,7 @@ class Place:
             raise SystemExit(f"{folder} is of another agent or retriever; remove it, or choose another --work")
         if len(run.done()) < len(questions):
             self.say(f"seed {self.seed}: asking {folder.name}")
-            answer_all(run, speaker.agent, retriever, questions, speaker.limits, seed=self.seed)
+            run_questions(run, speaker.agent, retriever, questions, speaker.limits, seed=self.seed)
         ended = {one.question.id: one for one in run.trajectories()}
         return [ended[question.id] for question in questions]
 

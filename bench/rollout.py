@@ -35,20 +35,20 @@ from transformers import PreTrainedModel
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writers.expert import ExpertAgent
-from coseek.agents.writing import ScriptedAgentModel
+from coseek.agents.scripted.expert import ExpertAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
-from coseek.machine.host import Host
+from coseek.hardware.host import Host
 from coseek.models import sampler as sampler_module
-from coseek.models.drawing import draw, uniforms
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.loading import load_model, save_model
 from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
+from coseek.models.pretrained import load_model, save_model
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.token_sampling import sample_tokens, uniforms
 from coseek.models.tokenizer import HfTokenizer
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.settings import SftSettings
@@ -123,7 +123,7 @@ class Slow(Bm25):
 
     delay_s = 0.0
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         time.sleep(self.delay_s)
         return super().search(queries, k)
 
@@ -201,7 +201,7 @@ def profile(side: Side, protocol: Protocol, retriever: Retriever, questions: Seq
     clock.watch(side.model, "step", "sampler's own")
     clock.watch(retriever, "search", "retrieval")
     with (
-        patch.object(sampler_module, "draw", clock.timed("drawing", draw)),
+        patch.object(sampler_module, "draw", clock.timed("drawing", sample_tokens)),
         patch.object(sampler_module, "uniforms", clock.timed("drawing", uniforms)),
     ):
         clock.timed("driver and tokenizer", side.go)(protocol, retriever, questions, 0)
@@ -213,14 +213,14 @@ def profile(side: Side, protocol: Protocol, retriever: Retriever, questions: Seq
 
 def lengthened(protocol: Protocol, tokenizer: Tokenizer, world: World, tokens: int) -> Protocol:
     """The protocol with the world's own text in front of every question, until a prompt has this many tokens."""
-    file, rng, front = protocol.wording.file, random.Random(0), ""
+    file, rng, front = protocol.template.file, random.Random(0), ""
     question = max((question.question for question in world.questions["dev"]), key=len)
 
     def longer() -> Protocol:
-        wording = replace(protocol.wording, file=file.model_copy(update={"prompt": front + file.prompt}))
-        return replace(protocol, wording=wording)
+        prompt_template = replace(protocol.template, file=file.model_copy(update={"prompt": front + file.prompt}))
+        return replace(protocol, template=prompt_template)
 
-    while len(longer().wording.prompt_ids(tokenizer, question)) < tokens:
+    while len(longer().template.prompt_ids(tokenizer, question)) < tokens:
         front += f" {rng.choice(rng.choice(world.corpus).text.split())}"
     return longer()
 
@@ -264,7 +264,9 @@ def make_sides(policy: Path, protocol: Protocol, options: argparse.Namespace, li
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--policy", type=Path, help="a trained policy that speaks search-r1 in the laptop wording")
+    parser.add_argument(
+        "--policy", type=Path, help="a trained policy that speaks search-r1 in the laptop prompt_template"
+    )
     parser.add_argument("--sft-steps", type=int, default=300, help="updates of the warm start without --policy")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--questions", type=int, default=256)

@@ -99,7 +99,7 @@ HEADER = (
 
 def instructions() -> str:
     """The instruction set that the engines are measured with; asked in a process of its own, since torch knows it."""
-    code = "from coseek.machine.host import Host; print(Host.here().instructions)"
+    code = "from coseek.hardware.host import Host; print(Host.here().instructions)"
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -18,9 +18,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.vectors.embedding import Nearest
+from coseek.retrieval.vectors.embedding_retriever import Nearest
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 K, BATCH, RECALL = 10, 64, 0.95

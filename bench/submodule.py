@@ -17,21 +17,21 @@ from statistics import fmean
 
 import numpy as np
 
-from coseek.agents.answering import answer_all
-from coseek.agents.context import served_context
-from coseek.agents.generator import GeneratorSettings
-from coseek.agents.judge import JudgeSettings
 from coseek.agents.rollout import Agent
+from coseek.agents.run_questions import run_questions
+from coseek.agents.served_context import served_context
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.generator import GeneratorSettings
+from coseek.graders.judge import JudgeSettings
 from coseek.measure.intervals import paired_difference
 from coseek.measure.score import ScoredRun
 from coseek.measure.table import show
-from coseek.models.loading import load_model
-from coseek.training.agent import AgentTraining, QuestionSet
-from coseek.training.frozen import GraderSettings, open_graders
-from coseek.training.recipe import load_recipe
-from coseek.training.served import scored_by_generator
+from coseek.models.pretrained import load_model
+from coseek.pipelines.agent import AgentTraining, QuestionSet
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.generator_table import scored_by_generator
+from coseek.pipelines.grader_settings import GraderSettings, open_graders
 
 FEW = 3
 """Passages served that count as few."""
@@ -44,7 +44,7 @@ def answered(training: AgentTraining, policy: str, where: QuestionSet, temperatu
     if len(run.done()) < len(where.questions):
         model = load_model(training.policy_folder(policy))
         agent = Agent(training.protocol, training.sampler(model, training.protocol, temperature))
-        answer_all(run, agent, where.retriever, where.questions, training.recipe.limits)
+        run_questions(run, agent, where.retriever, where.questions, training.recipe.limits)
     return folder
 
 

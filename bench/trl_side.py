@@ -17,7 +17,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from coseek.models.tokenizer import HfTokenizer
-from coseek.training.rl.advantages import Experience
+from coseek.training.rl.experience import Experience
 
 Inputs = dict[str, Tensor]
 """What TRL's `compute_loss` reads, by its names."""

@@ -26,15 +26,15 @@ from bench.trl_side import Inputs, TrlSide, inputs_of, open_trl
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
-from coseek.machine.host import Host
+from coseek.hardware.host import Host
 from coseek.models.laptop import LaptopSettings, new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
-from coseek.training.learning.policy import Policy
-from coseek.training.rl.advantages import Experience, make_experience
 from coseek.training.rl.episodes import score
+from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.update import improve
 from coseek.training.settings import LearnerSettings, RlSettings
+from coseek.training.trainer.policy import Policy
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 

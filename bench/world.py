@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import mean
 
-from coseek.agents.writers.expert import ExpertAgent
+from coseek.agents.scripted.expert import ExpertAgent
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Search

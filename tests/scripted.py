@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from coseek.data.errors import ModelError
+from coseek.core.errors import ModelError
 
 
 @dataclass

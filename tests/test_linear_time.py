@@ -17,11 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coseek
-from coseek.agents.budget import ContextBudget
-from coseek.agents.grammar import LONGEST_MARK, Grammar
-from coseek.agents.judge import read_verdict
-from coseek.agents.protocol import FOLDER, load_protocol
-from coseek.agents.reading import (
+from coseek.agents.actions import (
     Does,
     QueryFormat,
     Tool,
@@ -31,22 +27,26 @@ from coseek.agents.reading import (
     parse_queries,
     parse_tool_call,
 )
-from coseek.agents.turns import reasoning_of
-from coseek.agents.writers.rules import guess
-from coseek.data.errors import SettingError
+from coseek.agents.grammar import LONGEST_MARK, Grammar
+from coseek.agents.protocol import FOLDER, load_protocol
+from coseek.agents.scripted.rules import guess
+from coseek.agents.search_queries import reasoning_of
+from coseek.core.errors import SettingError
+from coseek.core.prompt_file import fill_template, one_line
 from coseek.data.passage import Passage
-from coseek.labels.listed_answer import read_lines, read_scores
-from coseek.labels.sub_answer import sure
+from coseek.graders.context_budget import ContextBudget
+from coseek.graders.judge import read_verdict
+from coseek.graders.listed_answer import read_lines, read_scores
+from coseek.graders.sub_answer import sure
 from coseek.measure.answers import cover_match, f1, normalise
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
-from coseek.retrieval.language.documents import parse_documents, without_tags
-from coseek.retrieval.language.listing import disarmed, parse_ranking
-from coseek.retrieval.language.prompt import fill, one_line
-from coseek.retrieval.lexical.words import words
+from coseek.retrieval.lexical.analyzer import words
+from coseek.retrieval.llm.listwise_prompt import neutralise_numbers, parse_ranking
+from coseek.retrieval.llm.simulated_documents import parse_documents, without_tags
 from coseek.retrieval.query import PastTurn, Query
-from coseek.retrieval.views import disarm, render_view
-from coseek.retrieval.web.engine import plain
+from coseek.retrieval.views import neutralise_separator, render_view
 from coseek.retrieval.web.pages import cut, decode
+from coseek.retrieval.web.provider import plain
 
 SOURCES = Path(coseek.__file__).parent
 QUICK = (2_000, 30_000)
@@ -88,12 +88,12 @@ def hostile(size: int) -> Iterator[str]:
 USERS = """
 tags:
   think: {author: agent, open: AAAA, close: AAAB}
-  find: {author: agent, action: search, open: "<  find (.*)+", close: "(?:a|a)*  >", reads: items}
+  find: {author: agent, action: search, open: "<  find (.*)+", close: "(?:a|a)*  >", query_format: items}
   choose: {author: agent, action: search, open: "[choose]", close: "</choose>"}
   say: {author: agent, action: answer, open: "say{", close: "}"}
   found: {author: environment, open: "[[", close: "]]"}
 order: {start: [think], think: [find, choose, say], find: [found], choose: [found], found: [think], say: [end]}
-wording: {prompt: "{question}", observation: "[[{documents}]]", document: "{text}"}
+prompt_template: {prompt: "{question}", observation: "[[{documents}]]", document: "{text}"}
 """
 """A user's own marks: blanks, brackets and what patterns are made of among them, and the longest that is allowed."""
 OURS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -197,7 +197,7 @@ def score(text: str) -> None:
 
 def put_in_views(text: str) -> None:
     for separator in ("[SEP]", "</s>", "[ SEP ]", "a a"):
-        disarm(text, separator)
+        neutralise_separator(text, separator)
     query = Query("now", text, text, (PastTurn("before", text, (text,)),))
     render_view("prior-queries+reasonings+documents", query, limit=50)
 
@@ -214,13 +214,13 @@ USES: dict[str, Callable[[str], object]] = {
     "reading": read_all,
     "answers of frozen models": read_answers,
     "documents of a simulated engine": lambda text: parse_documents(text, 5),
-    "numbers in data": disarmed,
+    "numbers in data": neutralise_numbers,
     "words": look_up,
     "scoring": score,
     "views": put_in_views,
     "snippets": plain,
     "pages": read_pages,
-    "templates": lambda text: (fill(text, query="x"), one_line(text, 100)),
+    "templates": lambda text: (fill_template(text, query="x"), one_line(text, 100)),
     "budget": lambda text: (HARMLESS_WORDS.count(text), HARMLESS_WORDS.cut(text, 100)),
     "ids of bytes": lambda text: (BYTES.encode(text), BYTES.encode_data(text)),
 }
@@ -234,7 +234,7 @@ def test_no_pattern_takes_longer_than_its_text_is_long(name: str) -> None:
 @pytest.mark.parametrize("name", [*OURS, *EXAMPLES, "a user's"])
 def test_no_passage_stalls_an_agent(name: str, users: str) -> None:
     grammar = grammar_named(name, users)
-    for use in (grammar.disarm, grammar.intent, grammar.lost_stop, partial(reasoning_of, grammar)):
+    for use in (grammar.escape, grammar.intent, grammar.lost_stop, partial(reasoning_of, grammar)):
         check(name, use, QUICK)
 
 
@@ -253,7 +253,7 @@ def test_a_long_text_costs_every_pattern_a_second_a_million_characters_at_most(n
 @pytest.mark.parametrize("name", [*OURS, *EXAMPLES, "a user's"])
 def test_a_million_characters_cost_every_protocol_a_second_at_most(name: str, users: str) -> None:
     grammar = grammar_named(name, users)
-    for use in (grammar.disarm, grammar.intent):  # which parses
+    for use in (grammar.escape, grammar.intent):  # which parses
         check(name, use, (FULL,), LIMIT_S if name != "a user's" else 4 * LIMIT_S)  # half a million marks of two letters
 
 
@@ -319,7 +319,7 @@ def test_disarming_gives_what_it_always_gave(name: str, data: st.DataObject) -> 
     marks = [*grammar.special_tokens, *(mark.strip("<>/") for mark in grammar.special_tokens)]
     pieces = st.sampled_from([*marks, "<", ">", "/", " ", "\n", "|", "a", "S", "-", "\\", "{", "}", "[", "]"])
     text = "".join(data.draw(st.lists(pieces, max_size=12)))
-    assert grammar.disarm(text) == old_disarm(grammar, text)
+    assert grammar.escape(text) == old_disarm(grammar, text)
 
 
 SEARCH_O1 = load_protocol("search-o1").grammar

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from coseek.data.trajectory import StopReason as StopReason
     from coseek.data.trajectory import Trajectory as Trajectory
     from coseek.models.model import Model as Model
+    from coseek.retrieval.factory import open_retriever as open_retriever
     from coseek.retrieval.index import build_index as build_index
     from coseek.retrieval.index import open_index as open_index
-    from coseek.retrieval.opening import open_retriever as open_retriever
     from coseek.retrieval.query import Query as Query
     from coseek.retrieval.retriever import Retriever as Retriever
 
@@ -44,7 +44,7 @@ _HOMES = {
     "Trajectory": "data.trajectory",
     "build_index": "retrieval.index",
     "open_index": "retrieval.index",
-    "open_retriever": "retrieval.opening",
+    "open_retriever": "retrieval.factory",
     "rollout": "agents.rollout",
 }
 """Where each offered name lives. A test keeps this table and the imports above the same."""

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.data.errors import RetrieverError
+from coseek.core.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 
 ADA = Passage("p1", "Ada", "Ada Lovelace was born in 1815.")
@@ -30,9 +30,9 @@ class Shelf(FixedRetriever):
 
     def __init__(self, corpus: Corpus = CORPUS, results: dict[str, list[str]] | None = None) -> None:
         super().__init__(corpus, {QUESTION.question: ["p1", "p2"], **(RESULTS if results is None else results)})
-        self.asked: list[Asked] = []
+        self.asked: list[QueryLike] = []
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         self.asked += queries
         if any("bad" in self.seen(query) for query in queries):
             raise RetrieverError("the disk is gone")
@@ -66,9 +66,9 @@ class Typist:
 
     def _write(self, request: Request) -> Turn:
         number, self.count[request.key] = self.count[request.key], self.count[request.key] + 1
-        text = self.notes if request.so_far.aside else self.turns[min(number, len(self.turns) - 1)]
+        text = self.notes if request.state.aside else self.turns[min(number, len(self.turns) - 1)]
         ids = tuple(self.tokenizer.encode(text))[: request.max_tokens]
-        end = self.note_end if request.so_far.aside else TurnEnd.STOP
+        end = self.note_end if request.state.aside else TurnEnd.STOP
         end = TurnEnd.LENGTH if len(ids) == request.max_tokens else end
         if end is TurnEnd.FAULT:
             return Turn(request.key, (), (), end, "out of memory")

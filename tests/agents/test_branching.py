@@ -12,9 +12,9 @@ from coseek.agents.branching import Branch, branch
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
-from coseek.agents.writers.expert import ExpertAgent
-from coseek.agents.writing import ScriptedAgentModel
-from coseek.data.errors import DataError, RetrieverError
+from coseek.agents.scripted.expert import ExpertAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
@@ -22,7 +22,7 @@ from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.scripted import ScriptedModel
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.settings import WorldSettings
@@ -81,7 +81,7 @@ class Anything(FixedRetriever):
         default_factory=lambda: Corpus([Passage(f"p{n}", f"T{n}", f"some text {n * n}") for n in range(40)])
     )
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if any("f" in self.seen(query) or self.seen(query) == "b" for query in queries):
             raise RetrieverError("the disk is gone")
         numbers = [zlib.crc32(self.seen(query).encode()) for query in queries]
@@ -93,8 +93,8 @@ def talker(name: str) -> tuple[Protocol, Tokenizer]:
     protocol = load_protocol(name)
     tokenizer: Tokenizer = Pieces(CALLS[name])
     words = {"prompt": "{question} ", "retry": "{problem}", "document": "{title}{text}", "notes": "{documents}"}
-    wording = replace(protocol.wording, file=protocol.wording.file.model_copy(update=words))
-    return replace(protocol, wording=wording, retries=True), tokenizer
+    prompt_template = replace(protocol.template, file=protocol.template.file.model_copy(update=words))
+    return replace(protocol, template=prompt_template, retries=True), tokenizer
 
 
 def sampler(name: str, temperature: float = 1.0, **settings: object) -> tuple[Agent, Sampler]:
@@ -140,7 +140,9 @@ class Replaying:
         turn = told.trajectory.searches[told.search].turn
         assert turn is not None
         blocks = {search.turn for search in told.trajectory.searches if search.hits and (search.turn or 0) < turn}
-        notes = [aside[1] for aside in told.trajectory.asides][: len(blocks) if protocol.notes else 0]
+        notes = [aside[1] for aside in told.trajectory.side_contexts][
+            : len(blocks) if protocol.reason_in_documents else 0
+        ]
         self.left = {0: [self._turn(0, each) for each in own[:turn]], ~0: [self._turn(~0, each) for each in notes]}
         self.read: dict[int, tuple[int, ...]] = {}
         self.waiting: list[Turn] = []
@@ -189,10 +191,10 @@ class Forced:
         last = max(place for place, search in enumerate(searches) if search.turn == searches[told.search].turn)
         self.next, self.faults, self.at = self.next[: last + 1], self.faults[: last + 1], 0
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return Query.of(query).text
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if self.at >= len(self.next):
             return Anything().search(queries, k)
         if any(fault is not None for fault in self.faults[self.at : self.at + len(queries)]):
@@ -218,8 +220,8 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
         def bare(segment: object) -> object:
             return replace(segment, logprobs=(0.0,) * len(segment.logprobs))  # type: ignore[type-var, attr-defined]
 
-        asides = tuple(tuple(map(bare, aside)) for aside in run.asides)
-        return replace(run, timings={}, segments=tuple(map(bare, run.segments)), asides=asides)  # type: ignore[arg-type]
+        asides = tuple(tuple(map(bare, aside)) for aside in run.side_contexts)
+        return replace(run, timings={}, segments=tuple(map(bare, run.segments)), side_contexts=asides)  # type: ignore[arg-type]
 
     assert plain(one) == plain(other)
     for mine, theirs in zip(one.segments, other.segments, strict=True):

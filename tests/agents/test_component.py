@@ -6,10 +6,10 @@ from pathlib import Path
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted
 
-from coseek.agents.component import answer_cache, generate_answers, mark, verdict_cache
-from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.agents.judge import Claim, JudgeSettings, ModelJudge, load_judge_prompt
-from coseek.data.errors import ModelError
+from coseek.core.errors import ModelError
+from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
+from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, load_judge_prompt
 
 SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",))
 
@@ -84,9 +84,9 @@ def test_equal_claims_are_judged_once_and_empty_ones_never(tmp_path: Path) -> No
     made = judge(model)
     claims = [Claim(QUESTION, answer) for answer in ("Velora", "Velora", " ", "")]
     claims.append(Claim(replace(QUESTION, id="q9", answers=()), "Velora"))
-    assert mark(made, claims, verdict_cache(tmp_path, made)).keys() == {("q1", "Velora")}
+    assert judge_claims(made, claims, verdict_cache(tmp_path, made)).keys() == {("q1", "Velora")}
     assert [len(call) for call in model.calls] == [1]
-    mark(made, claims, verdict_cache(tmp_path, made))
+    judge_claims(made, claims, verdict_cache(tmp_path, made))
     assert len(model.calls) == 1
 
 
@@ -94,5 +94,5 @@ def test_an_unreadable_verdict_is_asked_again_and_is_never_a_no(tmp_path: Path) 
     texts = ["perhaps", "yes"]
     made = judge(Scripted(lambda _: texts.pop(0)))
     claims = [Claim(QUESTION, "Velora City")]
-    assert mark(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is None
-    assert mark(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is True
+    assert judge_claims(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is None
+    assert judge_claims(made, claims, verdict_cache(tmp_path, made))["q1", "Velora City"].right is True

@@ -6,9 +6,9 @@ from statistics import mean
 
 import pytest
 
-from coseek.agents.writer import Move
-from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
-from coseek.data.errors import DataError
+from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
+from coseek.agents.scripted_agent import Move
+from coseek.core.errors import DataError
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.measure.answers import exact_match

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from tests.models.http_site import Asked, Said, site
 
-from coseek.agents.answering import answer_all
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits
+from coseek.agents.run_questions import run_questions
+from coseek.core.files import JsonObject
+from coseek.core.http import HttpSettings
 from coseek.data.audit import audit_run
-from coseek.data.calls import HttpSettings
-from coseek.data.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, StopReason
-from coseek.models.remote import RemoteSettings, open_remote
+from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.remote import RemoteRetriever
-from coseek.retrieval.retrievers.remote import RemoteSettings as RetrieverSettings
+from coseek.retrieval.retrievers.remote import RemoteRetrieverSettings as RetrieverSettings
 
 PROTOCOL = load_protocol("search-r1", "laptop")
 TOKENIZER = ByteTokenizer(PROTOCOL.grammar.special_tokens)
@@ -72,7 +72,7 @@ def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: 
         patience = HttpSettings(
             attempts=4 if again else 1, timeout_s=0.5, first_wait_s=0.001, concurrency=32, break_after=1_000
         )
-        settings = RemoteSettings(dialect="vllm", model="m", patience=patience)
+        settings = RemoteModelSettings(dialect="vllm", model="m", patience=patience)
         written = open_remote(brain.url, settings, TOKENIZER, PROTOCOL.grammar.stops)
         found = RemoteRetriever(
             RetrieverSettings(url=shelf.url, retries=3 if again else 0, timeout_s=0.5, backoff_s=0.001, break_after=999)
@@ -85,9 +85,9 @@ def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: 
 
         agent = Agent(PROTOCOL, written)
         with pytest.raises(KeyboardInterrupt):
-            answer_all(run, agent, found, questions, LIMITS, tell=stop_early)
+            run_questions(run, agent, found, questions, LIMITS, tell=stop_early)
         first = {trajectory.question.id: trajectory.to_json() for trajectory in run.trajectories()}
-        answer_all(run, agent, found, questions, LIMITS)
+        run_questions(run, agent, found, questions, LIMITS)
         gate.set()
         written.calls.close()
         found.close()
@@ -99,7 +99,7 @@ def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: 
     assert set(ends) <= {StopReason.ANSWERED, StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR}
     assert ends[StopReason.ANSWERED] >= (450 if again else 120)
     for trajectory in kept:
-        assert (trajectory.answer is None) == trajectory.stop.is_fault == bool(trajectory.detail)
+        assert (trajectory.answer is None) == trajectory.stop.is_fault == bool(trajectory.stop_detail)
         for segment in trajectory.segments[1:]:
             assert "proxy" not in segment.text and "memory" not in segment.text
             assert segment.author is Author.AGENT or EVIDENCE in segment.text

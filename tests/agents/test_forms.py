@@ -188,7 +188,7 @@ def check(paper: SearchR1 | QAgent | S3, count: int, seed: int) -> float:
             text = "".join(rng.choices(alphabet, k=rng.randrange(14)))
         else:
             text = mutated(paper.pieces(rng), alphabet, rng)
-        complaint = grammar.complaint(grammar.spans(cut(text, marks)))
+        complaint = grammar.format_error(grammar.spans(cut(text, marks)))
         assert (complaint == "") == paper.is_valid(text), (text, complaint)
         valid += not complaint
     return valid / count

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
-from coseek.agents.asking import CachedTextModel, generate_each
-from coseek.agents.budget import ContextBudget
-from coseek.agents.generator import OWN_PROMPT, Generator, GeneratorSettings, ReadingInput, load_generator_prompt
-from coseek.data.errors import ModelError, UnknownName
+from coseek.core.cache import TextCache
+from coseek.core.errors import ModelError, UnknownName
 from coseek.data.passage import Passage
-from coseek.data.store import TextCache
+from coseek.graders.context_budget import ContextBudget
+from coseek.graders.generator import OWN_PROMPT, Generator, GeneratorSettings, ReadingInput, load_generator_prompt
+from coseek.models.text_model import CachedTextModel, generate_each
 from coseek.models.tokenizer import ByteTokenizer
 
 ORBO = Passage("orbo", "Orbo", "Orbo was founded by Mira Tan .")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
-from coseek.data.errors import UnknownName
+from coseek.core.errors import UnknownName
 from coseek.data.trajectory import Author, Segment
 
 SEARCH_R1 = load_protocol("search-r1").grammar
@@ -56,7 +56,7 @@ def as_segments(text: str) -> list[Segment]:
 
 
 def complaint(segments: list[Segment]) -> str:
-    return SEARCH_R1.complaint(SEARCH_R1.spans(segments))
+    return SEARCH_R1.format_error(SEARCH_R1.spans(segments))
 
 
 @given(st.lists(st.sampled_from([*PIECES, " ", "\n", "word", "<", "</think"]), max_size=14).map("".join))
@@ -115,7 +115,7 @@ def test_only_a_whole_tag_is_an_action() -> None:
 @settings(max_examples=400)
 def test_disarmed_text_holds_no_tag(text: str) -> None:
     armed = text + "<answer>" + text + "</ANSWER >"
-    disarmed = SEARCH_R1.disarm(armed)
+    disarmed = SEARCH_R1.escape(armed)
     assert all(span.problem.startswith("text outside") for span in SEARCH_R1.parse(disarmed))
     assert len(disarmed) == len(armed)
 

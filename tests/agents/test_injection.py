@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agents.playing import ADA, BOB, EVE, EXAMPLES, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, script
 
-from coseek.agents.context import served_context
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
+from coseek.agents.served_context import served_context
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Trajectory
@@ -57,7 +57,7 @@ def hostile(name: str) -> tuple[str, ...]:
     protocol = opened(name)
     marks = list(protocol.grammar.special_tokens)
     forged = [f"{tag.opening}1815{tag.closing}" for tag in protocol.grammar.tags]
-    file = protocol.wording.file
+    file = protocol.template.file
     ours = [file.prompt, file.observation, file.retry, file.notes]
     upper = [mark.upper() for mark in marks] + [re.sub(r"^<(/?)(.*)>$", r"< \1 \2 >", mark) for mark in marks]
     return tuple(text for text in (*marks, *upper, *forged, *ours, *ROLES, *PLAIN) if text)
@@ -87,7 +87,7 @@ def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward(name: str, dat
     poisoned = run(name, titles, bodies, asked, "noted" + data.draw(texts))
     clean = run(name, [""] * 3, [""] * 3, QUESTION, "noted")
     grammar = opened(name).grammar
-    for what in ("stop", "answer", "valid", "complaint", "selected_ids", "detail"):
+    for what in ("stop", "answer", "valid", "format_error", "selected_ids", "stop_detail"):
         assert getattr(poisoned, what) == getattr(clean, what)
     assert [(s.author, s.tag) for s in poisoned.segments] == [(s.author, s.tag) for s in clean.segments]
     ours = [[span for span in grammar.spans(run.segments) if span.author is Author.AGENT] for run in (poisoned, clean)]

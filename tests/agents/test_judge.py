@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
-from coseek.agents.judge import Claim, JudgeSettings, ModelJudge, OracleJudge, load_judge_prompt, read_verdict
-from coseek.data.errors import ModelError
+from coseek.core.errors import ModelError
 from coseek.data.question import Question
+from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, OracleJudge, load_judge_prompt, read_verdict
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 

@@ -8,10 +8,10 @@ from tests.agents.playing import ADA, BOB, EVE, EXAMPLES, OURS, QUESTION
 from coseek.agents.moves import move_ids
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writer import Move, ScriptedAgent
-from coseek.agents.writers.expert import ExpertAgent
-from coseek.agents.writers.rules import RuleAgent
-from coseek.agents.writing import ScriptedAgentModel
+from coseek.agents.scripted.expert import ExpertAgent
+from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted_agent import Move, ScriptedAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Search, StopReason
 from coseek.models.model import EpisodeState
@@ -95,5 +95,5 @@ def test_writers_run_every_protocol_in_its_valid_form(name: str, writer: Scripte
     )
     runs = rollout(Agent(protocol, model), bm25, made.questions["dev"][:8], list(range(8)), limits)
     assert {run.stop for run in runs} <= {StopReason.ANSWERED, StopReason.COMPLETE, StopReason.TURN_LIMIT}
-    assert [run.complaint for run in runs if run.stop is not StopReason.TURN_LIMIT and not run.valid] == []
+    assert [run.format_error for run in runs if run.stop is not StopReason.TURN_LIMIT and not run.valid] == []
     assert sum(run.valid for run in runs) >= 6

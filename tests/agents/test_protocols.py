@@ -22,13 +22,13 @@ from tests.agents.playing import (
     typist,
 )
 
-from coseek.agents.context import served_context
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.served_context import served_context
+from coseek.core.errors import DataError, SettingError
+from coseek.core.settings import dump_settings
 from coseek.data.audit import RecordedLimits, check_trajectory
-from coseek.data.errors import DataError, SettingError
 from coseek.data.passage import Corpus, Passage
-from coseek.data.settings import dump_settings
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
@@ -54,7 +54,7 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
     trajectory = play(name, *script(name))
     protocol = load_protocol(name)
     answers = any(tag.action == "answer" for tag in protocol.grammar.tags)
-    assert trajectory.complaint == "" and trajectory.valid
+    assert trajectory.format_error == "" and trajectory.valid
     assert (trajectory.stop, trajectory.answer) == (
         (StopReason.ANSWERED, "1815") if answers else (StopReason.COMPLETE, None)
     )
@@ -63,11 +63,11 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
     assert Trajectory.from_json(json.loads(json.dumps(trajectory.to_json()))) == trajectory
 
 
-@pytest.mark.parametrize("wording", ["default", "laptop"])
-def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings(wording: str) -> None:
+@pytest.mark.parametrize("prompt_template", ["default", "laptop"])
+def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings(prompt_template: str) -> None:
     # There `rag-rerank` is read as `rag` is, and `s3-think` begins as the generator whose weights its policy takes.
-    others = [name for name in OURS if wording == "default" or name not in ("rag-rerank", "s3-think")]
-    assert len({load_protocol(name, wording).wording.file.prompt for name in others}) == len(others)
+    others = [name for name in OURS if prompt_template == "default" or name not in ("rag-rerank", "s3-think")]
+    assert len({load_protocol(name, prompt_template).template.file.prompt for name in others}) == len(others)
 
 
 @pytest.mark.parametrize("name", [*OURS, *EXAMPLES], ids=lambda name: Path(name).stem)
@@ -128,7 +128,7 @@ def test_when_all_queries_fail_the_run_ends_with_the_retriever() -> None:
 
 def test_a_fourth_query_is_not_searched_and_costs_the_form() -> None:
     trajectory = play("qagent", ask("Ada", "Bob", "Eve", "Ada"), SAY)
-    assert len(trajectory.searches) == 3 and trajectory.complaint.startswith("4 queries in one search")
+    assert len(trajectory.searches) == 3 and trajectory.format_error.startswith("4 queries in one search")
 
 
 def test_a_turn_without_an_action_is_tried_again_counts_as_a_turn_and_costs_the_form() -> None:
@@ -220,7 +220,7 @@ def test_the_search_that_opens_a_run_is_no_turn_of_the_agent() -> None:
 
 def test_a_query_that_is_no_json_is_searched_and_costs_the_form() -> None:
     trajectory = play("s3", "<search_complete>False</search_complete><query>Eve</query>", script("s3")[1])
-    assert trajectory.searches[1].query == "Eve" and trajectory.complaint == "the query is no JSON"
+    assert trajectory.searches[1].query == "Eve" and trajectory.format_error == "the query is no JSON"
 
 
 def test_a_true_flag_ends_the_run_even_in_front_of_a_query() -> None:
@@ -283,16 +283,16 @@ def test_notes_are_the_environments_text_and_their_own_tokens_are_kept_aside() -
     assert (block.author, block.tag) == (Author.ENVIRONMENT, "result")
     assert "Ada: 1815" in block.text and "Lovelace" not in block.text
     assert block.text.count("<|end_search_result|>") == 1 and "\\boxed" not in block.text and "<|im" not in block.text
-    prompt, written = trajectory.asides[0]
+    prompt, written = trajectory.side_contexts[0]
     assert "Lovelace" in prompt.text and "so who is" in prompt.text and QUESTION.question in prompt.text
     assert written.author is Author.AGENT and written.text == notes and len(written.logprobs) == len(written.ids)
-    assert not set(map(id, trajectory.asides[0])) & set(map(id, trajectory.segments))
+    assert not set(map(id, trajectory.side_contexts[0])) & set(map(id, trajectory.segments))
     assert trajectory.answer == "1815" and trajectory.valid and model.count == {}
 
 
 def test_nothing_found_needs_no_notes_and_a_fault_in_them_is_the_models() -> None:
     quiet = play("search-o1", "<|begin_search_query|>none<|end_search_query|>", "\\boxed{x}")
-    assert quiet.asides == () and "nothing was found" in observations(quiet)[0]
+    assert quiet.side_contexts == () and "nothing was found" in observations(quiet)[0]
     protocol = load_protocol("search-o1")
     model = Typist(ByteTokenizer(protocol.grammar.special_tokens), script("search-o1"), note_end=TurnEnd.FAULT)
     trajectory = rollout(Agent(protocol, model), Shelf(), [QUESTION], [7], WIDE)[0]
@@ -349,7 +349,7 @@ tags:
   say: {author: agent, action: answer}
 order: {start: [ask], ask: [found], found: [ask, say], say: [end]}
 limits: {max_turns: 9, max_tokens: 9000}
-wording:
+prompt_template:
   prompt: "Q: {question} ({{answer}} in <say>) "
   observation: "[FOUND]{documents}[/FOUND]"
   document: "{id}: {text};"

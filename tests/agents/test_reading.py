@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.reading import (
+from coseek.agents.actions import (
     Does,
     QueryFormat,
     Tool,

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script, typist
 
-from coseek.agents.answering import answer_all, row_seed
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, rollout
+from coseek.agents.run_questions import row_seed, run_questions
 from coseek.data.audit import audit_run
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason, Trajectory
-from coseek.measure.found import look_up
+from coseek.measure.searched import search_questions
 from coseek.models.model import Request, Turn
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 
 SEARCH_R1 = load_protocol("search-r1", "default")
 GOOD = [Question(f"q{number}", QUESTION.question, ("1815",)) for number in range(3)]
@@ -44,18 +44,20 @@ def test_one_poisonous_question_ends_neither_a_run_nor_a_resume(what: str, tmp_p
     questions = [GOOD[0], BAD[what], *GOOD[1:]]
     run = Run.create(tmp_path / "run", {})
     for _ in range(2):  # the second time as a resume does
-        answer_all(run, agent(), Shelf(), questions, WIDE)
+        run_questions(run, agent(), Shelf(), questions, WIDE)
     rows = stored(run.folder)
     assert len(list(run.trajectories())) == 4
     assert [rows[one.id].stop for one in GOOD] == [StopReason.ANSWERED] * 3
     (bad,) = (row for ident, row in rows.items() if ident.startswith("bad"))
-    assert bad.stop is StopReason.MODEL_ERROR and bad.detail.startswith("the run cannot be kept in a file: the field ")
+    assert bad.stop is StopReason.MODEL_ERROR and bad.stop_detail.startswith(
+        "the run cannot be kept in a file: the field "
+    )
     assert audit_run(run.folder).violations == ()
 
 
 def test_what_can_be_kept_of_a_poisonous_question_is_kept(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", {})
-    answer_all(run, agent(), Shelf(), [BAD["NaN"]], WIDE, samples=2)
+    run_questions(run, agent(), Shelf(), [BAD["NaN"]], WIDE, samples=2)
     rows = list(run.trajectories())
     assert [row.seed for row in rows] == [row_seed(0, "bad", sample) for sample in range(2)]
     assert rows[0].question == replace(BAD["NaN"], meta={"kind": "comparison"})
@@ -68,7 +70,7 @@ class Broken(Shelf):
         super().__init__()
         self.hit = hit
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         found = super().search(queries, k)
         return [[self.hit] if "Bob" in self.seen(query) else hits for query, hits in zip(queries, found, strict=True)]
 
@@ -88,12 +90,12 @@ def test_a_hit_that_no_file_can_hold_is_a_fault_of_the_retriever(what: str, tmp_
     bob = Question("bob", "Bob")
     run = Run.create(tmp_path / "run", {})
     rag = load_protocol("rag", "default")
-    answer_all(run, Agent(rag, typist(rag, "<answer> x </answer>")), shelf, [*GOOD, bob], WIDE)
+    run_questions(run, Agent(rag, typist(rag, "<answer> x </answer>")), shelf, [*GOOD, bob], WIDE)
     rows = stored(run.folder)
-    assert rows["bob"].stop is StopReason.RETRIEVER_ERROR and "hit 1" in rows["bob"].detail
+    assert rows["bob"].stop is StopReason.RETRIEVER_ERROR and "hit 1" in rows["bob"].stop_detail
     assert all(rows[one.id].stop is not StopReason.RETRIEVER_ERROR for one in GOOD)
     assert audit_run(run.folder).violations == ()
-    (found,) = look_up(shelf, [*GOOD, bob], 3)
+    (found,) = search_questions(shelf, [*GOOD, bob], 3)
     assert [one.fault is not None for _, one in found] == [False, False, False, True]
 
 
@@ -116,7 +118,7 @@ class NoNumbers(Typist):
 def test_a_number_that_is_none_is_a_fault_of_the_model(broken: dict[str, float]) -> None:
     model = NoNumbers(script("search-r1"), broken)
     (row,) = rollout(Agent(SEARCH_R1, model), Shelf(), [QUESTION], [7], WIDE)
-    assert row.stop is StopReason.MODEL_ERROR and "no finite number" in row.detail
+    assert row.stop is StopReason.MODEL_ERROR and "no finite number" in row.stop_detail
     assert row.agent_tokens > 0 and not model.count
 
 
@@ -140,11 +142,11 @@ class Forger(Typist):
 def test_a_run_that_cannot_be_written_is_recorded_as_such(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", {})
     for _ in range(2):
-        answer_all(run, Agent(SEARCH_R1, Forger()), Shelf(), GOOD, WIDE)
+        run_questions(run, Agent(SEARCH_R1, Forger()), Shelf(), GOOD, WIDE)
     rows = list(run.trajectories())
     assert len(rows) == 3
     for row in rows:
-        assert row.stop is StopReason.MODEL_ERROR and "UnicodeEncodeError" in row.detail
+        assert row.stop is StopReason.MODEL_ERROR and "UnicodeEncodeError" in row.stop_detail
         assert [segment.tag for segment in row.segments] == ["prompt"]
     assert audit_run(run.folder).violations == ()
 
@@ -153,6 +155,6 @@ def test_a_query_that_a_model_escapes_as_half_of_a_pair_is_searched_and_kept(tmp
     protocol = load_protocol("react", "default")
     call = '<tool_call>{"name": "search", "arguments": {"query": "Ada \\ud800"}}</tool_call>'
     run = Run.create(tmp_path / "run", {})
-    answer_all(run, Agent(protocol, typist(protocol, f"<think> x </think>{call}")), Shelf(), [QUESTION], WIDE)
+    run_questions(run, Agent(protocol, typist(protocol, f"<think> x </think>{call}")), Shelf(), [QUESTION], WIDE)
     (row,) = run.trajectories()
     assert "Ada \ufffd" in [search.query for search in row.searches]

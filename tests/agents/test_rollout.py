@@ -10,16 +10,16 @@ from tests.models.networks import network
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writer import Move
-from coseek.agents.writing import ScriptedAgentModel
-from coseek.data.errors import RetrieverError
+from coseek.agents.scripted_agent import Move
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever, Retriever
 
 PROTOCOL = load_protocol("search-r1", "laptop")
@@ -43,7 +43,7 @@ class Played:
 class Broken(FixedRetriever):
     """A retriever that fails for one query."""
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if "bad" in [self.seen(query) for query in queries]:
             raise RetrieverError("the disk is gone")
         return [[Hit(ADA, 1.0)] for _ in queries]
@@ -162,7 +162,7 @@ def test_a_turn_without_an_action_is_invalid_and_every_row_is_closed() -> None:
     assert (
         trajectory.stop is StopReason.INVALID
         and not trajectory.valid
-        and trajectory.complaint == "<think> is not closed"
+        and trajectory.format_error == "<think> is not closed"
     )
     assert model.open == set()
 
@@ -174,7 +174,7 @@ def test_a_model_fault_is_an_error_and_not_an_answer() -> None:
 
 def test_an_empty_query_is_invalid() -> None:
     trajectory = rollout(Agent(PROTOCOL, Raw("<search>  </search>")), Broken(CORPUS, {}), [QUESTION], [0], WIDE)[0]
-    assert trajectory.stop is StopReason.INVALID and trajectory.detail == "an empty query"
+    assert trajectory.stop is StopReason.INVALID and trajectory.stop_detail == "an empty query"
 
 
 def test_an_agent_that_writes_its_own_evidence_is_not_valid() -> None:
@@ -202,8 +202,8 @@ def test_trajectories_come_back_in_the_order_of_the_questions() -> None:
 
 def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings() -> None:
     """A policy that learns several protocols must see from the prompt which one it is to speak."""
-    for wording in ("default", "laptop"):
-        prompts = {load_protocol(name, wording).wording.file.prompt for name in ("search-r1", "rag", "direct")}
+    for prompt_template in ("default", "laptop"):
+        prompts = {load_protocol(name, prompt_template).template.file.prompt for name in ("search-r1", "rag", "direct")}
         assert len(prompts) == 3
 
 
@@ -218,7 +218,7 @@ class Guarded(FixedRetriever):
         self.threads: set[str] = set()
         self.busy = threading.Lock()
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         assert self.busy.acquire(blocking=False)
         self.threads.add(threading.current_thread().name)
         self.busy.release()
@@ -288,7 +288,7 @@ class Eager(Sampler):
 
 def test_an_error_of_the_searching_thread_reaches_the_caller_and_leaves_no_row_open() -> None:
     class Buggy(FixedRetriever):
-        def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
             raise ZeroDivisionError("a bug, not a fault of the retriever")
 
     model = Raw("<think> a</think><search> b</search>")

@@ -8,24 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coseek.agents.answering import answer_all
-from coseek.agents.context import served_context
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.writer import Move
-from coseek.agents.writers.rules import RuleAgent, RulesSettings, guess
-from coseek.agents.writing import ScriptedAgentModel
-from coseek.cli.watching import watched
+from coseek.agents.run_questions import run_questions
+from coseek.agents.scripted.rules import RuleAgent, RulesSettings, guess
+from coseek.agents.scripted_agent import Move
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.served_context import served_context
+from coseek.cli.episode_display import watched
 from coseek.data.audit import audit_run
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason
-from coseek.measure.found import Found, RetrievalMeasure, look_up
 from coseek.measure.fusion import fused
 from coseek.measure.rankings import Metric
 from coseek.measure.retrieval import all_gold_at, served
 from coseek.measure.score import score_run
+from coseek.measure.searched import RetrievalMeasure, SearchedQuestion, search_questions
 from coseek.models.model import EpisodeState
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -111,16 +111,16 @@ def test_what_a_stored_run_found_is_scored_as_the_agent_ranked_it(tmp_path: Path
     world = make_world(WorldSettings(size="tiny", train=0, dev=0, test=40))
     questions = list(world.questions["test"])
     run = Run.create(tmp_path / "run", {})
-    answer_all(run, agent, Bm25.over(world.corpus), questions, Limits(passages_per_search=5, max_tokens=64_000))
+    run_questions(run, agent, Bm25.over(world.corpus), questions, Limits(passages_per_search=5, max_tokens=64_000))
     measuring = RetrievalMeasure(tuple(map(Metric.named, ("all_gold@5", "all_gold@10", "recall@5", "recall@10"))))
     found = [
-        (row.question, Found(ids, tuple(-float(rank) for rank in range(len(ids))), None))
+        (row.question, SearchedQuestion(ids, tuple(-float(rank) for rank in range(len(ids))), None))
         for row in run.trajectories()
         for ids in [tuple(RuleAgent().evidence(row.question.question, row.searches))]
     ]
     bench = measuring.measure("bench", found)
     command = score_run("command", run.trajectories())
-    once = look_up(Bm25.over(world.corpus), questions, 5)
+    once = search_questions(Bm25.over(world.corpus), questions, 5)
     shot = measuring.measure("shot", (answer for batch in once for answer in batch))
     for name in ("all_gold@5", "all_gold@10", "recall@5", "recall@10"):
         for ident, row in bench.questions.items():

@@ -12,10 +12,10 @@ from tests.agents.playing import CORPUS, EXAMPLES, OURS, QUESTION, RESULTS, WIDE
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.turns import replay_queries
+from coseek.agents.search_queries import replay_queries
+from coseek.core.settings import dump_settings
 from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.question import Question
-from coseek.data.settings import dump_settings
 from coseek.data.trajectory import RETRY, Author, Segment, StopReason, Trajectory
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer

@@ -14,13 +14,13 @@ from tests.agents.playing import QUESTION, Shelf
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.data.calls import HttpSettings
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
+from coseek.core.http import HttpSettings
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.loading import load_model, save_model
 from coseek.models.model import Model
-from coseek.models.remote import RemoteSettings, open_remote
+from coseek.models.pretrained import load_model, save_model
+from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.remote_text import RemoteTextModelSettings, open_remote_text
 from coseek.models.scripted import ScriptedModel
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
@@ -98,12 +98,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_a_rollout_over_another_server_is_the_run_that_its_policy_has_learnt(served: Served) -> None:
-    settings = RemoteSettings(dialect="completions", model=str(served.folder), patience=PATIENCE)
+    settings = RemoteModelSettings(dialect="completions", model=str(served.folder), patience=PATIENCE)
     grammar = PROTOCOL.grammar
     model = open_remote(served.url, settings, served.tokenizer, grammar.stops, 0.0, grammar.lost_stop)
     run = played(model)
     model.calls.close()
-    assert (run.stop, run.answer, run.detail) == (StopReason.ANSWERED, "1815", "")
+    assert (run.stop, run.answer, run.stop_detail) == (StopReason.ANSWERED, "1815", "")
     assert turns(run) == turns(served.known)
     assert run.searches == served.known.searches
     assert not run.exact and "text only" in model.inexact

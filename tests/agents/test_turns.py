@@ -6,14 +6,14 @@ import pytest
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.turns import reasoning_of, replay_queries
-from coseek.data.errors import RetrieverError
+from coseek.agents.search_queries import reasoning_of, replay_queries
+from coseek.core.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Asked, PastTurn, Query
+from coseek.retrieval.query import PastTurn, Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 
 PROTOCOL = load_protocol("search-r1", "laptop")
@@ -34,10 +34,10 @@ class Recorder(FixedRetriever):
 
     def __init__(self, broken: str = "") -> None:
         super().__init__(CORPUS, {"Ada": ["p1", "p2"], "Bob": ["p2"], QUESTION.question: ["p1"]})
-        self.asked: list[Asked] = []
+        self.asked: list[QueryLike] = []
         self.broken = broken
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         self.asked += queries
         if self.broken in [self.seen(query) for query in queries]:
             raise RetrieverError("the disk is gone")
@@ -60,7 +60,7 @@ class Typed:
     def step(self) -> list[Turn]:
         turns: list[Turn] = []
         for request in self.waiting:
-            ids = tuple(self.tokenizer.encode(self.texts[len(request.so_far.searches)]))
+            ids = tuple(self.tokenizer.encode(self.texts[len(request.state.searches)]))
             turns.append(Turn(request.key, ids, (-0.5,) * len(ids), TurnEnd.STOP))
         self.waiting = []
         return turns

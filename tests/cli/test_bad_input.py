@@ -89,7 +89,7 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "agent without a model": (("run", "set", "--agent", "set", *RUN[4:]), ("set is not a model folder", "config.json")),
     "protocol": ((*RUN, "--protocol", "serach-r1"), ("'serach-r1'", "'search-r1'")),
     "protocol file": ((*RUN, "--protocol", "mine.yaml"), ("mine.yaml", "check the path")),
-    "wording": ((*RUN, "--wording", "laptp"), ("'laptp'", "'laptop'")),
+    "prompt_template": ((*RUN, "--prompt-template", "laptp"), ("'laptp'", "'laptop'")),
     "run setting": ((*RUN, "limits.max_turn=2"), ("'limits.max_turn'", "'limits.max_turns'")),
     "run setting without its group": ((*RUN, "max_turns=2"), ("'max_turns'", "'limits.max_turns'")),
     "run setting's value": (

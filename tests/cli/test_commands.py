@@ -11,7 +11,7 @@ from tests.serve.model_live import tiny_policy
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
-from coseek.machine import speed
+from coseek.hardware import speed
 
 
 def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,13 +151,13 @@ def test_a_model_folder_is_an_agent(world: Path, index: Path, tmp_path: Path, co
     texts = [passage.text for passage in Dataset(world).corpus]
     tags = ("<think>", "</think>", "<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
     make_policy(LaptopSettings(hidden=16, feed_forward=16, heads=2), texts, tags, tmp_path / "policy", seed=0)
-    (tmp_path / "policy" / "coseek.yaml").write_text("wording: laptop\n", encoding="utf-8")
+    (tmp_path / "policy" / "coseek.yaml").write_text("prompt_template: laptop\n", encoding="utf-8")
     words = ("run", world, "--split", "dev", "--count", 8, "--agent", tmp_path / "policy", "--retriever", index)
     budgets = ("limits.max_tokens=60", "--temperature", 1.0, "--samples", 2)
     assert coseek(*words, "--out", tmp_path / "r", *budgets).code == 0
     agent = Run(tmp_path / "r").settings["agent"]
     assert isinstance(agent, dict)
-    assert (agent["protocol"], agent["wording"], agent["temperature"]) == ("search-r1", "laptop", 1.0)
+    assert (agent["protocol"], agent["prompt_template"], agent["temperature"]) == ("search-r1", "laptop", 1.0)
     assert coseek("audit", tmp_path / "r").out.endswith("sound; 16 trajectories checked\n")
     asked = coseek("ask", "Who ?", "max_tokens=40", "--agent", tmp_path / "policy", "--retriever", index)
     assert (asked.code, "no answer: the run ended by" in asked.err or bool(asked.out)) == (0, True)

@@ -11,11 +11,11 @@ from tests.cli.conftest import Type
 from tests.machine.paces import FAST, SLOW, begun_anew, kept
 
 from coseek.cli.commands.doctor import as_table
-from coseek.cli.doctor import CHECKS, Finding, Health, check, exact_search, precision
+from coseek.cli.doctor import CHECKS, CheckStatus, Finding, check, exact_search, precision
 from coseek.cli.extras import EXTRA_OF
-from coseek.machine.host import Host
-from coseek.machine.precision import Use
-from coseek.machine.speed import FEW, MANY
+from coseek.hardware.host import Host
+from coseek.hardware.precision import Use
+from coseek.hardware.speed import FEW, MANY
 
 
 @pytest.mark.slow
@@ -33,23 +33,27 @@ def fails_with(error: Exception) -> str:
 
 def test_a_missing_library_comes_with_the_line_that_installs_it() -> None:
     found = check("torch", lambda: fails_with(ModuleNotFoundError(name="torch.nn")), "")()
-    assert (found.health, found.remedy) == (Health.MISSING, "pip install 'coseek[train]'")
+    assert (found.health, found.remedy) == (CheckStatus.MISSING, "pip install 'coseek[train]'")
 
 
 def test_a_part_that_fails_is_broken_and_says_why() -> None:
     found = check("files", lambda: fails_with(OSError("the disk is full")), "free some space")()
-    assert (found.health, found.detail, found.remedy) == (Health.BROKEN, "OSError: the disk is full", "free some space")
+    assert (found.health, found.detail, found.remedy) == (
+        CheckStatus.BROKEN,
+        "OSError: the disk is full",
+        "free some space",
+    )
 
 
 def test_a_part_that_works_says_what_was_seen() -> None:
     found = check("bm25", lambda: "found it", "")()
-    assert (found.health, found.detail) == (Health.WORKS, "found it")
+    assert (found.health, found.detail) == (CheckStatus.WORKS, "found it")
 
 
 @pytest.mark.parametrize("trial", CHECKS[:4])
 def test_the_core_works_without_torch(trial: object) -> None:
     assert callable(trial)
-    assert trial().health is Health.WORKS
+    assert trial().health is CheckStatus.WORKS
 
 
 def shown(findings: list[Finding]) -> str:
@@ -65,7 +69,9 @@ def test_the_line_that_installs_an_extra_can_be_copied_from_the_table() -> None:
         check(library, lambda library=library: fails_with(ModuleNotFoundError(name=library)), "")()  # type: ignore[misc]
         for library in EXTRA_OF
     ]
-    table = shown([*missing, Finding("odd [bold]part[/bold]", Health.BROKEN, "saw [/] and [red]", "write [a.b=c …]")])
+    table = shown(
+        [*missing, Finding("odd [bold]part[/bold]", CheckStatus.BROKEN, "saw [/] and [red]", "write [a.b=c …]")]
+    )
     for library, extra in EXTRA_OF.items():
         assert f"pip install 'coseek[{extra}]'" in table, library
     assert all(text in table for text in ("odd [bold]part[/bold]", "saw [/] and [red]", "write [a.b=c …]"))
@@ -88,5 +94,5 @@ def test_a_trial_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     begun_anew(monkeypatch)
     found = check("precision", precision, "use precision float32")()
-    assert (found.health, found.remedy) == (Health.BROKEN, "use precision float32")
+    assert (found.health, found.remedy) == (CheckStatus.BROKEN, "use precision float32")
     assert "a process of its own" in found.detail

@@ -10,7 +10,7 @@ from tests.cli.conftest import Type
 from tests.cli.test_resume import stop_midway
 from tests.labels.checker import rows_of, violations
 
-from coseek.labels.folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder
 
 
 @pytest.fixture(scope="module")

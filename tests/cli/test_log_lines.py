@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 
-from coseek.cli.log_lines import QUIET_S, Pace, stamped
+from coseek.cli.log_lines import QUIET_S, StageTimer, stamped
 from coseek.cli.terminal import WIDE, progress_bar, stderr_console, stdout_console
 from coseek.cli.training_bar import training_bar
 
@@ -36,7 +36,7 @@ def test_a_line_in_a_file_says_the_date_the_time_and_the_zone() -> None:
 
 
 def test_the_time_left_follows_from_what_was_done_in_this_process(clock: ByHand) -> None:
-    pace = Pace("warm start", 1_350, clock=clock)
+    pace = StageTimer("warm start", 1_350, clock=clock)
     pace.done = 350  # of an earlier attempt
     assert pace.due() and pace.line() == "warm start 350/1350"
     clock.now += 60
@@ -48,7 +48,7 @@ def test_the_time_left_follows_from_what_was_done_in_this_process(clock: ByHand)
 
 def test_a_stage_says_no_more_than_a_line_every_twenty_seconds_and_its_end(clock: ByHand) -> None:
     said: list[int] = []
-    pace = Pace("rl", 100, clock=clock)
+    pace = StageTimer("rl", 100, clock=clock)
     for done in range(1, 101):
         clock.now += 3
         pace.done = done

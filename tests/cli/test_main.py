@@ -13,7 +13,7 @@ from coseek.cli import commands
 ONE_COMMAND = """\"\"\"{line}\"\"\"
 
 from coseek.cli.terminal import new_app, resumable
-from coseek.data.errors import RunError
+from coseek.core.errors import RunError
 
 app = new_app()
 

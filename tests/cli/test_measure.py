@@ -7,7 +7,7 @@ import pytest
 from tests.cli.conftest import Type
 
 from coseek.cli.commands.measure import tags
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 from coseek.data.question import Question, save_questions
 from coseek.data.trec import read_qrels, read_run
 from coseek.retrieval.index import build_index

@@ -6,8 +6,8 @@ import pytest
 from tests.cli.conftest import Type
 
 RULES = """
-from coseek.agents.writers.rules import WORDING
-from coseek.agents.writers.rules import make
+from coseek.agents.scripted.rules import WORDING
+from coseek.agents.scripted.rules import make
 open({mark!r}, "a").close()
 """
 FORMAT = """

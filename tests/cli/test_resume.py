@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 from coseek.data.run import Run
 
 

@@ -69,7 +69,7 @@ def test_a_run_of_replaced_questions_does_not_go_on(home: Path, coseek: Type) ->
 
 @pytest.mark.slow
 def test_a_run_of_replaced_weights_does_not_go_on(home: Path, coseek: Type) -> None:
-    words = [*WORDS[:5], 5, "--agent", "policy", "--wording", "laptop", *WORDS[8:], "limits.max_turn_tokens=8"]
+    words = [*WORDS[:5], 5, "--agent", "policy", "--prompt-template", "laptop", *WORDS[8:], "limits.max_turn_tokens=8"]
     for seed in (0, 1):
         make_policy(SHAPE, ["who wrote the book"], [], home / f"seed-{seed}", seed)
     shutil.copytree("seed-0", "policy")
@@ -88,12 +88,12 @@ def test_a_run_of_replaced_weights_does_not_go_on(home: Path, coseek: Type) -> N
 
 
 def test_a_run_does_not_go_on_under_another_prompt_or_protocol_of_the_same_name(home: Path, coseek: Type) -> None:
+    from coseek.agents.prompt_template import FOLDER as WORDINGS
     from coseek.agents.protocol import FOLDER as PROTOCOLS
-    from coseek.agents.wording import FOLDER as WORDINGS
 
     shutil.copyfile(PROTOCOLS / "search-r1.yaml", "mine.yaml")
     shutil.copyfile(WORDINGS / "laptop.yaml", "words.yaml")
-    words = (*WORDS, "--protocol", "mine.yaml", "--wording", "words.yaml")
+    words = (*WORDS, "--protocol", "mine.yaml", "--prompt-template", "words.yaml")
     assert coseek(*words).code == 0
     half(Path("out"))
     mine, said = Path("mine.yaml").read_text(), Path("words.yaml").read_text()
@@ -101,7 +101,7 @@ def test_a_run_does_not_go_on_under_another_prompt_or_protocol_of_the_same_name(
     refused(coseek, "protocol", *words)
     Path("mine.yaml").write_text(mine)
     Path("words.yaml").write_text(said.replace("{question}", "{question} !"))
-    refused(coseek, "wording", *words)
+    refused(coseek, "prompt_template", *words)
     Path("words.yaml").write_text("# a remark changes nothing\n" + said)
     assert coseek(*words, "--resume").code == 0
 

@@ -8,13 +8,13 @@ import pytest
 from tests.cli.conftest import Type
 from tests.serve.model_live import live_model, tiny_policy
 
+from coseek.agents.factory import limits_for, open_agent, settings_for
 from coseek.agents.protocol import load_protocol
-from coseek.cli.agents import limits_for, open_agent, settings_for
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject
 from coseek.data.audit import audit_run
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import JsonObject
 from coseek.data.run import Run
-from coseek.models.remote import RemoteSettings
+from coseek.models.remote import RemoteModelSettings
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_text_only_is_marked_and_not_trained_on(
     kept = list(Run(tmp_path / "run").trajectories())
     assert not any(run.exact for run in kept)
     assert audit_run(tmp_path / "run").first is None
-    from coseek.training.learning.batch import make_batch
+    from coseek.training.trainer.batch import make_batch
 
     with pytest.raises(DataError, match="cannot be trained on"):
         make_batch(kept)
@@ -95,7 +95,7 @@ def test_a_server_that_is_not_there_is_a_sentence(coseek: Type, index: Path, pol
 def test_an_agent_file_says_what_options_cannot(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("name: http://x\ntokenizer: bytes\nserver: {dialect: chat, key_env: MY_KEY}\n")
     settings = settings_for(str(tmp_path / "a.yaml"), protocol="rag")
-    assert settings.server == RemoteSettings(dialect="chat", key_env="MY_KEY")
+    assert settings.server == RemoteModelSettings(dialect="chat", key_env="MY_KEY")
     assert settings.protocol == "rag"
     assert limits_for(settings).max_tokens == 64000
     (tmp_path / "a.yaml").write_text("tokenizer: bytes\n")

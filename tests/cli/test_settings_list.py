@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 
-from coseek.cli.settings_list import in_words, listed
-from coseek.training.recipe import load_recipe, recipe_names
+from coseek.cli.settings_help import in_words, listed
+from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 
 COMMANDS = [
     ("agent", "search-r1-grpo", "rl.steps=7"),

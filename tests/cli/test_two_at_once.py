@@ -14,7 +14,7 @@ from tests.cli.test_resume import rows
 from tests.training.test_agent import TINY
 
 from coseek.data.run import Run
-from coseek.labels.folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder
 
 pytestmark = pytest.mark.slow
 

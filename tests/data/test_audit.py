@@ -7,9 +7,9 @@ from typing import TypeAlias, cast
 import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, decode, fault, found, run
 
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
 from coseek.data.audit import Audit, audit_run
-from coseek.data.errors import DataError
-from coseek.data.files import JsonObject
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.core.errors import RetrieverError
+from coseek.core.settings import dump_settings
 from coseek.data.audit import RecordedLimits, check_trajectory
-from coseek.data.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.data.settings import dump_settings
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 
 MARKS = load_protocol("search-r1", "laptop").grammar.special_tokens
@@ -31,7 +31,7 @@ turns = st.lists(pieces, max_size=6).map("".join) | st.sampled_from(
 class Moody(FixedRetriever):
     """A retriever that fails for some queries and finds little for others."""
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if any("bad" in self.seen(query) for query in queries):
             raise RetrieverError("the disk is gone")
         return [
@@ -59,7 +59,7 @@ class Babbler:
         return [self.turn(request) for request in asked]
 
     def turn(self, request: Request) -> Turn:
-        ids = tuple(TOKENIZER.encode(self.said[len(request.so_far.searches) % len(self.said)]))[: request.max_tokens]
+        ids = tuple(TOKENIZER.encode(self.said[len(request.state.searches) % len(self.said)]))[: request.max_tokens]
         end = self.rng.choice([TurnEnd.STOP, TurnEnd.STOP, TurnEnd.STOP, TurnEnd.FAULT])
         end = TurnEnd.LENGTH if len(ids) == request.max_tokens else end
         return Turn(request.key, ids, (-0.5,) * len(ids), end, "out of memory" if end is TurnEnd.FAULT else "")

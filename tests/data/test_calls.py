@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.http_site import Asked, Said, site
 
-from coseek.data.breaker import CircuitBreaker
-from coseek.data.calls import HttpClient, HttpFailure, HttpSettings, key_in, parse_base_url, retry_after_s
-from coseek.data.errors import SettingError
+from coseek.core.breaker import CircuitBreaker
+from coseek.core.errors import SettingError
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key, retry_after_s
 
 FAST = HttpSettings(first_wait_s=0.001, longest_wait_s=0.05, timeout_s=5.0, attempts=3)
 OK = Said({"ok": True})
@@ -30,7 +30,7 @@ def failure_of(
     with site(answer) as there:
         calls = HttpClient(there.url, patience, key)
         with pytest.raises(HttpFailure) as failed:
-            calls.ask("POST", "/x", {"a": 1})
+            calls.request("POST", "/x", {"a": 1})
         calls.close()
         return str(failed.value), len(there.asked)
 
@@ -43,7 +43,7 @@ def failure_of(
 def test_what_may_pass_is_asked_again(passing: Said) -> None:
     with site(in_order(passing, passing, OK)) as there:
         calls = HttpClient(there.url, FAST)
-        assert calls.ask("POST", "/x", {"a": 1}) == {"ok": True}
+        assert calls.request("POST", "/x", {"a": 1}) == {"ok": True}
         assert (calls.stats.calls, calls.stats.retries, calls.stats.answered) == (3, 2, 1)
         assert [asked.body for asked in there.asked] == [{"a": 1}] * 3
         calls.close()
@@ -67,7 +67,7 @@ def test_a_call_ends_after_so_many_attempts() -> None:
 def test_the_key_is_in_the_header_and_nowhere_else() -> None:
     with site(in_order(OK)) as there:
         calls = HttpClient(there.url, FAST, KEY)
-        calls.ask("POST", "/x", {"a": 1})
+        calls.request("POST", "/x", {"a": 1})
         assert there.asked[0].headers["authorization"] == f"Bearer {KEY}"
         assert KEY not in repr(calls) + str(there.asked[0].body) + there.asked[0].path
         calls.close()
@@ -87,7 +87,7 @@ def test_a_key_that_a_long_answer_repeats_is_not_half_told() -> None:
 def test_text_that_has_no_bytes_is_sent_escaped() -> None:
     with site(in_order(OK)) as there:
         calls = HttpClient(there.url, FAST)
-        calls.ask("POST", "/x", {"a": "\ud800"})
+        calls.request("POST", "/x", {"a": "\ud800"})
         assert there.asked[0].body == {"a": "\ud800"}
         calls.close()
 
@@ -97,7 +97,7 @@ def test_a_stalled_call_ends_and_holds_up_no_other() -> None:
     with site(lambda asked: Said({}, hold=gate) if asked.body.get("slow") else OK) as there:
         calls = HttpClient(there.url, HttpSettings(timeout_s=0.3, attempts=1))
         slow = calls.submit("POST", "/x", {"slow": True})
-        assert calls.ask("POST", "/x", {}) == {"ok": True}
+        assert calls.request("POST", "/x", {}) == {"ok": True}
         assert not slow.done()
         with pytest.raises(HttpFailure, match=r"no answer within 0\.3 s"):
             slow.result(5)
@@ -126,7 +126,7 @@ def test_a_cancelled_call_makes_room() -> None:
         while not there.asked:
             time.sleep(0.01)
         first.cancel()
-        assert calls.ask("POST", "/x", {}) == {"ok": True}
+        assert calls.request("POST", "/x", {}) == {"ok": True}
         gate.set()
         calls.close()
 
@@ -140,7 +140,7 @@ def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again() -> None:
 def test_an_insistent_caller_asks_again_after_the_longest_wait() -> None:
     with site(in_order(Said({}, 503, {"retry-after": "3600"}), OK)) as there:
         calls = HttpClient(there.url, HttpSettings(longest_wait_s=0.05, insistent=True))
-        assert calls.ask("GET", "/x") == {"ok": True}
+        assert calls.request("GET", "/x") == {"ok": True}
         calls.close()
 
 
@@ -175,7 +175,7 @@ def test_a_server_is_obeyed_in_how_long_to_wait() -> None:
     with site(in_order(Said({}, 503, {"retry-after": "1"}), OK)) as there:
         calls = HttpClient(there.url, HttpSettings(first_wait_s=0.0, longest_wait_s=2.0))
         began = time.monotonic()
-        calls.ask("GET", "/x")
+        calls.request("GET", "/x")
         assert time.monotonic() - began >= 1.0
         calls.close()
 
@@ -185,9 +185,9 @@ def test_a_dead_server_is_left_alone() -> None:
         calls = HttpClient(there.url, HttpSettings(attempts=1, break_after=3, cool_down_s=60))
         for _ in range(3):
             with pytest.raises(HttpFailure, match="answered 500"):
-                calls.ask("GET", "/x")
+                calls.request("GET", "/x")
         with pytest.raises(HttpFailure, match="3 times in a row"):
-            calls.ask("GET", "/x")
+            calls.request("GET", "/x")
         assert len(there.asked) == 3
         calls.close()
 
@@ -195,10 +195,10 @@ def test_a_dead_server_is_left_alone() -> None:
 def test_a_call_after_the_end_of_calls_is_refused_and_waits_for_nobody() -> None:
     with site(in_order(OK)) as there:
         calls = HttpClient(there.url, FAST)
-        calls.ask("GET", "/x")
+        calls.request("GET", "/x")
         calls.close()
         with pytest.raises(RuntimeError):
-            calls.ask("GET", "/x")
+            calls.request("GET", "/x")
 
 
 def test_the_breaker_lets_one_probe_through() -> None:
@@ -255,5 +255,5 @@ def test_what_people_leave_at_the_end_of_an_address_is_taken_off() -> None:
 def test_an_empty_key_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMPTY_KEY", " ")
     with pytest.raises(SettingError, match="EMPTY_KEY"):
-        key_in("EMPTY_KEY")
-    assert key_in(None) is None
+        read_key("EMPTY_KEY")
+    assert read_key(None) is None

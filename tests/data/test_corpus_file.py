@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coseek.core.errors import DataError, DiskFault
 from coseek.data.corpus_file import CorpusFile
-from coseek.data.errors import DataError, DiskFault
 from coseek.data.passage import Corpus, Passage
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

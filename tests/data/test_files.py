@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import DataError
-from coseek.data.files import (
+from coseek.core.errors import DataError
+from coseek.core.files import (
     Json,
     JsonObject,
     atomic_folder,
     atomic_write,
+    check_output_folder,
     json_line,
     read_json,
     read_jsonl,
     read_yaml,
     recover_folder,
-    refuse_strangers,
     write_json,
     write_jsonl,
 )
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> Non
     write_jsonl(path, [{"old": True}])
     # In a process of its own a file may grow to 50,000 bytes and no more: writing on fails as on a full disk.
     program = (
-        "import resource, sys; from pathlib import Path; from coseek.data.files import write_jsonl\n"
+        "import resource, sys; from pathlib import Path; from coseek.core.files import write_jsonl\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))\n"
         "try: write_jsonl(Path(sys.argv[1]), [{'text': 'x' * 1000}] * 200)\n"
         "except OSError: sys.exit(7)"
@@ -188,8 +188,8 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(name: str, why: str, tmp_p
 def test_a_new_an_empty_and_an_own_folder_may_be_written_to(names: tuple[str, ...], tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).touch()
-    refuse_strangers(tmp_path, "run.yaml", own=("scores",))
-    refuse_strangers(tmp_path / "new", "run.yaml")
+    check_output_folder(tmp_path, "run.yaml", own=("scores",))
+    check_output_folder(tmp_path / "new", "run.yaml")
 
 
 def test_broken_yaml_is_named_with_its_line(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coseek.data.fingerprint import fingerprint
+from coseek.core.fingerprint import fingerprint
 
 
 def test_a_change_deep_inside_the_weights_changes_the_fingerprint(tmp_path: Path) -> None:

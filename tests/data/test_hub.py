@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from coseek.data.errors import DataError, UserError
-from coseek.data.hub import FAMILIES, fetch_command, way_out
+from coseek.core.errors import DataError, UserError
+from coseek.core.hub import FAMILIES, fetch_command, way_out
 from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.agent_check import check_paths
+from coseek.pipelines.agent_recipe import load_recipe, paths_of, recipe_names
 from coseek.retrieval.cross_encoder import check_folder
 from coseek.retrieval.vectors.encoder import encoder_folder
-from coseek.training.checking import check_paths
-from coseek.training.recipe import load_recipe, paths_of, recipe_names
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coseek.core.errors import DataError, SettingError, UnknownName, UserError
+from coseek.core.files import Json
 from coseek.data.dataset import Dataset
-from coseek.data.errors import DataError, SettingError, UnknownName, UserError
-from coseek.data.files import Json
 from coseek.data.imports import deal, format_names, import_data, parse_shares
 from coseek.data.imports._reading import Shelf
 from coseek.data.question import Question

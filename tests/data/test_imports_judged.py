@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import Json, JsonObject
 from coseek.data.dataset import Dataset
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import Json, JsonObject
 from coseek.data.imports import import_data
 from coseek.data.passage import Passage
 

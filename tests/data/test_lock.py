@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from coseek.data.errors import InUse, UserError
-from coseek.data.files import atomic_folder, refuse_strangers
-from coseek.data.lock import kept_lock, lock_beside, lock_folder
+from coseek.core.errors import InUse, UserError
+from coseek.core.files import atomic_folder, check_output_folder
+from coseek.core.lock import kept_lock, lock_beside, lock_folder
+from coseek.data.grade_cache import GradeCache, Verdict
 from coseek.data.run import Run
-from coseek.data.sheet import GradeCache, Verdict
-from coseek.labels.folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder
 
 HOLDER = """
 import sys
 from pathlib import Path
-from coseek.data.lock import lock_beside, lock_folder
+from coseek.core.lock import lock_beside, lock_folder
 lock = {"folder": lock_folder, "beside": lock_beside}[sys.argv[1]](Path(sys.argv[2]))
 print("held", flush=True)
 sys.stdin.readline()
@@ -62,7 +62,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 
 def test_a_lock_is_nothing_that_a_folder_holds(tmp_path: Path) -> None:
     with lock_folder(tmp_path / "run"):
-        refuse_strangers(tmp_path / "run", "run.yaml")
+        check_output_folder(tmp_path / "run", "run.yaml")
     assert not (tmp_path / "run").exists()  # nothing was written there
     with lock_folder(tmp_path / "run"):
         (tmp_path / "run" / "run.yaml").touch()
@@ -97,8 +97,8 @@ def test_a_build_that_must_be_alone_is_alone_in_its_own_process_too(tmp_path: Pa
 FORKS = """
 import os, subprocess, sys
 from pathlib import Path
-from coseek.data.errors import InUse
-from coseek.data.lock import lock_folder
+from coseek.core.errors import InUse
+from coseek.core.lock import lock_folder
 folder = Path(sys.argv[1])
 held = lock_folder(folder)
 pid = os.fork()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
-from coseek.data.errors import DataError
-from coseek.data.files import JsonObject
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question, load_questions, save_questions
 

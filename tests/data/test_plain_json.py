@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import DataError
-from coseek.data.files import JsonObject, json_line, parse_line, read_json, read_jsonl, read_yaml
-from coseek.data.passage import Corpus
-from coseek.data.plain_json import (
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, json_line, parse_line, read_json, read_jsonl, read_yaml
+from coseek.core.strict_json import (
     DEEPEST,
     InvalidJson,
     Json,
@@ -23,6 +22,7 @@ from coseek.data.plain_json import (
     parse_strict,
     replace_surrogates,
 )
+from coseek.data.passage import Corpus
 from coseek.data.question import DEEPEST_META, Question, load_questions
 
 POISON = {

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from tests.measure.samples import ORBO, fault, found, run
 
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.data.run import Run
 
 TRAJECTORIES = [run(found("orbo", ORBO)), run(seed=1), fault(seed=2)]

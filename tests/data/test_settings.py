@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from pydantic import Field, model_validator
 
-from coseek.data.errors import DataError, MissingExtra, SettingError, UnknownName, nearest
-from coseek.data.registry import find, names
-from coseek.data.settings import Settings, dump_settings, load_settings, make_settings
+from coseek.core.errors import DataError, MissingExtra, SettingError, UnknownName, nearest
+from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.settings import Settings, dump_settings, load_settings, make_settings
 
 
 class Inner(Settings):
@@ -147,12 +147,12 @@ def test_a_part_is_its_file_and_no_list_knows_it(tmp_path: Path, monkeypatch: py
     for name in ("__init__", "_hidden", "my_part"):
         (folder / f"{name}.py").write_text("VALUE = 3\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert names("parts_for_a_test") == ["my-part"]
-    assert find("part", "parts_for_a_test", "my-part").__name__ == "parts_for_a_test.my_part"
+    assert plugin_names("parts_for_a_test") == ["my-part"]
+    assert find_plugin("part", "parts_for_a_test", "my-part").__name__ == "parts_for_a_test.my_part"
     with pytest.raises(UnknownName, match="no part named 'my-prat'; did you mean 'my-part'"):
-        find("part", "parts_for_a_test", "my-prat")
+        find_plugin("part", "parts_for_a_test", "my-prat")
     with pytest.raises(UnknownName, match="Known: my-part"):
-        find("part", "parts_for_a_test", "_hidden")
+        find_plugin("part", "parts_for_a_test", "_hidden")
 
 
 def test_error_sentences_hold_the_way_out() -> None:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.data.errors import DataError
-from coseek.data.sheet import GradeCache, Reply, Verdict
+from coseek.core.errors import DataError
+from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 
 texts = st.text(max_size=20)
 replies = st.builds(
-    Reply, texts, st.integers(0, 2**48), texts, st.none() | texts, texts, st.none() | texts,
+    GeneratedAnswer, texts, st.integers(0, 2**48), texts, st.none() | texts, texts, st.none() | texts,
     st.lists(texts, max_size=3).map(tuple), st.integers(0, 9999),
 )  # fmt: skip
 verdicts = st.builds(Verdict, texts, texts, st.none() | st.booleans(), texts, st.none() | texts)
@@ -28,8 +28,8 @@ def write(where: GradeCache[Verdict], *entries: Verdict) -> None:
 
 
 @given(replies, verdicts)
-def test_entries_come_back_as_they_were(one: Reply, other: Verdict) -> None:
-    assert Reply.from_json(one.to_json()) == one
+def test_entries_come_back_as_they_were(one: GeneratedAnswer, other: Verdict) -> None:
+    assert GeneratedAnswer.from_json(one.to_json()) == one
     assert Verdict.from_json(other.to_json()) == other
 
 
@@ -51,7 +51,7 @@ def test_a_line_that_a_kill_cut_short_is_dropped_and_the_others_stay(tmp_path: P
 
 def test_parts_that_differ_have_different_sheets(tmp_path: Path) -> None:
     assert sheet(tmp_path).path != sheet(tmp_path, "judge two").path
-    assert sheet(tmp_path).path != GradeCache.beside(tmp_path, Reply, "judge one", {}).path
+    assert sheet(tmp_path).path != GradeCache.beside(tmp_path, GeneratedAnswer, "judge one", {}).path
 
 
 def test_a_sheet_of_another_part_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import DataError
-from coseek.data.store import TextCache
+from coseek.core.cache import TextCache
+from coseek.core.errors import DataError
 
 
 def test_what_is_kept_is_found_by_a_later_store(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
 def test_a_kill_in_the_middle_of_writing_loses_no_earlier_text(tmp_path: Path) -> None:
     path = tmp_path / "texts.sqlite"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom coseek.data.store import Store\n"
+        "import sys\nfrom pathlib import Path\nfrom coseek.core.cache import Store\n"
         "store = Store(Path(sys.argv[1]))\n"
         "for row in range(10**6):\n    store.write({str(row): str(row)})\n    print(row, flush=True)\n"
     )

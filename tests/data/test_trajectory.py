@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.measure.samples import ORBO, found, run
 
-from coseek.data.errors import DataError
-from coseek.data.files import json_line
+from coseek.core.errors import DataError
+from coseek.core.files import json_line
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory

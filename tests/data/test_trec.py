@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import DataError
-from coseek.data.trec import falling, read_qrels, read_run, trec_id, trec_order, write_qrels, write_run
+from coseek.core.errors import DataError
+from coseek.data.trec import read_qrels, read_run, strictly_decreasing, trec_id, trec_order, write_qrels, write_run
 
 IDENTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 RANKED = st.dictionaries(IDENTS, st.floats(allow_nan=False), max_size=8)
@@ -51,12 +51,12 @@ def test_a_written_id_has_no_blanks_and_others_stay_as_they_are(ident: str) -> N
 
 
 def test_scores_fall_at_every_step_and_stay_where_they_can() -> None:
-    assert falling([3, 2.5, -1]) == [3, 2.5, -1]
-    made = falling([1.0, 1.0, 1.0 + 1e-12, 0.5])
+    assert strictly_decreasing([3, 2.5, -1]) == [3, 2.5, -1]
+    made = strictly_decreasing([1.0, 1.0, 1.0 + 1e-12, 0.5])
     assert all(np.float32(high) > np.float32(low) for high, low in pairwise(made))
     assert (made[0], made[-1]) == (1.0, 0.5)
     with pytest.raises(DataError, match="not a number"):
-        falling([1.0, float("nan")])
+        strictly_decreasing([1.0, float("nan")])
 
 
 def test_equal_scores_fall_by_id_as_trec_eval_sorts_them() -> None:

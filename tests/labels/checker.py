@@ -12,7 +12,7 @@ from typing import cast
 
 import yaml
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 
 Key = tuple[str, int, int]
 

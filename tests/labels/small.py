@@ -7,20 +7,20 @@ from pathlib import Path
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
-from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
-from coseek.agents.writing import ScriptedAgentModel
-from coseek.data.errors import RetrieverError
+from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.errors import RetrieverError
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Trajectory
-from coseek.labels.folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.maker import LabelMaker
 from coseek.labels.makers import agentic_r
-from coseek.labels.making import Summary, make_labels
-from coseek.labels.parts import AgentWithLimits, LabelResources
-from coseek.labels.turn import SearchTurn, turns_of
+from coseek.labels.resources import AgentWithLimits, LabelResources
+from coseek.labels.search_turn import SearchTurn, search_turns
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.world import World, WorldSettings, make_world
@@ -55,7 +55,7 @@ def runs() -> tuple[Trajectory, ...]:
 
 
 def turns(count: int | None = None) -> list[SearchTurn]:
-    return [turn for run in runs() for turn in turns_of(run, protocol())][:count]
+    return [turn for run in runs() for turn in search_turns(run, protocol())][:count]
 
 
 class Faulty(ScriptedAgentModel):
@@ -64,7 +64,7 @@ class Faulty(ScriptedAgentModel):
     broken = True
 
     def step(self) -> list[Turn]:
-        failed = [r for r in self._waiting if self.broken and r.so_far.searches]
+        failed = [r for r in self._waiting if self.broken and r.state.searches]
         self._waiting = [request for request in self._waiting if request not in failed]
         return [*super().step(), *map(_fault, failed)]
 
@@ -81,10 +81,10 @@ class Away:
     def __init__(self, word: str) -> None:
         self.word = word
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return bm25().seen(query)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if any(self.word in self.seen(query) for query in queries):
             raise RetrieverError("gone")
         return bm25().search(queries, k)
@@ -102,7 +102,7 @@ def parts(
 
 def labelled(
     folder: Path, made_of: LabelResources, some: Sequence[SearchTurn] | None = None, **settings: object
-) -> tuple[LabelFolder, Summary]:
+) -> tuple[LabelFolder, LabelSummary]:
     """Agentic-R's labels of these turns, begun or gone on with."""
     own = agentic_r.AgenticRSettings.model_validate(settings)
     return make(folder, agentic_r.open(own, made_of), made_of, some, {"agentic-r": own.model_dump(mode="json")})
@@ -114,6 +114,6 @@ def make(
     made_of: LabelResources,
     some: Sequence[SearchTurn] | None = None,
     settings: dict[str, object] | None = None,
-) -> tuple[LabelFolder, Summary]:
+) -> tuple[LabelFolder, LabelSummary]:
     labels = LabelFolder.begin(folder, settings or {}, maker.identity, resume=True)  # type: ignore[arg-type]
     return labels, make_labels(labels, maker, turns() if some is None else some, made_of.tally)

@@ -25,20 +25,20 @@ from coseek.agents.branching import Branch, branch
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import json_line
-from coseek.data.settings import make_settings
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import json_line
+from coseek.core.settings import make_settings
 from coseek.data.trajectory import StopReason
-from coseek.labels.correctness import Correctness
-from coseek.labels.deciding import Ties
-from coseek.labels.folder import LabelFolder
-from coseek.labels.label import LabelSet
+from coseek.labels.answer_correctness import Correctness
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import LabelSet
 from coseek.labels.makers import agentic_r
 from coseek.labels.makers.agentic_r import AgenticRSettings
-from coseek.labels.parts import AgentWithLimits, LabelResources
-from coseek.labels.turn import SearchTurn
-from coseek.models.text import LocalTextModel
-from coseek.retrieval.opening import TextModel
+from coseek.labels.positives import Ties
+from coseek.labels.resources import AgentWithLimits, LabelResources
+from coseek.labels.search_turn import SearchTurn
+from coseek.models.local_text import LocalTextModel
+from coseek.retrieval.factory import TextModel
 
 FILES = ("labels.jsonl", "dropped.jsonl")
 
@@ -132,7 +132,7 @@ def test_continuing_only_while_it_matters_gives_the_labels_of_continuing_all(tmp
 def test_a_killed_start_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labelled(tmp_path / "whole", parts(tmp_path / "whole"))
     folder = tmp_path / "killed"
-    monkeypatch.setattr("coseek.labels.making.TOGETHER", 16)
+    monkeypatch.setattr("coseek.labels.labelling.TOGETHER", 16)
     for after in (1, 2, 6):  # steps of the agent
         with pytest.raises(KeyboardInterrupt):
             labelled(folder, killed_after(parts(folder), after))

@@ -8,9 +8,9 @@ from tests.labels.small import parts
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
-from coseek.labels.correctness import Correctness
-from coseek.labels.scores import Score
-from coseek.labels.turn import turns_of
+from coseek.labels.answer_correctness import Correctness
+from coseek.labels.score_cache import Score
+from coseek.labels.search_turn import search_turns
 
 ADA = "<plan>a</plan><search><query>Ada</query></search>"
 ADA_AND_A_FAULT = "<plan>a</plan><search><query>Ada</query><query>a bad one</query></search>"
@@ -20,7 +20,7 @@ WRONG = "<reflection>b</reflection><answer>never</answer>"
 def score(folder: Path, *turns: str, then: tuple[str, ...]) -> Score:
     """Of Eve's passage in the place of what the first search of a run found; `then` is what the agent writes."""
     protocol = load_protocol("qagent", "default")
-    turn = next(turns_of(play("qagent", *turns), protocol))
+    turn = next(search_turns(play("qagent", *turns), protocol))
     made_of = parts(folder, retriever=Shelf(CORPUS), who=Agent(protocol, typist(protocol, *then)))
     return Correctness.of(made_of).tell([(turn, EVE)])[0]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.labels.deciding import LEAST, MOST_TIED, Asked, NextCandidate, Ties, decide, decide_all_positives
+from coseek.labels.positives import LEAST, MOST_TIED, Asked, NextCandidate, Ties, decide_all_positives, decide_positives
 
 SCORES = st.sampled_from([0.0, 40.0, 59.0, 60.0, 80.0, 100.0])  # few values, so that ties are common
 TURN = st.lists(st.tuples(SCORES, st.sampled_from([False, False, True, None])), max_size=8)
@@ -78,7 +78,7 @@ def test_a_fault_leaves_open_the_turns_that_depend_on_it_and_only_those_however_
 def test_no_continuation_that_is_asked_for_could_be_spared(turn: list[tuple[float, bool]], ties: Ties) -> None:
     relevance = [lr for lr, _ in turn]
     known: dict[int, bool] = {}
-    while isinstance(outcome := decide(relevance, known, ties=ties), NextCandidate):
+    while isinstance(outcome := decide_positives(relevance, known, ties=ties), NextCandidate):
         ends = set()
         for guess in (False, True):
             rest = dict.fromkeys(range(len(turn)), False) | known | {outcome.candidate: guess}
@@ -90,14 +90,14 @@ def test_no_continuation_that_is_asked_for_could_be_spared(turn: list[tuple[floa
 def test_equal_candidates_keep_the_retrievers_order_and_at_most_three_of_them_are_positives() -> None:
     relevance = [60.0, 100.0, 100.0, 100.0, 100.0, 100.0]
     correct = {0: True, 1: False, 2: True, 3: True, 4: True, 5: True}
-    assert decide(relevance, correct) == (2,)
-    assert decide(relevance, correct, ties="code") == (2, 3, 4)
-    assert decide(relevance, {1: False, 2: True}) == (2,)
-    assert decide([59.9, 100.0], {0: True, 1: False}) == ()
-    assert decide([], {}) == ()
+    assert decide_positives(relevance, correct) == (2,)
+    assert decide_positives(relevance, correct, ties="code") == (2, 3, 4)
+    assert decide_positives(relevance, {1: False, 2: True}) == (2,)
+    assert decide_positives([59.9, 100.0], {0: True, 1: False}) == ()
+    assert decide_positives([], {}) == ()
 
 
 def test_without_relevance_every_candidate_is_asked_in_turn_and_without_the_agent_none() -> None:
     turns = [[(LEAST, False), (LEAST, True), (LEAST, True)]]
     assert decided(turns, "paper") == ({0: (1,)}, [(0, 0), (0, 1)])
-    assert decide([10.0, 90.0, 70.0], dict.fromkeys(range(3), True)) == (1,)
+    assert decide_positives([10.0, 90.0, 70.0], dict.fromkeys(range(3), True)) == (1,)

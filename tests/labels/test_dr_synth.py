@@ -14,24 +14,24 @@ from tests.scripted import Scripted
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
-from coseek.agents.writing import ScriptedAgentModel
-from coseek.data.errors import DataError, RetrieverError, SettingError
-from coseek.data.files import JsonObject
+from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.errors import DataError, RetrieverError, SettingError
+from coseek.core.files import JsonObject
+from coseek.core.settings import make_settings
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.settings import make_settings
 from coseek.data.trajectory import Trajectory
-from coseek.labels.label import DroppedTurn, LabelSet
+from coseek.graders.ranker import RankedOrder, RankingRequest
+from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
-from coseek.labels.oracle_ranked import OracleRanked
-from coseek.labels.parts import AgentWithLimits, LabelResources
-from coseek.labels.ranker import Order, RankingRequest
+from coseek.labels.oracle_retriever import OracleRanked
+from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.measure.answers import exact_match
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.world import World, WorldSettings, make_world
@@ -166,17 +166,17 @@ class Absent:
     identity = property(lambda self: bm25().identity)
     corpus = property(lambda self: bm25().corpus)
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return bm25().seen(query)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         raise RetrieverError("the disk is gone")
 
 
 class Patchy(Absent):
     """Fails at every search but a run's first."""
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if any(len(Query.of(query).history) for query in queries):
             raise RetrieverError("the disk is gone")
         return bm25().search(queries, k)
@@ -287,7 +287,7 @@ def test_an_order_with_one_passage_teaches_nothing(tmp_path: Path) -> None:
 
 
 class OneHit(Absent):
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         return bm25().search(queries, 1)
 
 
@@ -295,5 +295,5 @@ class FirstOnly:
     identity = "as listed"
     card: ClassVar[JsonObject] = {}
 
-    def rank(self, asked: Sequence[RankingRequest]) -> list[Order]:
-        return [Order(tuple(range(len(one.passages)))) for one in asked]
+    def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
+        return [RankedOrder(tuple(range(len(one.passages)))) for one in asked]

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from tests.labels.small import Away, bm25, make, parts, turns, world
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.data.passage import Passage
-from coseek.labels.label import LabelSet
+from coseek.labels.label_set import LabelSet
 from coseek.labels.makers import gold
 from coseek.labels.makers.gold import GoldSettings
-from coseek.labels.turn import SearchTurn
-from coseek.retrieval.lexical.words import words
+from coseek.labels.search_turn import SearchTurn
+from coseek.retrieval.lexical.analyzer import words
 
 
 def sets_of(folder: Path, **settings: object) -> tuple[list[LabelSet], dict[str, int]]:

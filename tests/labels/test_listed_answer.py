@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.labels.listed_answer import Form, Unreadable, after_mark, read_lines, read_scores
+from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_lines, read_scores
 
 
 @given(st.permutations(range(1, 9)), st.lists(st.integers(0, 100), min_size=8, max_size=8), st.data())

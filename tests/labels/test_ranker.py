@@ -10,10 +10,10 @@ from tests.scripted import Scripted
 
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.labels.asking import RETRIES, SCORER
-from coseek.labels.listed_answer import Unreadable
-from coseek.labels.ranker import GoldRanker, ModelRanker, OracleRanker, RankingRequest, load_rank_prompt, read_order
-from coseek.labels.tally import Tally
+from coseek.graders.listed_answer import Unreadable
+from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, RankingRequest, load_rank_prompt, read_order
+from coseek.graders.structured_output import RETRIES, SCORER
+from coseek.labels.tally import CallCounts
 from coseek.retrieval.query import PastTurn, Query
 from coseek.world.questions import plan_of
 from coseek.world.world import WorldSettings, make_world
@@ -29,7 +29,7 @@ def by_worth(prompt: str) -> str:
 
 def ranker(says: Callable[[str], str], fault: str = "", window: int | None = None) -> tuple[ModelRanker, Scripted]:
     model = Scripted(says, fault)
-    return ModelRanker(model, load_rank_prompt("oracle-rank"), 512, 150, window, 2, Tally()), model
+    return ModelRanker(model, load_rank_prompt("oracle-rank"), 512, 150, window, 2, CallCounts()), model
 
 
 def ask(count: int = len(PASSAGES)) -> RankingRequest:
@@ -129,7 +129,7 @@ def test_another_prompt_window_or_model_is_another_identity() -> None:
     prompt = load_rank_prompt("oracle-rank")
     one, two = Scripted(by_worth), Scripted(by_worth, identity="other")
     kinds = [
-        ModelRanker(model, asked, tokens, words, window, step, Tally()).identity
+        ModelRanker(model, asked, tokens, words, window, step, CallCounts()).identity
         for model, asked, tokens, words, window, step in [
             (one, prompt, 512, 150, None, 10),
             (two, prompt, 512, 150, None, 10),
@@ -141,4 +141,4 @@ def test_another_prompt_window_or_model_is_another_identity() -> None:
         ]
     ]
     assert len(set(kinds)) == len(kinds)
-    assert ModelRanker(one, prompt, 512, 150, None, 3, Tally()).identity == kinds[0]
+    assert ModelRanker(one, prompt, 512, 150, None, 3, CallCounts()).identity == kinds[0]

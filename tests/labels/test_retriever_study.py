@@ -23,7 +23,7 @@ from bench.retrievers import (
 )
 
 from coseek.data.question import Question
-from coseek.labels.folder import LabelFolder
+from coseek.labels.label_folder import LabelFolder
 from coseek.measure.score import Scored, ScoredRun
 
 

@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.budget import ContextBudget
-from coseek.agents.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
-from coseek.data.errors import RetrieverError, SettingError
+from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.data.settings import make_settings
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.labels.label import Candidate, DroppedTurn, LabelSet, TurnId
+from coseek.graders.context_budget import ContextBudget
+from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
+from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, ByLikelihood, distinct, softmax
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet, TurnId
 from coseek.labels.maker import Labelled
 from coseek.labels.makers import llm_embedder, replug, scarlet
 from coseek.labels.makers.scarlet import upper_group
-from coseek.labels.parts import LabelResources
-from coseek.labels.turn import SearchTurn
-from coseek.labels.weighing import AnswerLikelihoodSettings, ByLikelihood, distinct, softmax
+from coseek.labels.resources import LabelResources
+from coseek.labels.search_turn import SearchTurn
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.likelihood import Continuation, ContinuationLogprob, open_likelihood
 from coseek.models.tokenizer import PAD
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 
 PASSAGES = [
@@ -44,13 +44,13 @@ WORTH = {"Ada": -0.5, "Bob": -6.0, "Eve": -4.0, "Kim": -9.0}
 class Table:
     """Weighs by a function of the titles in the prompt; remembers what it was asked."""
 
-    talks = False
+    uses_chat_template = False
 
     def __init__(self, nats: Callable[[list[str]], float | None], identity: str = "table") -> None:
         self.nats, self.identity = nats, identity
         self.asked: list[list[Continuation]] = []
 
-    def weigh(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
+    def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         self.asked.append(list(rows))
         return [self._weighed(row) for row in rows]
 
@@ -66,7 +66,7 @@ def single(titles: list[str]) -> float:
 
 
 class Shelf(FixedRetriever):
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if any("bad" in self.seen(query) for query in queries):
             raise RetrieverError("the disk is gone")
         return super().search(queries, k)
@@ -330,7 +330,7 @@ def test_a_real_network_labels_as_its_likelihoods_say_alone_and_among_other_turn
         likelihood = open_likelihood(str(folder))
         for candidate in alone.candidates:
             context = context_of(prompt, ContextBudget(2048), ReadingInput(QUESTION.question, (candidate.passage,)))
-            nats = likelihood.weigh([Continuation(context.prompt, " 1815")])[0].nats
+            nats = likelihood.score([Continuation(context.prompt, " 1815")])[0].nats
             assert candidate.scores["logp"] == pytest.approx(nats, abs=2e-4)
 
 

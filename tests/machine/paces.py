@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coseek.machine import speed
-from coseek.machine.host import Host
+from coseek.hardware import speed
+from coseek.hardware.host import Host
 
 FAST, SLOW = 2.5, 0.02
 """How many times as fast bfloat16 is on a processor that multiplies it, and on one that does not."""
@@ -36,4 +36,4 @@ def processor(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> No
 
 def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new process: what this one has found out and said is forgotten."""
-    monkeypatch.setattr(speed, "_memory", speed.Memory())
+    monkeypatch.setattr(speed, "_memory", speed.ProbeCache())

@@ -2,15 +2,15 @@
 
 import pytest
 
-from coseek.data.settings import dump_settings
-from coseek.machine.precision import Place, Precision, Use, named, settled
-from coseek.training.recipe import AgentRecipe, load_recipe
+from coseek.core.settings import dump_settings
+from coseek.hardware.precision import Place, Precision, Use, named, resolve_precisions
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 
 RECIPE = load_recipe(
     "quickstart",
     [
         "precision=auto",
-        "frozen.precision=auto",
+        "graders.precision=auto",
         "rl.critic.precision=float32",
         "data.retriever_settings={encoder_dtype: auto, dtype: float16}",
         "stages={one: {rl: {policy: {precision: auto}}}, two: {rl: {steps: 3}}}",
@@ -19,7 +19,7 @@ RECIPE = load_recipe(
 PLACES: dict[Place, Use] = {
     ("data", "retriever_settings", "encoder_dtype"): Use.ENCODING,
     ("warm_start", "sft", "learner", "precision"): Use.TRAINING,
-    ("frozen", "precision"): Use.SAMPLING,
+    ("graders", "precision"): Use.SAMPLING,
     ("rl", "policy", "precision"): Use.TRAINING,
     ("rejection", "sft", "learner", "precision"): Use.TRAINING,
     ("stages", "one", "rl", "policy", "precision"): Use.TRAINING,
@@ -38,32 +38,34 @@ def test_every_auto_is_settled_wherever_it_stands() -> None:
         asked[place] = use
         return "bfloat16" if use is Use.TRAINING else "float32"
 
-    found = values(settled(RECIPE, choose))
+    found = values(resolve_precisions(RECIPE, choose))
     assert asked == PLACES
     assert {place: found[place] for place in asked} == {
         place: "bfloat16" if use is Use.TRAINING else "float32" for place, use in PLACES.items()
     }
     assert found["rl", "critic", "precision"] == "float32" and "auto" not in found.values()
-    stage = settled(RECIPE, choose).stage("one")
+    stage = resolve_precisions(RECIPE, choose).stage("one")
     assert stage.rl.policy.precision == stage.rejection.sft.learner.precision == "bfloat16"
 
 
 def test_what_was_begun_in_a_precision_goes_on_in_it() -> None:
-    began = dump_settings(settled(RECIPE, lambda use, place: "bfloat16"))
+    began = dump_settings(resolve_precisions(RECIPE, lambda use, place: "bfloat16"))
 
     def never(use: Use, place: Place) -> Precision:
         raise AssertionError(f"{place} was chosen anew")
 
-    assert set(values(settled(RECIPE, never, began)).values()) == {"bfloat16", "float32"}
-    assert values(settled(RECIPE, never, began)) == values(settled(RECIPE, lambda use, place: "bfloat16"))
+    assert set(values(resolve_precisions(RECIPE, never, began)).values()) == {"bfloat16", "float32"}
+    assert values(resolve_precisions(RECIPE, never, began)) == values(
+        resolve_precisions(RECIPE, lambda use, place: "bfloat16")
+    )
 
 
 @pytest.mark.parametrize("began", [{}, {"rl": None}, {"rl": {"policy": 3}}, {"rl": {"policy": {"precision": "auto"}}}])
 def test_what_an_older_folder_does_not_say_is_chosen(began: dict[str, object]) -> None:
-    found = settled(RECIPE, lambda use, place: "float32", began)  # type: ignore[arg-type]  # as a file may be
+    found = resolve_precisions(RECIPE, lambda use, place: "float32", began)  # type: ignore[arg-type]  # as a file may be
     assert set(values(found).values()) == {"float32"}
 
 
 def test_names_are_left_alone() -> None:
-    recipe = settled(RECIPE, lambda use, place: "float32")
-    assert settled(recipe, lambda use, place: "bfloat16") is recipe
+    recipe = resolve_precisions(RECIPE, lambda use, place: "float32")
+    assert resolve_precisions(recipe, lambda use, place: "bfloat16") is recipe

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from coseek.data.files import read_json
-from coseek.machine import speed
-from coseek.machine.host import Host
-from coseek.machine.precision import Use
-from coseek.machine.speed import FEW, MANY, WIDE, Pace, cache_file, fastest, precision_of, precision_pace, warning
+from coseek.core.files import read_json
+from coseek.hardware import speed
+from coseek.hardware.host import Host
+from coseek.hardware.precision import Use
+from coseek.hardware.speed import FEW, MANY, WIDE, Timing, cache_file, fastest, precision_of, precision_pace, warning
 from coseek.training.settings import LearnerSettings
 
 from .paces import FAST, SLOW, begun_anew, kept, processor
@@ -75,8 +75,8 @@ def test_a_broken_file_is_as_good_as_none_and_is_written_over(tmp_path: Path, te
     path, host = tmp_path / speed.FILE, Host.here()
     path.write_text(text.replace("HOST", host.digest).replace("NAME", MANY))
     assert speed._kept(path, host, MANY) is None
-    speed._keep(path, host, {MANY: Pace(1.0, 0.25)})
-    assert speed._kept(path, host, MANY) == Pace(1.0, 0.25)
+    speed._keep(path, host, {MANY: Timing(1.0, 0.25)})
+    assert speed._kept(path, host, MANY) == Timing(1.0, 0.25)
     path.write_bytes(b"\xff\xfe{")
     assert speed._kept(path, host, MANY) is None
 
@@ -85,11 +85,11 @@ def test_trials_of_several_hosts_stand_beside_each_other(tmp_path: Path, monkeyp
     path, here = tmp_path / speed.FILE, Host.here()
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     there = Host.here()
-    for host, pace in ((here, Pace(1.0, 0.5)), (there, Pace(1.0, 50.0))):
+    for host, pace in ((here, Timing(1.0, 0.5)), (there, Timing(1.0, 50.0))):
         speed._keep(path, host, {MANY: pace})
         speed._keep(path, host, {FEW: pace})
-    assert [speed._kept(path, host, FEW) for host in (here, there)] == [Pace(1.0, 0.5), Pace(1.0, 50.0)]
-    assert [speed._kept(path, host, MANY) for host in (here, there)] == [Pace(1.0, 0.5), Pace(1.0, 50.0)]
+    assert [speed._kept(path, host, FEW) for host in (here, there)] == [Timing(1.0, 0.5), Timing(1.0, 50.0)]
+    assert [speed._kept(path, host, MANY) for host in (here, there)] == [Timing(1.0, 0.5), Timing(1.0, 50.0)]
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def run(
         stop=stop or (StopReason.INVALID if answer is None else StopReason.ANSWERED),
         answer=answer,
         valid=valid,
-        complaint="" if valid else "the run ends after think",
+        format_error="" if valid else "the run ends after think",
         selected_ids=selected_ids,
         seed=seed,
     )

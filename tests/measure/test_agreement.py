@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.data.sheet import Verdict
+from coseek.data.grade_cache import Verdict
 from coseek.measure.agreement import agreement, agreement_table, agreements
 from coseek.measure.score import Verdicts
 

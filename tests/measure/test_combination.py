@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 from tests.measure.samples import MIRA, ORBO, QUESTION, found, run
 
+from coseek.data.grade_cache import GeneratedAnswer
 from coseek.data.passage import Passage
-from coseek.data.sheet import Reply
-from coseek.measure.combination import CombinationGain
-from coseek.measure.component import component_run
+from coseek.measure.combination_gain import CombinationGain
+from coseek.measure.component_scores import component_run
 from coseek.measure.score import ScoredRun
 
 QUESTIONS = [replace(QUESTION, id=f"q{n}") for n in range(8)]
@@ -17,7 +17,7 @@ def scored(name: str, right: int, *passages: Passage) -> ScoredRun:
     """A run whose passages let the generator answer the first `right` questions."""
     runs = [run(found("x", *passages), question=question) for question in QUESTIONS]
     answers = {
-        (question.id, 0): Reply(
+        (question.id, 0): GeneratedAnswer(
             question.id, 0, "c", "Velora" if n < right else "Zun", passage_ids=tuple(p.id for p in passages)
         )
         for n, question in enumerate(QUESTIONS)

@@ -6,10 +6,10 @@ from typing import cast
 import pytest
 from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
+from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.question import Question
-from coseek.data.sheet import Reply, Verdict
-from coseek.measure.component import component_run, component_table
+from coseek.measure.component_scores import component_run, component_table
 from coseek.measure.leaderboard import leaderboard
 from coseek.measure.score import Verdicts, judged, score_run, score_runs, summaries_of
 from coseek.measure.table import comparison_table, main_table, scores_json
@@ -17,8 +17,8 @@ from coseek.measure.table import comparison_table, main_table, scores_json
 OTHERS = [replace(QUESTION, id=f"q{number}") for number in range(2, 6)]
 
 
-def entry(question: Question, answer: str | None, fault: str | None = None) -> Reply:
-    return Reply(question.id, 0, "c", answer, fault=fault, passage_ids=("orbo", "mira"), context_tokens=17)
+def entry(question: Question, answer: str | None, fault: str | None = None) -> GeneratedAnswer:
+    return GeneratedAnswer(question.id, 0, "c", answer, fault=fault, passage_ids=("orbo", "mira"), context_tokens=17)
 
 
 def verdicts(*said: tuple[str, bool | None]) -> Verdicts:

@@ -5,14 +5,24 @@ import ir_measures
 import pytest
 from ir_measures import RR, R, nDCG
 
-from coseek.data.errors import DataError, RetrieverError
+from coseek.core.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trec import read_run, write_qrels, write_run
-from coseek.measure.found import EMPTY, FAULT, FOUND, Answered, Found, RetrievalMeasure, look_up, of_run_file, relevance
 from coseek.measure.rankings import Metric
 from coseek.measure.score import Scores
-from coseek.retrieval.query import Asked, Query
+from coseek.measure.searched import (
+    EMPTY,
+    FAULT,
+    FOUND,
+    Answered,
+    RetrievalMeasure,
+    SearchedQuestion,
+    of_run_file,
+    relevance,
+    search_questions,
+)
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 
 CORPUS = Corpus([Passage(ident, ident, f"text of {ident}") for ident in ("Ada L", "bob", "cat", "dog")])
@@ -30,7 +40,7 @@ class Moody(FixedRetriever):
 
     refused: frozenset[str] = frozenset()
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         for query in queries:
             if self.seen(query) in self.refused:
                 raise RetrieverError("the server is away")
@@ -40,7 +50,7 @@ class Moody(FixedRetriever):
 def asked(*refused: str, batch: int = 64) -> list[Answered]:
     retriever = Moody(CORPUS, FOUND_BY_ONE)
     retriever.refused = frozenset(refused)
-    return [answer for answers in look_up(retriever, QUESTIONS, 3, batch) for answer in answers]
+    return [answer for answers in search_questions(retriever, QUESTIONS, 3, batch) for answer in answers]
 
 
 def measuring(*metrics: str) -> RetrievalMeasure:
@@ -75,20 +85,20 @@ def test_a_failed_search_takes_no_other_along_and_is_in_no_mean(batch: int) -> N
 
 
 def test_a_retriever_sees_the_question_as_the_first_search_of_an_agent() -> None:
-    seen: list[Asked] = []
+    seen: list[QueryLike] = []
 
     class Listening(FixedRetriever):
-        def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+        def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
             seen.extend(queries)
             return super().search(queries, k)
 
-    list(look_up(Listening(CORPUS, {}), QUESTIONS[:1], 3))
+    list(search_questions(Listening(CORPUS, {}), QUESTIONS[:1], 3))
     assert seen == [Query("one?", question="one?")]
 
 
 def test_a_passage_that_is_given_twice_stands_once() -> None:
     hit = Hit(CORPUS[0], 2.0)
-    assert Found.of([hit, Hit(CORPUS[1], 1.0), hit]).ranked == [("Ada L", 2.0), ("bob", 1.0)]
+    assert SearchedQuestion.of([hit, Hit(CORPUS[1], 1.0), hit]).ranked == [("Ada L", 2.0), ("bob", 1.0)]
 
 
 def test_a_run_file_gives_the_numbers_of_the_search_it_was_written_from(tmp_path: Path) -> None:
@@ -106,7 +116,7 @@ def test_a_run_file_gives_the_numbers_of_the_search_it_was_written_from(tmp_path
 def test_ir_measures_reads_what_is_written_and_finds_the_same(tmp_path: Path) -> None:
     """Equal scores, a blank in an id, and a question without any passage are in it."""
     plan = measuring("recall@2", "ndcg@3", "mrr")
-    tied = [(question, Found(found.ids, (1.0,) * len(found.ids))) for question, found in asked()[:3]]
+    tied = [(question, SearchedQuestion(found.ids, (1.0,) * len(found.ids))) for question, found in asked()[:3]]
     write_run(tmp_path / "one.run", {question.id: found.ranked for question, found in tied}, "one")
     write_qrels(tmp_path / "qrels", {question.id: plan.gold(question) for question, _ in tied})
     run, qrels = (str(tmp_path / name) for name in ("one.run", "qrels"))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import RR, R, nDCG
 
-from coseek.data.errors import UnknownName
+from coseek.core.errors import UnknownName
 from coseek.data.trec import trec_order
 from coseek.measure import rankings
 from coseek.measure.rankings import FAMILIES, Judged, Metric

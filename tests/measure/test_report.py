@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.measure.samples import QUESTION, fault, found, run
 
-from coseek.data.errors import MissingExtra
-from coseek.data.files import JsonObject
+from coseek.core.errors import MissingExtra
+from coseek.core.files import JsonObject
 from coseek.data.passage import Passage
 from coseek.measure.intervals import Interval
-from coseek.measure.plots import Bars, Mark, Series, Svg, bar_plot, line_plot, series_of, smoothed
+from coseek.measure.plots import BarSeries, Mark, Series, Svg, bar_plot, line_plot, series_of, smoothed
 from coseek.measure.report import (
     FilesSection,
     PlotSection,
@@ -70,7 +70,7 @@ def plots(name: str = "EM") -> Iterator[Svg]:
     yield line_plot([line], "step", name, [Mark(1, name)])
     some = Interval(0.5, 0.4, 0.6, 10)
     yield bar_plot(
-        ["1 hop", name], [Bars("before", (some, None)), Bars(name, (some, Interval(1, None, None, 1)))], "EM"
+        ["1 hop", name], [BarSeries("before", (some, None)), BarSeries(name, (some, Interval(1, None, None, 1)))], "EM"
     )
 
 
@@ -144,7 +144,7 @@ def test_what_is_counted_has_whole_numbers_on_its_axis() -> None:
 
 def test_bars_must_fit_their_groups() -> None:
     with pytest.raises(ValueError, match="1 values for 2 groups"):
-        bar_plot(["a", "b"], [Bars("x", (None,))], "EM")
+        bar_plot(["a", "b"], [BarSeries("x", (None,))], "EM")
 
 
 def test_a_series_reads_the_rows_that_have_the_metric() -> None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 
-from coseek.data.errors import DataError, UnknownName
+from coseek.core.errors import DataError, UnknownName
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.measure.score import METRICS, score_runs, score_trajectory

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 
 
 @dataclass(frozen=True)

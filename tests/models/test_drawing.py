@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.models.drawing import draw, filter_logits, uniforms
+from coseek.models.token_sampling import filter_logits, sample_tokens, uniforms
 
 
 def numbers(seeds: list[int], positions: list[int]) -> list[float]:
@@ -44,7 +44,7 @@ def test_a_number_depends_on_its_seed_and_position_alone(seed: int, position: in
 def test_what_is_drawn_is_where_the_cumulative_distribution_passes_the_number(
     logits: list[float], uniform: float, temperature: float
 ) -> None:
-    drawn, logprob = draw(torch.tensor([logits]), torch.tensor([uniform]), temperature)
+    drawn, logprob = sample_tokens(torch.tensor([logits]), torch.tensor([uniform]), temperature)
     chances = (torch.tensor(logits, dtype=torch.float64) / temperature).softmax(dim=-1)
     place = int(drawn)
     assert float(logprob) == pytest.approx(float(chances[place].log()), abs=1e-4)
@@ -54,7 +54,7 @@ def test_what_is_drawn_is_where_the_cumulative_distribution_passes_the_number(
 
 def test_a_token_of_no_chance_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(4, -1)
-    drawn, _ = draw(logits, torch.tensor([2.0**-24, 0.4999, 0.5001, 1.0]), 1.0)
+    drawn, _ = sample_tokens(logits, torch.tensor([2.0**-24, 0.4999, 0.5001, 1.0]), 1.0)
     assert drawn.tolist() == [1, 1, 3, 3]
 
 

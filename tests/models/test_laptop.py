@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.loading import load_model, save_model
+from coseek.models.pretrained import load_model, save_model
 from coseek.models.tokenizer import HfTokenizer
 
 TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.machine.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, logits_of, network
 
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.likelihood import (
     Continuation,
@@ -61,7 +61,7 @@ def rows_of(seed: int, count: int) -> list[Continuation]:
 def test_it_is_the_sum_that_one_plain_pass_over_the_row_alone_gives(name: str) -> None:
     likelihood = over(name)
     rows = rows_of(1, 12)
-    for row, weighed in zip(rows, likelihood.weigh(rows), strict=True):
+    for row, weighed in zip(rows, likelihood.score(rows), strict=True):
         given_ids = TOKENIZER.encode_data(row.prompt) + TOKENIZER.encode_data(row.lead)
         said_ids = TOKENIZER.encode_data(row.text)
         assert weighed.tokens == len(said_ids)
@@ -74,11 +74,11 @@ def test_it_is_the_sum_that_one_plain_pass_over_the_row_alone_gives(name: str) -
 def test_a_row_has_the_same_likelihood_alone_and_among_others(seed: int, count: int, batch_tokens: int) -> None:
     likelihood = over("lfm2", batch_tokens)
     rows = rows_of(seed, count)
-    together = likelihood.weigh(rows)
-    alone = [likelihood.weigh([row])[0] for row in rows]
+    together = likelihood.score(rows)
+    alone = [likelihood.score([row])[0] for row in rows]
     assert [one.tokens for one in together] == [one.tokens for one in alone]
     assert [one.nats for one in together] == pytest.approx([one.nats for one in alone], abs=2e-4)
-    assert together == likelihood.weigh(rows)
+    assert together == likelihood.score(rows)
 
 
 def test_the_probabilities_of_all_next_tokens_add_up_to_one() -> None:
@@ -110,26 +110,26 @@ def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(fol
     row = likelihood._ids(Continuation(" the cat", " sat", " so"))
     user, model = tokenizer.encode("<|user|><|model|>")
     encode = tokenizer.encode_data
-    assert likelihood.talks
+    assert likelihood.uses_chat_template
     assert row == ([user, *encode(" the cat"), model, *encode(" so"), *encode(" sat")], len(encode(" the cat so")) + 2)
-    assert not open_likelihood(str(folder)).talks
+    assert not open_likelihood(str(folder)).uses_chat_template
 
 
 def test_what_cannot_be_weighed_is_a_fault_and_takes_no_other_along(likelihood: LocalLikelihood) -> None:
     good = Continuation(" the cat", " sat")
     rows = [Continuation(" one fish", ""), good, Continuation("", " two"), Continuation(" fish" * 300, " red")]
-    found = likelihood.weigh(rows)
+    found = likelihood.score(rows)
     assert [one.nats is None for one in found] == [True, False, True, True]
-    assert found[1] == likelihood.weigh([good])[0]
+    assert found[1] == likelihood.score([good])[0]
     assert all(one.fault for one in found if one.nats is None)
-    assert likelihood.weigh([]) == []
+    assert likelihood.score([]) == []
 
 
 def test_a_likelihood_that_is_no_number_is_a_fault() -> None:
     likelihood = over("llama")
     with torch.no_grad():
         next(likelihood.model.parameters()).fill_(float("nan"))
-    found = likelihood.weigh([Continuation(" the cat", " sat")])[0]
+    found = likelihood.score([Continuation(" the cat", " sat")])[0]
     assert found.nats is None and "no number" in str(found.fault)
 
 

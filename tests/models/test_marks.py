@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.loading import load_model
-from coseek.models.marks import add_tag_tokens
+from coseek.models.pretrained import load_model
+from coseek.models.tag_tokens import add_tag_tokens
 from coseek.models.tokenizer import HfTokenizer
 
 TEXTS = ["the mayor of Novinna is Ada Byron .", "the label of Silver Gate is Narrow Clover ."]

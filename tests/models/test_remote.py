@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from tests.models.http_site import Asked, Said, Site, site
 
-from coseek.data.calls import HttpSettings
-from coseek.data.errors import ModelError, SettingError
-from coseek.data.files import Json, JsonObject
+from coseek.core.errors import ModelError, SettingError
+from coseek.core.files import Json, JsonObject
+from coseek.core.http import HttpSettings
+from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
-from coseek.data.settings import dump_settings, make_settings
-from coseek.models.dialect import Ask, Part
+from coseek.models.dialect import RowSegment, TurnRequest
 from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
-from coseek.models.remote import RemoteModel, RemoteSettings, open_remote, why_inexact
+from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote, why_inexact
 from coseek.models.remote_text import RemoteTextModelSettings, named_server, open_remote_text
-from coseek.models.stopping import stopped_after
+from coseek.models.stop_strings import stopped_after
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.usage import Prices
 
@@ -53,7 +53,7 @@ def sglang(text: str, finish: str = "stop") -> Said:
 
 def opened(there: Site, dialect: str, temperature: float = 0.0, **settings: object) -> RemoteModel:
     given = {"dialect": dialect, "model": "m", "patience": FAST, **settings}
-    return open_remote(there.url, make_settings(RemoteSettings, given), BYTES, STOPS, temperature)
+    return open_remote(there.url, make_settings(RemoteModelSettings, given), BYTES, STOPS, temperature)
 
 
 def only(model: RemoteModel, key: int = 1) -> Turn:
@@ -101,10 +101,10 @@ def test_the_temperature_is_said_even_when_it_is_0(dialect: str) -> None:
 
 
 def test_draws_of_two_turns_do_not_use_the_same_numbers() -> None:
-    first = Ask("m", (Part(False, (1, 2), "ab"),), 8, (), 1.0, seed=5)
-    second = Ask("m", (*first.parts, Part(True, (3,), "c")), 8, (), 1.0, seed=5)
+    first = TurnRequest("m", (RowSegment(False, (1, 2), "ab"),), 8, (), 1.0, seed=5)
+    second = TurnRequest("m", (*first.parts, RowSegment(True, (3,), "c")), 8, (), 1.0, seed=5)
     assert first.turn_seed != second.turn_seed
-    assert first.turn_seed == Ask("x", first.parts, 9, (), 0.5, seed=5).turn_seed
+    assert first.turn_seed == TurnRequest("x", first.parts, 9, (), 0.5, seed=5).turn_seed
     assert 0 <= first.turn_seed < 2**31
 
 
@@ -304,7 +304,7 @@ def test_every_row_ends_whatever_the_server_does(attempts: int, least: int) -> N
 def test_a_server_is_asked_for_its_dialect_and_its_only_model() -> None:
     listed: JsonObject = {"data": [{"id": "policy", "owned_by": "vllm"}]}
     with site(lambda asked: Said(listed)) as there:
-        model = open_remote(there.url + "/v1/", RemoteSettings(patience=FAST), BYTES, STOPS)
+        model = open_remote(there.url + "/v1/", RemoteModelSettings(patience=FAST), BYTES, STOPS)
         model.calls.close()
         assert there.asked[0].path == "/v1/models"
     assert (model.served.dialect, model.served.model) == ("vllm", "policy")
@@ -321,12 +321,12 @@ def test_a_server_is_asked_for_its_dialect_and_its_only_model() -> None:
 )
 def test_a_server_that_cannot_be_used_is_a_sentence(said: Said, model: str | None, sentence: str) -> None:
     with site(lambda asked: said) as there, pytest.raises(SettingError, match=sentence):
-        open_remote(there.url, RemoteSettings(model=model, patience=FAST), BYTES, STOPS)
+        open_remote(there.url, RemoteModelSettings(model=model, patience=FAST), BYTES, STOPS)
 
 
 def test_a_server_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(SettingError, match="check its address"):
-        open_remote("http://127.0.0.1:1", RemoteSettings(patience=FAST), BYTES, STOPS)
+        open_remote("http://127.0.0.1:1", RemoteModelSettings(patience=FAST), BYTES, STOPS)
 
 
 def test_a_stop_is_found_where_a_sampler_would_have_stopped() -> None:

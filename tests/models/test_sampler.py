@@ -10,7 +10,7 @@ from tests.machine.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, VOCABULARY, converse, logits_of, network, request, transcript
 from transformers import PreTrainedModel
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.models.model import Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings, pick_dtype
 from coseek.models.tokenizer import ByteTokenizer

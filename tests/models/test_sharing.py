@@ -9,8 +9,8 @@ from tests.models.networks import NETWORKS, logits_of, network, random_ids, requ
 from transformers import PreTrainedModel
 
 from coseek.models.model import Turn, TurnEnd
+from coseek.models.prefix_sharing import LEAST, PromptPiece, plan_prefix_sharing
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.sharing import LEAST, Piece, share
 from coseek.models.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -20,9 +20,9 @@ def sampler(model: PreTrainedModel, **settings: object) -> Sampler:
     return Sampler(model, TOKENIZER, (), SamplerSettings.model_validate(settings))
 
 
-def held(rows: list[Piece]) -> tuple[dict[int, tuple[int, ...]], int]:
+def held(rows: list[PromptPiece]) -> tuple[dict[int, tuple[int, ...]], int]:
     """What every slot holds in the end when the plan is carried out, and how many tokens were read for it."""
-    rounds, left = share(rows)
+    rounds, left = plan_prefix_sharing(rows)
     slots: dict[int, tuple[int, ...]] = {slot: () for slot, _ in rows}
     read = 0
     for one in rounds:
@@ -59,8 +59,8 @@ def test_a_common_beginning_is_read_once_and_each_questions_own_part_once_a_ques
 
 def test_rows_with_little_in_common_are_read_as_if_nothing_were_shared() -> None:
     rows = [(slot, tuple([65] * (LEAST - 1) + [slot])) for slot in range(5)]
-    assert share(rows) == ([], dict(rows))
-    assert share([]) == ([], {})
+    assert plan_prefix_sharing(rows) == ([], dict(rows))
+    assert plan_prefix_sharing([]) == ([], {})
 
 
 # --- in the sampler

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.models.stopping import StopStrings
+from coseek.models.stop_strings import StopStrings
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 
 # Without special tokens the closings are written in pieces, and "></" is common enough to become one token.

@@ -5,10 +5,17 @@ from pathlib import Path
 import pytest
 from tests.machine.paces import FAST, SLOW, processor
 
-from coseek.data.errors import DataError, ModelError
-from coseek.machine import speed
+from coseek.core.errors import DataError, ModelError
+from coseek.hardware import speed
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.models.text import CUT, LocalTextModel, TextModelSettings, frame, open_local_text_model, open_writer
+from coseek.models.local_text import (
+    CUT,
+    LocalTextModel,
+    TextModelSettings,
+    chat_frame,
+    open_local_text_model,
+    open_text_model,
+)
 from coseek.models.tokenizer import HfTokenizer
 
 TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
@@ -72,7 +79,7 @@ def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:
     tokenizer = HfTokenizer.load(talking)
     tokenizer.fast.chat_template = "{{ 'hello' }}"
     with pytest.raises(DataError, match="drops what a user says"):
-        frame(tokenizer, talking)
+        chat_frame(tokenizer, talking)
 
 
 def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: LocalTextModel) -> None:
@@ -109,14 +116,14 @@ def test_an_identity_holds_the_precision_that_auto_came_to(
 
 def test_another_model_or_context_is_another_identity(folder: Path, talking: Path) -> None:
     kinds = [
-        open_writer(str(folder)).identity,
+        open_text_model(str(folder)).identity,
         open_local_text_model(talking).identity,
-        open_writer(str(folder), TextModelSettings(max_context=64)).identity,
+        open_text_model(str(folder), TextModelSettings(max_context=64)).identity,
     ]
     assert len(set(kinds)) == 3
-    assert open_writer(str(folder)).identity == kinds[0]
+    assert open_text_model(str(folder)).identity == kinds[0]
 
 
 def test_a_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no model folder"):
-        open_writer(str(tmp_path / "nothing"))
+        open_text_model(str(tmp_path / "nothing"))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.models.tokenizer import END, PAD, ByteTokenizer, HfTokenizer, train_tokenizer
 
 TAGS = ("<search>", "</search>", "<answer>", "</answer>")

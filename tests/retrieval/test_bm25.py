@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.data.settings import make_settings
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings, weigh
 
 VOCABULARY = ["ada", "bob", "cat", "dog", "elm", "fig"]
@@ -23,7 +23,7 @@ def corpus_of(texts: Sequence[str]) -> Corpus:
     return Corpus(Passage(str(row), "", text) for row, text in enumerate(texts))
 
 
-def ids(retriever: Bm25, query: Asked, k: int = 10) -> list[str]:
+def ids(retriever: Bm25, query: QueryLike, k: int = 10) -> list[str]:
     return [hit.passage.id for hit in retriever.search([query], k)[0]]
 
 

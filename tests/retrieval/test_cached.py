@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import DataError, DiskFault, RetrieverError, SettingError
+from coseek.core.errors import DataError, DiskFault, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit, Passage
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
-from coseek.retrieval.opening import open_retriever
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
 from coseek.retrieval.retrievers.cached import Cached
@@ -38,16 +38,16 @@ class Engine:
     def __init__(self, view: str = "query", corpus: Corpus = CORPUS) -> None:
         self.inner = Bm25.over(corpus, Bm25Settings(view=view))
         self.corpus = corpus
-        self.asked: list[list[Asked]] = []
+        self.asked: list[list[QueryLike]] = []
 
     @property
     def identity(self) -> str:
         return digest_of(self.name, self.inner.identity)
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return self.inner.seen(query)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         self.asked.append(list(queries))
         if any("bad" in self.seen(query) for query in queries):
             raise RetrieverError("the disk is gone")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.data.errors import DataError, IndexMismatch, RetrieverError, SettingError
+from coseek.core.errors import DataError, IndexMismatch, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import Query

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.retrieval.tiny_encoder import make_encoder
 
-from coseek.data.errors import DataError, SettingError, UserError
-from coseek.retrieval.vectors.embedding import Reader
+from coseek.core.errors import DataError, SettingError, UserError
+from coseek.retrieval.vectors.embedding_retriever import Reader
 from coseek.retrieval.vectors.encoder import Encoder, encoder_folder, usable_device
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 

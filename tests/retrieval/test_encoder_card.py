@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coseek.data.errors import DataError
-from coseek.data.files import Json
+from coseek.core.errors import DataError
+from coseek.core.files import Json
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard, most_read
 

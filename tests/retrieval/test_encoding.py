@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.data.errors import DiskFault, UserError
+from coseek.core.errors import DiskFault, UserError
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import build_index, open_index
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.retrieval.brute import brute_force, copies, denormals, hard_cases, mixed_norms, near_ties, unit_rows
 
-from coseek.data.errors import RetrieverError
+from coseek.core.errors import RetrieverError
+from coseek.retrieval.vectors.block_scores import peaks_of, reaching, reaching_on_device
 from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, product_error
-from coseek.retrieval.vectors.products import peaks_of, reaching, reaching_on_device
 from coseek.retrieval.vectors.shortlist import score_error, scores_of
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.data.errors import DataError, DiskFault, IndexMismatch, SettingError
+from coseek.core.errors import DataError, DiskFault, IndexMismatch, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers import hnsw
 from coseek.retrieval.retrievers.hnsw import Hnsw, HnswSearch, HnswSettings, weave
-from coseek.retrieval.vectors.embedding import Rows
+from coseek.retrieval.vectors.embedding_retriever import Rows
 from coseek.retrieval.vectors.encoder import Vectors
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.retrieval.vectors.exact import ExactSearch

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import IndexMismatch, RetrieverError, SettingError
+from coseek.core.errors import IndexMismatch, RetrieverError, SettingError
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.settings import make_settings
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
-from coseek.retrieval.opening import open_retriever
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever, Retriever
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 
@@ -30,10 +30,10 @@ class Far:
     corpus: Corpus | None = None
     identity: str = "far"
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return Query.of(query).question
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if self.fault:
             raise RetrieverError(self.fault)
         return [[Hit(*row) for row in self.found[:k]] for _ in queries]

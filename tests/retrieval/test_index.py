@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coseek.data.errors import DataError, IndexMismatch, SettingError, UnknownName, UserError
+from coseek.core.errors import DataError, IndexMismatch, SettingError, UnknownName, UserError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index, retriever_names
 from coseek.retrieval.retrievers.bm25 import Bm25

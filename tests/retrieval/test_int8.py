@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tests.retrieval.brute import brute_force, hard_cases, near_ties, outliers, unit_rows
 
 import coseek.retrieval.vectors.int8 as int8
-from coseek.data.errors import DataError, IndexMismatch, RetrieverError
+from coseek.core.errors import DataError, IndexMismatch, RetrieverError
 from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, encode, largest_query_code, quantise
 from coseek.retrieval.vectors.shortlist import scores_of

@@ -5,7 +5,7 @@ import pytest
 from tests.retrieval.test_hnsw import clustered, recall
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers import ivf_pq

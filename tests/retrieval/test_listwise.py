@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.scripted import Scripted
 
 from coseek.cli.retrievers import open_named
-from coseek.data.errors import DataError, RetrieverError, SettingError, UnknownName
+from coseek.core.errors import DataError, RetrieverError, SettingError, UnknownName
+from coseek.core.prompt_file import load_prompt
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.data.settings import make_settings
 from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
-from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
-from coseek.retrieval.language.prompt import load_prompt
-from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.listwise import Listwise, ListwiseSettings

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from coseek.data.errors import RetrieverError, SettingError
+from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.settings import make_settings
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.noisy import Noisy, NoisySettings
 
@@ -64,10 +64,10 @@ class Far:
     corpus: Corpus | None = None
     identity: str = "far"
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return str(query)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         raise RetrieverError("far away")
 
 

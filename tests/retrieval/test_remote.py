@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.serve.live import CORPUS, EchoRetriever, live
 
-from coseek.data.breaker import CircuitBreaker
-from coseek.data.errors import RetrieverError, SettingError
-from coseek.data.files import Json, JsonObject
+from coseek.core.breaker import CircuitBreaker
+from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.files import Json, JsonObject
+from coseek.core.settings import make_settings
 from coseek.data.passage import Passage
-from coseek.data.settings import make_settings
-from coseek.retrieval.answers import parse_response
-from coseek.retrieval.opening import open_retriever
-from coseek.retrieval.query import Asked, PastTurn, Query
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.query import PastTurn, Query, QueryLike
+from coseek.retrieval.responses import parse_response
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteSettings
+from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteRetrieverSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]
@@ -93,7 +93,7 @@ def foreign(answer: Answer) -> Iterator[Foreign]:
 @contextmanager
 def remote(url: str, **settings: object) -> Iterator[RemoteRetriever]:
     given = {"url": url, "backoff_s": 0.01, "retries": 2, **settings}
-    client = RemoteRetriever(make_settings(RemoteSettings, given), random.Random(0))
+    client = RemoteRetriever(make_settings(RemoteRetrieverSettings, given), random.Random(0))
     try:
         yield client
     finally:
@@ -117,7 +117,7 @@ def found(path: str, body: JsonObject) -> Json:
     return {"result": [[{"document": document(str(query)), "score": 1.0}] for query in queries]}
 
 
-def ids(client: Retriever, queries: Sequence[Asked], k: int = 3) -> list[list[str]]:
+def ids(client: Retriever, queries: Sequence[QueryLike], k: int = 3) -> list[list[str]]:
     return [[hit.passage.id for hit in hits] for hits in client.search(queries, k)]
 
 
@@ -284,7 +284,7 @@ def test_an_address_or_a_file_opens_it(tmp_path: Path) -> None:
 def test_the_identity_follows_the_server_where_it_gives_one() -> None:
     cards: list[Json] = [{"identity": "one"}, {"identity": "two"}]
     with foreign(lambda path, body: cards.pop(0) if cards else (404, {}, b"")) as server:
-        clients = [RemoteRetriever(RemoteSettings(url=server.url)) for _ in range(4)]
+        clients = [RemoteRetriever(RemoteRetrieverSettings(url=server.url)) for _ in range(4)]
         identities = [client.identity for client in clients]
         assert identities == [client.identity for client in clients]  # asked for once
         for client in clients:

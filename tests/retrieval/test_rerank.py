@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
-from coseek.data.errors import DataError, IndexMismatch, RetrieverError
+from coseek.core.errors import DataError, IndexMismatch, RetrieverError
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.data.settings import make_settings
 from coseek.retrieval.cross_encoder import CrossEncoder
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
-from coseek.retrieval.opening import open_retriever
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.rerank import Rerank, RerankSettings

@@ -9,12 +9,12 @@ import yaml
 from tests.retrieval.test_rerank import make_cross_encoder
 from tests.scripted import Scripted
 
-from coseek.data.errors import SettingError, UserError
+from coseek.core.errors import SettingError, UserError
+from coseek.core.registry import plugin_names
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
-from coseek.data.registry import names
+from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import PACKAGE, build_index
-from coseek.retrieval.opening import open_retriever, plugin_files
 
 OWN = "newest.py"
 PAGE = Path(__file__).parents[2] / "docs" / "retrievers.md"
@@ -89,5 +89,9 @@ def test_an_index_that_somebody_gave_away_runs_no_python(home: Path) -> None:
 
 def test_every_retriever_and_engine_is_on_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    missing = [name for name in names(PACKAGE) + names("coseek.retrieval.web.engines") if f"`{name}`" not in text]
+    missing = [
+        name
+        for name in plugin_names(PACKAGE) + plugin_names("coseek.retrieval.web.providers")
+        if f"`{name}`" not in text
+    ]
     assert not missing

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
-from coseek.data.errors import RetrieverError, SettingError
+from coseek.core.errors import RetrieverError, SettingError
 from coseek.data.question import Question, save_questions
-from coseek.retrieval.language.curriculum import NoiseSchedule, Progress
-from coseek.retrieval.language.documents import parse_documents, without_tags
-from coseek.retrieval.opening import open_retriever
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
+from coseek.retrieval.llm.simulated_documents import parse_documents, without_tags
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.simulated import Simulated
 
@@ -41,14 +41,14 @@ def test_the_rate_follows_the_formula_of_the_paper() -> None:
     noise = NoiseSchedule(start=0.1, end=0.7, base=4)
     for step, steps in ((0, 10), (3, 10), (10, 10)):
         share = (4 ** (step / steps) - 1) / (4 - 1)
-        assert noise.rate(Progress(step, steps)) == pytest.approx(0.1 + share * 0.6)
+        assert noise.rate(TrainingProgress(step, steps)) == pytest.approx(0.1 + share * 0.6)
 
 
 @settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 100), st.integers(0, 50))
 def test_the_rate_goes_from_start_to_end_and_never_outside(start: float, end: float, base: float, step: int) -> None:
     noise = NoiseSchedule(start=start, end=end, base=base)
-    rates = [noise.rate(Progress(step, 51)), noise.rate(Progress(step + 1, 51))]
+    rates = [noise.rate(TrainingProgress(step, 51)), noise.rate(TrainingProgress(step + 1, 51))]
     low, high = min(start, end) - 1e-12, max(start, end) + 1e-12
     assert all(low <= rate <= high for rate in rates)
     assert (rates[1] - rates[0]) * (end - start) >= -1e-12
@@ -56,12 +56,12 @@ def test_the_rate_goes_from_start_to_end_and_never_outside(start: float, end: fl
 
 def test_a_base_near_one_is_nearly_a_straight_line() -> None:
     for base in (1.0, 1.0 + 1e-15, 1.0 - 1e-12):
-        assert NoiseSchedule(start=0, end=1, base=base).rate(Progress(3, 10)) == pytest.approx(0.3)
+        assert NoiseSchedule(start=0, end=1, base=base).rate(TrainingProgress(3, 10)) == pytest.approx(0.3)
 
 
 def test_noise_strikes_as_often_as_its_rate_says() -> None:
     noise = NoiseSchedule(start=0.3, end=0.3)
-    struck = sum(noise.strikes(f"query {number}", Progress(0, 1)) for number in range(4000))
+    struck = sum(noise.strikes(f"query {number}", TrainingProgress(0, 1)) for number in range(4000))
     assert abs(struck - 1200) < 5 * math.sqrt(4000 * 0.3 * 0.7)
 
 

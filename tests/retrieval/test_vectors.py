@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coseek.data.errors import DataError
+from coseek.core.errors import DataError
 from coseek.retrieval.vectors.store import FloatName, VectorStore, VectorWriter
 
 ROWS, DIM, SHARD = 25, 3, 10

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import SettingError, UnknownName
-from coseek.data.settings import make_settings
+from coseek.core.errors import SettingError, UnknownName
+from coseek.core.settings import make_settings
 from coseek.retrieval.query import PastTurn, Query
 from coseek.retrieval.retrievers.bm25 import Bm25Settings
-from coseek.retrieval.views import LAST_TURNS_ABOUT, VIEWS, Count, disarm, render_view
+from coseek.retrieval.views import LAST_TURNS_ABOUT, VIEWS, Count, neutralise_separator, render_view
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "views.md"
 BLOCK = re.compile(r"(<!-- views: [^\n]* -->\n).*(<!-- end of views -->)", re.DOTALL)
@@ -154,7 +154,7 @@ def test_a_limit_is_kept_the_query_stays_whole_and_nothing_is_cut_without_need(
 ) -> None:
     whole = render_view(view, query, bare=bare)
     cut = render_view(view, query, limit=limit, count=count, bare=bare)
-    alone = query.text if view == "query" else disarm(query.text, "[SEP]")
+    alone = query.text if view == "query" else neutralise_separator(query.text, "[SEP]")
     assert cut.endswith(alone)
     assert count(cut) <= limit or cut == alone
     assert cut == whole or (count(whole) > limit and view != "query")
@@ -177,8 +177,8 @@ def test_a_long_past_is_cut_with_few_counts() -> None:
 @given(st.sampled_from(["question+query", "question+history"]), queries)
 def test_a_separator_inside_the_data_closes_no_field(view: str, query: Query) -> None:
     fields = [query.question, *(turn.query for turn in query.history if view == "question+history"), query.text]
-    given_fields = [field for field in fields if disarm(field, "[SEP]")]
-    if disarm(query.text, "[SEP]"):
+    given_fields = [field for field in fields if neutralise_separator(field, "[SEP]")]
+    if neutralise_separator(query.text, "[SEP]"):
         assert len(render_view(view, query).split("[SEP]")) == len(given_fields)
 
 
@@ -192,8 +192,8 @@ def test_text_inside_the_data_begins_no_line(query: Query) -> None:
 @settings(max_examples=200)
 @given(st.text("[]SEP <|>/s x\n"), st.sampled_from(["[SEP]", "</s>", "<|s|>", " | ", "[ S ]", "SEP", "SS", "]"]))
 def test_no_separator_survives_in_data_and_no_word_is_lost(data: str, separator: str) -> None:
-    disarmed = disarm(data, separator)
-    assert separator.strip() not in disarmed and disarm(disarmed, separator) == disarmed
+    disarmed = neutralise_separator(data, separator)
+    assert separator.strip() not in disarmed and neutralise_separator(disarmed, separator) == disarmed
     if not separator.isalnum():
         assert re.findall(r"\w", disarmed) == re.findall(r"\w", data)
 

@@ -11,12 +11,12 @@ from tests.machine.paces import kept
 from tests.retrieval.brute import unit_rows
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.machine.speed import Pace
+from coseek.hardware.speed import Timing
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers.dense import CODES, Dense
-from coseek.retrieval.vectors import way
+from coseek.retrieval.vectors import search_method as way
+from coseek.retrieval.vectors.search_method import FEWEST, chosen, fastest_way, taken
 from coseek.retrieval.vectors.store import VectorStore
-from coseek.retrieval.vectors.way import FEWEST, chosen, fastest_way, taken
 
 WINS, LOSES = 3.0, 0.3
 QUERIES = ["ba be", "do", "gu go ge"]
@@ -28,7 +28,7 @@ def scans(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, dim: int)
 
 
 def test_int8_is_taken_only_where_it_wins() -> None:
-    assert [taken(Pace(1.0, 1.0 / ratio)) for ratio in (LOSES, 1.0, 1.19, 1.21, WINS)] == [
+    assert [taken(Timing(1.0, 1.0 / ratio)) for ratio in (LOSES, 1.0, 1.19, 1.21, WINS)] == [
         "exact", "exact", "exact", "int8", "int8",
     ]  # fmt: skip
     assert taken(None) == "exact"

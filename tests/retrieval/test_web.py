@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.retrieval.web_server import Answer, Site, body_of, running
 
-from coseek.data.calls import HttpClient, HttpSettings
-from coseek.data.errors import CoseekError, RetrieverError, SettingError, UnknownName
-from coseek.data.registry import names
-from coseek.data.settings import dump_settings
-from coseek.retrieval.opening import open_retriever
+from coseek.core.errors import CoseekError, RetrieverError, SettingError, UnknownName
+from coseek.core.http import HttpClient, HttpSettings
+from coseek.core.registry import plugin_names
+from coseek.core.settings import dump_settings
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retrievers.web import ENGINES, Web
 from coseek.retrieval.web.addresses import is_public
-from coseek.retrieval.web.calls import Service
-from coseek.retrieval.web.engine import Ask, WebResult, distinct, plain
-from coseek.retrieval.web.fetching import FetchedPage, Fetcher, PageFault, PageLimits
+from coseek.retrieval.web.api import SearchApi
+from coseek.retrieval.web.fetch import FetchedPage, Fetcher, PageFault, PageLimits
 from coseek.retrieval.web.pages import Page, cut, decode, read, read_page
+from coseek.retrieval.web.provider import ProviderRequest, WebResult, distinct, plain
 
 SECRET = "sk-SECRET-4711"
 SENT_AS = {
@@ -71,7 +71,7 @@ def web(site: Site, engine: str = "serper", **given: object) -> Web:
 
 
 def test_every_engine_has_a_canned_answer_here() -> None:
-    assert names(ENGINES) == sorted(SENT_AS)
+    assert plugin_names(ENGINES) == sorted(SENT_AS)
 
 
 @pytest.mark.parametrize("engine", sorted(SENT_AS))
@@ -187,19 +187,19 @@ def test_an_answer_in_another_form_is_a_fault(site: Site, body: bytes) -> None:
 # Calls
 
 
-def service(url: str, waits: list[float]) -> Service:
+def service(url: str, waits: list[float]) -> SearchApi:
     async def sleep(wait_s: float) -> None:
         waits.append(wait_s)
 
     patience = HttpSettings(attempts=3, first_wait_s=1.0, timeout_s=2)
-    return Service("it", HttpClient(url, patience, rng=random.Random(0), name="it", quotes=False, sleep=sleep))
+    return SearchApi("it", HttpClient(url, patience, rng=random.Random(0), name="it", quotes=False, sleep=sleep))
 
 
 def test_what_may_pass_is_asked_again_after_growing_waits(site: Site) -> None:
     waits: list[float] = []
     site.says("/busy", Answer(status=503), Answer(status=429), Answer(b'{"x": 1}'))
     asked = service(f"{site.url}/busy", waits)
-    assert asked.ask(Ask("GET", {})) == {"x": 1}
+    assert asked.ask(ProviderRequest("GET", {})) == {"x": 1}
     stats = asked.calls.stats
     assert (stats.calls, stats.retries, stats.answered) == (3, 2, 1)
     assert 0.5 <= waits[0] <= 1.0 <= waits[1] <= 2.0
@@ -210,7 +210,7 @@ def test_a_service_says_how_long_to_wait(site: Site) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
     after = [Answer(status=429, headers={"Retry-After": said}) for said in ("3", date)]
     site.says("/later", *after, Answer(b"{}"))
-    service(f"{site.url}/later", waits).ask(Ask("GET", {}))
+    service(f"{site.url}/later", waits).ask(ProviderRequest("GET", {}))
     assert waits[0] == 3.0
     assert 10 < waits[1] <= 20
 
@@ -218,26 +218,26 @@ def test_a_service_says_how_long_to_wait(site: Site) -> None:
 def test_a_wait_that_is_too_long_ends_the_asking(site: Site) -> None:
     site.says("/tomorrow", Answer(status=429, headers={"Retry-After": "86400"}))
     with pytest.raises(RetrieverError, match="asks to wait 86400 s"):
-        service(f"{site.url}/tomorrow", []).ask(Ask("GET", {}))
+        service(f"{site.url}/tomorrow", []).ask(ProviderRequest("GET", {}))
     assert site.count("/tomorrow") == 1
 
 
 def test_what_will_not_pass_is_asked_once(site: Site) -> None:
     site.says("/no", Answer(status=403))
     with pytest.raises(RetrieverError, match="it: it answered 403: its key is missing, wrong, or not for this"):
-        service(f"{site.url}/no", []).ask(Ask("GET", {}))
+        service(f"{site.url}/no", []).ask(ProviderRequest("GET", {}))
     assert site.count("/no") == 1
 
 
 def test_a_service_that_is_not_there_is_a_fault() -> None:
     with pytest.raises(RetrieverError, match=r"it: the connection failed: ConnectError \(3 tries\)"):
-        service("http://127.0.0.1:9/", []).ask(Ask("GET", {}))
+        service("http://127.0.0.1:9/", []).ask(ProviderRequest("GET", {}))
 
 
 def test_a_service_whose_credit_is_used_up_says_so(site: Site) -> None:
     site.says("/poor", Answer(b"your key abc", status=402))
     with pytest.raises(RetrieverError, match=r"^it: it answered 402; its credit is used up$"):
-        service(f"{site.url}/poor", []).ask(Ask("GET", {}))
+        service(f"{site.url}/poor", []).ask(ProviderRequest("GET", {}))
 
 
 # Pages

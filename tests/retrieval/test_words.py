@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import SettingError
-from coseek.data.settings import make_settings
-from coseek.retrieval.lexical.words import singular, words
+from coseek.core.errors import SettingError
+from coseek.core.settings import make_settings
+from coseek.retrieval.lexical.analyzer import singular, words
 from coseek.retrieval.retrievers.bm25 import Bm25Settings
 
 
@@ -46,8 +46,8 @@ def test_without_the_library_of_stemmers_the_way_to_it_is_said_and_the_rest_work
     code = """
 import sys
 sys.modules["Stemmer"] = None  # what an import finds when nothing is installed
-from coseek.data.errors import MissingExtra
-from coseek.data.settings import make_settings
+from coseek.core.errors import MissingExtra
+from coseek.core.settings import make_settings
 from coseek.retrieval.retrievers.bm25 import Bm25Settings
 assert make_settings(Bm25Settings, {"stem": "plural"}).cut("cities") == ["city"]
 try:

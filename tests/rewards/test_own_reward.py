@@ -7,10 +7,10 @@ import pytest
 import yaml
 from tests.measure.samples import run
 
-from coseek.data.errors import SettingError, UserError
+from coseek.core.errors import SettingError, UserError
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.run_record import begin
 from coseek.rewards.reward import RewardSpec, make_reward
-from coseek.training.beginning import begin
-from coseek.training.recipe import load_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 (BREVITY,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run, written
 
-from coseek.data.errors import DataError, SettingError, UnknownName
-from coseek.data.sheet import Reply, Verdict
+from coseek.core.errors import DataError, SettingError, UnknownName
+from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.rewards.grades import NO_GRADES, Grades
 from coseek.rewards.reward import RewardFault, RewardSpec, load_preset, make_reward, preset_names
-from coseek.rewards.said import NOTHING, Said
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Facts:
         thought = written(Author.AGENT, "search", "<think>it may be Velora</think>")
         return replace(made, segments=(*made.segments, thought)) if self.thought_of_it else made
 
-    def said(self) -> Said:
+    def said(self) -> Grades:
         agent, rag = _words("agent", self.agent_span), _words("rag", self.rag_span)
         verdicts = {agent: self.agent_judged, rag: self.rag_judged}
-        return Said(
-            Reply("q1", 0, "c", agent, passage_ids=("orbo", "mira"), context_tokens=17),
-            Reply("q1", 0, "r", rag),
+        return Grades(
+            GeneratedAnswer("q1", 0, "c", agent, passage_ids=("orbo", "mira"), context_tokens=17),
+            GeneratedAnswer("q1", 0, "r", rag),
             {response: Verdict("q1", response, right) for response, right in verdicts.items()},
         )
 
@@ -129,11 +129,11 @@ def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: F
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_a_run_that_ended_by_a_fault_is_not_paid_by_any_preset(name: str) -> None:
-    failed = replace(run(), stop=StopReason.RETRIEVER_ERROR, detail="away")
+    failed = replace(run(), stop=StopReason.RETRIEVER_ERROR, stop_detail="away")
     assert make_reward({"preset": name}).pay(failed) == RewardFault("retriever_error", "away")
 
 
-def paid(spec: RewardSpec, made: Trajectory, said: Said = NOTHING) -> float:
+def paid(spec: RewardSpec, made: Trajectory, said: Grades = NO_GRADES) -> float:
     reward = make_reward(spec)(made, said)
     assert reward is not None
     return reward.value

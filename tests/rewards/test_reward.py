@@ -6,13 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 
-from coseek.data.errors import DataError, SettingError, UnknownName, UserError
-from coseek.data.sheet import Reply, Verdict
+from coseek.core.errors import DataError, SettingError, UnknownName, UserError
+from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.trajectory import Search, StopReason
+from coseek.rewards.grades import NO_GRADES, Grades, VerdictNeeded
 from coseek.rewards.reward import RewardFault, RewardSpec, make_reward, reward_names
-from coseek.rewards.said import NOTHING, Said, VerdictNeeded
 
-SAID = Said(Reply("q1", 0, "c", "in Velora"), Reply("q1", 0, "r", "in Zun"), {"in Zun": Verdict("q1", "in Zun", False)})
+SAID = Grades(
+    GeneratedAnswer("q1", 0, "c", "in Velora"),
+    GeneratedAnswer("q1", 0, "r", "in Zun"),
+    {"in Zun": Verdict("q1", "in Zun", False)},
+)
 """A generator is right from the run's passages, and wrong from naive RAG's."""
 
 
@@ -141,19 +145,23 @@ def test_a_reward_says_what_it_needs_and_a_cheaper_accuracy_needs_less() -> None
 
 @pytest.mark.parametrize(
     ("name", "way_out"),
-    [("component", "frozen.generator.model"), ("gbr", "frozen.generator.model"), ("gen_acc", "frozen.generator.model")],
+    [
+        ("component", "graders.generator.model"),
+        ("gbr", "graders.generator.model"),
+        ("gen_acc", "graders.generator.model"),
+    ],
 )
 def test_a_reward_that_was_not_told_what_it_needs_says_the_way_out(name: str, way_out: str) -> None:
     with pytest.raises(SettingError, match=way_out):
         make_reward({name: 1.0})(run())
     with pytest.raises(SettingError, match=r"frozen\.baseline"):
-        make_reward({"gbr": {"accuracy": "cover_match"}})(run(), Said(SAID.reply))
+        make_reward({"gbr": {"accuracy": "cover_match"}})(run(), Grades(SAID.reply))
     with pytest.raises(SettingError, match="accuracy: cover_match"):
-        make_reward({"gen_acc": {"of": "own"}})(run(answer="Zun"), NOTHING)
+        make_reward({"gen_acc": {"of": "own"}})(run(answer="Zun"), NO_GRADES)
 
 
 def test_an_answer_that_words_settle_and_an_empty_one_are_shown_to_no_judge() -> None:
-    nobody = Said(verdicts={})
+    nobody = Grades(verdicts={})
     own: RewardSpec = {"gen_acc": {"of": "own"}}
     for answer, worth in (("in Velora", 1), (None, 0), ("  ", 0)):
         reward = make_reward(own)(run(answer=answer), nobody)
@@ -164,7 +172,7 @@ def test_an_answer_that_words_settle_and_an_empty_one_are_shown_to_no_judge() ->
 
 
 def test_no_answer_from_the_generator_is_wrong_and_no_fault() -> None:
-    silent = Said(Reply("q1", 0, "c", None, "hm"), Reply("q1", 0, "r", "Velora"), {})
+    silent = Grades(GeneratedAnswer("q1", 0, "c", None, "hm"), GeneratedAnswer("q1", 0, "r", "Velora"), {})
     reward = make_reward({"gbr": 1.0})(run(), silent)
     assert reward is not None and reward.value == -1
 

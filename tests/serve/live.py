@@ -7,13 +7,13 @@ from functools import partial
 
 import httpx
 
-from coseek.data.errors import RetrieverError
+from coseek.core.errors import RetrieverError
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.settings import make_settings
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.running import Server, bound
-from coseek.serve.service import Service
+from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ServeSettings
 
 CORPUS = Corpus(
@@ -47,10 +47,10 @@ class EchoRetriever:
     def identity(self) -> str:
         return "echo"
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return repr(Query.of(query))
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         self.batches.append([Query.of(query) for query in queries])
         texts = [query.text for query in self.batches[-1]]
         if self.gate is not None and texts != ["warm up"]:
@@ -71,7 +71,7 @@ def live(retrievers: Mapping[str, Retriever], token: str | None = None, **settin
     """The URL of a server in a thread, which is stopped in the end."""
     given = make_settings(ServeSettings, {"port": 0, "log": False, **settings})
     listening = bound(given.host, given.port)
-    service = Service({name: partial(_same, one) for name, one in retrievers.items()}, given)
+    service = RetrieverService({name: partial(_same, one) for name, one in retrievers.items()}, given)
     ready = threading.Event()
     service.when_open = ready.set
     server = Server(service, token)

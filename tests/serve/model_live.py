@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coseek.data.settings import make_settings
+from coseek.core.settings import make_settings
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.serve.model_app import ModelServer
 from coseek.serve.model_service import ModelService
@@ -21,7 +21,7 @@ def tiny_policy(folder: Path, seed: int = 3, loud: float = 0.2) -> Path:
     """An untrained policy whose weights are large enough for its distributions to be far from uniform."""
     import torch
 
-    from coseek.models.loading import load_model, save_model
+    from coseek.models.pretrained import load_model, save_model
     from coseek.models.tokenizer import HfTokenizer
 
     make_policy(SMALL, TEXTS, TAGS, folder, seed)

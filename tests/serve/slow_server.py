@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.serve.live import EchoRetriever
 
 from coseek.data.passage import Hit
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.serve.running import serve
 from coseek.serve.settings import ServeSettings
 
@@ -23,7 +23,7 @@ class SlowRetriever(EchoRetriever):
         super().__init__()
         self.until = until
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if [Query.of(query).text for query in queries] != ["warm up"]:
             if self.until.isdecimal():
                 time.sleep(int(self.until))

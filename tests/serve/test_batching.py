@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.serve.live import EchoRetriever
 
-from coseek.data.errors import RetrieverError
+from coseek.core.errors import RetrieverError
 from coseek.retrieval.query import Query
-from coseek.serve.batching import Batcher, Job, shares
-from coseek.serve.contract import Refused
+from coseek.serve.batching import Batcher, SearchJob, shares
+from coseek.serve.contract import RefusedRequest
 
 
 def run(batcher: Batcher, scenario: Callable[[], Awaitable[None]]) -> None:
@@ -35,7 +35,7 @@ def texts(retriever: EchoRetriever) -> list[list[str]]:
     return [[query.text for query in batch] for batch in retriever.batches]
 
 
-def found(job: Job) -> list[int]:
+def found(job: SearchJob) -> list[int]:
     return [len(hits) for hits in job.lists]
 
 
@@ -47,13 +47,13 @@ class Busy:
         self.retriever = EchoRetriever(self.gate)
         self.batcher = Batcher(batch, queue)
 
-    async def ask(self, *queries: str, k: int = 2) -> "asyncio.Task[Job]":
+    async def ask(self, *queries: str, k: int = 2) -> "asyncio.Task[SearchJob]":
         """A request that has reached the queue."""
         task = asyncio.create_task(self.batcher.search(self.retriever, [Query(text) for text in queries], k))
         await asyncio.sleep(0)
         return task
 
-    async def occupy(self) -> "asyncio.Task[Job]":
+    async def occupy(self) -> "asyncio.Task[SearchJob]":
         task = await self.ask("first")
         await until(lambda: len(self.retriever.batches) == 1)
         return task
@@ -150,7 +150,7 @@ def test_a_full_queue_turns_away_and_says_when_to_come_back() -> None:
     async def scenario() -> None:
         await busy.occupy()
         waiting = [await busy.ask("a", "b"), await busy.ask("c")]
-        with pytest.raises(Refused, match="3 queries are waiting") as refused:
+        with pytest.raises(RefusedRequest, match="3 queries are waiting") as refused:
             await busy.batcher.search(busy.retriever, ["d"], 2)
         assert refused.value.status == 503
         assert refused.value.retry_after_s == 1

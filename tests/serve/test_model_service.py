@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tests.models.networks import converse, network
 from tests.serve.model_live import live_model, tiny_policy
 
-from coseek.data.calls import HttpSettings
-from coseek.data.errors import SettingError
-from coseek.data.files import JsonObject
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject
+from coseek.core.http import HttpSettings
 from coseek.models.chat import Message, chat_ids
-from coseek.models.loading import load_model
-from coseek.models.remote import RemoteSettings, open_remote
+from coseek.models.pretrained import load_model
+from coseek.models.remote import RemoteModelSettings, open_remote
 from coseek.models.remote_text import RemoteTextModelSettings, open_remote_text
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
@@ -77,7 +77,7 @@ def test_a_conversation_over_http_is_the_one_with_the_local_sampler(
     live: Live, folder: Path, tokenizer: HfTokenizer, temperature: float
 ) -> None:
     local = Sampler(load_model(folder), tokenizer, STOPS, SamplerSettings(temperature=temperature))
-    remote = open_remote(live[0], RemoteSettings(), tokenizer, STOPS, temperature)
+    remote = open_remote(live[0], RemoteModelSettings(), tokenizer, STOPS, temperature)
     assert remote.served.dialect == "coseek" and not remote.inexact
     here, there = converse(local, range(24), lengths=30), converse(remote, range(24), lengths=30)
     remote.calls.close()
@@ -283,7 +283,9 @@ def test_a_token_is_asked_for(folder: Path) -> None:
         assert post(live, prompt="a").status_code == 401
         assert httpx.get(live[0] + "/health", trust_env=False).status_code == 200
         with pytest.raises(SettingError, match="its key is missing"):
-            open_remote(live[0], RemoteSettings(patience=HttpSettings(attempts=1)), HfTokenizer.load(folder), STOPS)
+            open_remote(
+                live[0], RemoteModelSettings(patience=HttpSettings(attempts=1)), HfTokenizer.load(folder), STOPS
+            )
 
 
 def test_what_was_accepted_is_answered_before_the_end(folder: Path) -> None:

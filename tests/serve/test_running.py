@@ -17,13 +17,13 @@ from tests.serve.live import CORPUS, WEB, EchoRetriever, live
 
 from coseek.cli.commands.serve import TOGETHER_CPU, named, opened
 from coseek.cli.main import main
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.dense import Dense
 from coseek.serve.running import Server, bound, is_loopback, serve, token_of
-from coseek.serve.service import Service, check_name, without_secrets
+from coseek.serve.service import RetrieverService, check_name, without_secrets
 from coseek.serve.settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,7 +209,7 @@ def test_health_says_what_is_still_being_opened() -> None:
         assert may_open.wait(20)
         return EchoRetriever()
 
-    service = Service({"big": opener}, ServeSettings(port=0, log=False))
+    service = RetrieverService({"big": opener}, ServeSettings(port=0, log=False))
     service.when_open = ready.set
     listening = bound("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -288,7 +288,7 @@ def test_settings_are_shown_without_secrets() -> None:
 
 def test_a_queue_that_no_request_would_fit_into_is_refused() -> None:
     with pytest.raises(SettingError, match="make the queue longer"):
-        Service({"a": EchoRetriever}, ServeSettings(queue=10, max_queries=11))
+        RetrieverService({"a": EchoRetriever}, ServeSettings(queue=10, max_queries=11))
 
 
 def test_scores_that_are_no_numbers_are_a_fault_and_not_broken_json() -> None:

@@ -10,11 +10,11 @@ from tests.training.tiny import agent, environment, tiny_model
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.rewards.reward import Reward
-from coseek.training.learning.policy import Policy
-from coseek.training.rl.advantages import Experience, make_experience
 from coseek.training.rl.episodes import RolloutFunction, score
+from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.loop import train_rl
 from coseek.training.settings import LearnerSettings, OptimiserSettings, RlSettings
+from coseek.training.trainer.policy import Policy
 
 QUESTIONS = [Question(str(ident), f"say {ident}", (str(ident),)) for ident in range(4, 8)]
 LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2))

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from coseek.data.settings import apply_overrides, make_settings
-from coseek.training.learning.workers import ALONE, Workers, workers_here
-from coseek.training.retriever.recipe import RetrieverRecipe
-from coseek.training.retriever.training import RetrieverTraining
+from coseek.core.settings import apply_overrides, make_settings
+from coseek.pipelines.encoder import RetrieverTraining
+from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.trainer.workers import ALONE, Workers, workers_here
 
 _LIKE_ONE = ("training.steps=3", "training.optimiser={lr: 0.01, eps: 0.0001}")
 SETTINGS = {

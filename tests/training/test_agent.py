@@ -8,9 +8,9 @@ from typing import TypeVar, cast
 import pytest
 from tests.data.test_lock import holder
 
-from coseek.data.errors import DataError, InUse, SettingError, UserError
+from coseek.core.errors import DataError, InUse, SettingError, UserError
 from coseek.data.run import Run
-from coseek.training.recipe import AgentRecipe, load_recipe
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ def tiny() -> AgentRecipe:
 
 @pytest.mark.slow
 def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) -> None:
-    from coseek.training.agent import AgentTraining
-    from coseek.training.results import files_of, measure, write_results
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.pipelines.agent_results import files_of, measure, write_results
 
     training = AgentTraining(tiny(), tmp_path / "run")
     training.begin(resume=False)
@@ -60,7 +60,7 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) 
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    from coseek.training.agent import AgentTraining
+    from coseek.pipelines.agent import AgentTraining
 
     AgentTraining(tiny(), tmp_path).begin(resume=False)
     (tmp_path / "data").mkdir()
@@ -73,8 +73,8 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) -> None:
-    from coseek.training.agent import AgentTraining
-    from coseek.training.learning.journal import RunState
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.training.trainer.run_state import RunState
 
     with holder("folder", tmp_path / "run"), holder("folder", tmp_path / "rl"):
         with pytest.raises(InUse):
@@ -85,8 +85,8 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) 
 
 
 def test_only_the_first_of_several_workers_takes_the_lock(tmp_path: Path) -> None:
-    from coseek.training.agent import AgentTraining
-    from coseek.training.learning.workers import Workers
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.training.trainer.workers import Workers
 
     class SecondWorker(Workers):
         """Takes the first worker's decisions, which a process group would send it."""
@@ -125,7 +125,7 @@ def test_a_misspelt_setting_of_a_recipe_is_refused_with_the_nearest_name() -> No
 def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
     setting: str, said: str, tmp_path: Path
 ) -> None:
-    from coseek.training.agent import AgentTraining
+    from coseek.pipelines.agent import AgentTraining
 
     recipe = load_recipe("quickstart", [setting])
     with pytest.raises(UserError, match=said):

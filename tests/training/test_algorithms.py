@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from tests.training.echo import QUESTIONS, experience_of, fixed, reward, sampling, settings_of, train
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
+from coseek.core.settings import make_settings
 from coseek.data.question import Question
-from coseek.data.settings import make_settings
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.reward import Reward
-from coseek.training.learning.policy import Policy
-from coseek.training.order import QuestionStream
-from coseek.training.rl.advantages import make_experience
-from coseek.training.rl.clock import Clock
-from coseek.training.rl.episodes import Episode, EpisodeBatch, describe, score
+from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, describe, score
+from coseek.training.rl.experience import make_experience
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import entropies, leave_one_out, logprobs_and_entropy, rewards_to_come, target_logprobs
 from coseek.training.rl.overlong import charge_overlong, overlong
 from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.settings import OverlongSettings, RlSettings
+from coseek.training.trainer.data_order import QuestionStream
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.timer import Timer
 
 groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=9)
 
@@ -103,7 +103,7 @@ def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
         return [replace(fixed(question), seed=seed) for question, seed in zip(asked, seeds, strict=True)]
 
     order = QuestionStream(QUESTIONS, 0)
-    return sample_step(order, 0, 3, RESAMPLING, rollout, lambda _: Reward(next(stream)), Clock(), update=7)
+    return sample_step(order, 0, 3, RESAMPLING, rollout, lambda _: Reward(next(stream)), Timer(), update=7)
 
 
 def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
@@ -162,7 +162,7 @@ def test_a_long_run_is_charged_in_proportion_to_its_last_stretch(tokens: int, pa
 def test_the_charge_counts_what_stands_behind_the_prompt_and_is_logged_by_name() -> None:
     run = trajectory(environment(*[1] * 50), agent(2, 3), environment(4), agent(5))
     charged = charge_overlong(
-        EpisodeBatch((Episode(0, run, Reward(1.0, {"exact_match": 1.0})),), {}, {}),
+        EpisodeBatch((ScoredEpisode(0, run, Reward(1.0, {"exact_match": 1.0})),), {}, {}),
         OverlongSettings(max_tokens=8, margin_tokens=8, weight=0.5),
     )
     described = describe(charged)

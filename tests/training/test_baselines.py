@@ -8,14 +8,14 @@ import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION
 from tests.scripted import Scripted
 
-from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.agents.judge import JudgeSettings, ModelJudge, load_judge_prompt
-from coseek.data.errors import DataError, ModelError, RetrieverError, SettingError
+from coseek.core.errors import DataError, ModelError, RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit
-from coseek.retrieval.query import Asked, Query
+from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.graders.rag_baseline import FILE, baseline_cache, is_closed, make_baselines, unsolved_by_rag
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.accuracy import Accuracy
-from coseek.training.rl.baselines import FILE, baseline_cache, is_closed, make_baselines, unsolved_by_rag
 
 FIRST = QUESTION
 SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",))
@@ -46,7 +46,7 @@ class Failing(FixedRetriever):
         super().__init__(CORPUS, RESULTS)
         self.broken = broken
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if any(Query.of(query).text in self.broken for query in queries):
             raise RetrieverError("the server is away")
         return super().search(queries, k)
@@ -92,7 +92,7 @@ def test_a_baseline_of_another_part_is_refused_by_name(tmp_path: Path, changed: 
 
 
 def test_a_question_without_a_baseline_is_an_error_with_the_way_out(tmp_path: Path) -> None:
-    """Trap 27: never zero-shot, and found by id, not by wording."""
+    """Trap 27: never zero-shot, and found by id, not by prompt template."""
     made = make_baselines(tmp_path, [FIRST], RETRIEVER, generator(Scripted(reads)), 2)
     with pytest.raises(DataError, match=r"'q2' has no baseline in .*compute the baselines"):
         made.of(SECOND)

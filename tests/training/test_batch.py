@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.training.tiny import agent, environment, random_trajectories, trajectory
 
-from coseek.data.errors import DataError
-from coseek.training.learning.batch import make_batch, micro_batches
+from coseek.core.errors import DataError
+from coseek.training.trainer.batch import make_batch, micro_batches
 
 
 @given(st.integers(1, 8), st.integers(0, 10_000))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
+from coseek.core.settings import Settings
 from coseek.data.question import Question, save_questions
-from coseek.data.settings import Settings
-from coseek.training.beginning import FILE, begin
+from coseek.pipelines.run_record import FILE, begin
 from coseek.training.settings import SftSettings
 
 
@@ -79,12 +79,12 @@ def test_training_does_not_go_on_with_parts_that_were_replaced(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_changes(tmp_path: Path) -> None:
-    from coseek.agents.wording import FOLDER as WORDINGS
+    from coseek.agents.prompt_template import FOLDER as WORDINGS
     from coseek.models.laptop import LaptopSettings, make_policy
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.pipelines.agent_recipe import load_recipe
+    from coseek.pipelines.part_identities import agent_identities
     from coseek.retrieval.index import build_index
-    from coseek.training.agent import AgentTraining
-    from coseek.training.identities import agent_identities
-    from coseek.training.recipe import load_recipe
     from coseek.world.settings import WorldSettings
     from coseek.world.world import make_world
 
@@ -96,9 +96,14 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
     for name in ("policy", "generator"):
         make_policy(shape, ["a book"], [], tmp_path / name, seed=0)
     words.write_text(said)
-    named = [f"data.folder={data}", f"data.index={index}", f"policy.folder={tmp_path / 'policy'}", f"wording={words}"]
+    named = [
+        f"data.folder={data}",
+        f"data.index={index}",
+        f"policy.folder={tmp_path / 'policy'}",
+        f"prompt_template={words}",
+    ]
     named += ["data.world=null", "data.unseen=null", "warm_start=null"]
-    recipe = load_recipe("quickstart", [*named, f"frozen.generator.model={tmp_path / 'generator'}"])
+    recipe = load_recipe("quickstart", [*named, f"graders.generator.model={tmp_path / 'generator'}"])
 
     def identities() -> dict[str, str]:
         return dict(agent_identities(recipe, AgentTraining(recipe, tmp_path / "run").index))
@@ -109,13 +114,21 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
         return {name for name in now if now[name] != before[name]}
 
     before = identities()
-    names = {"data.train", "data.dev", "data.test", "data.index", "policy.folder", "frozen.generator.model", str(words)}
+    names = {
+        "data.train",
+        "data.dev",
+        "data.test",
+        "data.index",
+        "policy.folder",
+        "graders.generator.model",
+        str(words),
+    }
     assert before.keys() == names and changed() == set()
     make_policy(shape, ["a book"], [], tmp_path / "policy", seed=1)
     assert changed() == {"policy.folder"}
     make_policy(shape, ["a book"], [], tmp_path / "generator", seed=1)
     save_questions(data / "questions.dev.jsonl", [Question("q", "who", ("a",))])
     words.write_text(said + "nothing_found: none\n")
-    assert changed() == {"policy.folder", "frozen.generator.model", "data.dev", str(words)}
+    assert changed() == {"policy.folder", "graders.generator.model", "data.dev", str(words)}
     build_index(data, "bm25", index, {"k1": 2.0})
     assert changed() == names - {"data.train", "data.test"}

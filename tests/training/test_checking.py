@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from coseek.data.errors import SettingError, UserError
-from coseek.data.mistakes import ErrorList
-from coseek.data.settings import MOST, Settings, make_settings
-from coseek.training.checking import check_recipe, checked_recipe
-from coseek.training.recipe import load_recipe, recipe_names
-from coseek.training.retriever.recipe import retriever_recipe_names
-from coseek.training.together.checking import check_together
-from coseek.training.together.recipe import load_together_recipe
+from coseek.core.errors import SettingError, UserError
+from coseek.core.mistakes import ErrorList
+from coseek.core.settings import MOST, Settings, make_settings
+from coseek.pipelines.agent_check import check_recipe, checked_recipe
+from coseek.pipelines.agent_recipe import load_recipe, recipe_names
+from coseek.pipelines.together.checks import check_together
+from coseek.pipelines.together.recipe import load_together_recipe
+from coseek.training.encoder.recipe import retriever_recipe_names
 
 PROGRAM = """
 import sys
@@ -90,9 +90,9 @@ def test_every_kind_of_mistake_of_an_agents_recipe_is_found() -> None:
         checked_recipe(
             "zerosearch-laptop",
             [
-                "reward={preset: serch-r1, f2: 1}", "wording=laptp", "data.retriever=bm26",
-                "data.engine={retriever: noisi}", "frozen.generator={model: Qwen/Qwen2.5-3B, prompt: genrator}",
-                "frozen.judge={model: oracle, prompt: jugde}", "warm_start.also={rga: .1}",
+                "reward={preset: serch-r1, f2: 1}", "prompt_template=laptp", "data.retriever=bm26",
+                "data.training_retriever={retriever: noisi}", "graders.generator={model: Qwen/Qwen2.5-3B, prompt: genrator}",
+                "graders.judge={model: oracle, prompt: jugde}", "warm_start.also={rga: .1}",
             ],
         )  # fmt: skip
     said = caught.value.sentences
@@ -113,7 +113,7 @@ def test_parts_of_a_reward_are_all_looked_at() -> None:
 def test_our_recipes_for_the_laptop_are_without_mistakes_but_for_models_that_are_made_first(name: str) -> None:
     wrong = ErrorList()
     wrong.of(check_recipe, load_recipe(name))
-    assert all("frozen.generator" in sentence or "policy.folder" in sentence for sentence in wrong.sentences)
+    assert all("graders.generator" in sentence or "policy.folder" in sentence for sentence in wrong.sentences)
 
 
 def test_our_recipe_for_co_training_is_without_mistakes() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coseek.data.errors import DiskFault, RunError, SettingError
-from coseek.training.learning.checkpoint import TrainingState, check_settings, load_checkpoint, save_checkpoint
+from coseek.core.errors import DiskFault, RunError, SettingError
+from coseek.training.trainer.checkpoint import TrainingState, check_settings, load_checkpoint, save_checkpoint
 
 
 def state(step: int, size: int = 8) -> TrainingState:

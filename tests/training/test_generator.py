@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from coseek.data.errors import DataError, SettingError
-from coseek.data.settings import dump_settings, make_settings
-from coseek.training.generator_recipe import GeneratorRecipe
+from coseek.core.errors import DataError, SettingError
+from coseek.core.settings import dump_settings, make_settings
+from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.world.settings import WorldSettings
 
 TINY = {
@@ -38,10 +38,10 @@ def test_the_recipe_never_measures_a_world_that_it_learns_from() -> None:
 
 @pytest.mark.slow
 def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path) -> None:
-    from coseek.agents.frozen import open_generator
-    from coseek.agents.generator import GeneratorSettings, ReadingInput
-    from coseek.models.loading import load_model
-    from coseek.training.generator import GeneratorTraining
+    from coseek.graders.factory import open_generator
+    from coseek.graders.generator import GeneratorSettings, ReadingInput
+    from coseek.models.pretrained import load_model
+    from coseek.pipelines.generator import GeneratorTraining
 
     training = GeneratorTraining(tiny(), tmp_path / "g")
     training.begin(resume=False)

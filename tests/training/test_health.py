@@ -12,14 +12,14 @@ from bench.collapse import PERVERSE, Patient, first_steps, read, right, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import RunError
+from coseek.core.errors import RunError
+from coseek.core.progress import NoProgress
 from coseek.rewards.reward import Reward
-from coseek.training.learning.checkpoint import keep_healthy, load_healthy
-from coseek.training.learning.policy import Policy
-from coseek.training.progress import NoProgress
-from coseek.training.rl.health import Health, MonitorStop, find_alarms
 from coseek.training.rl.loop import train_rl
+from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
 from coseek.training.settings import MonitorSettings, RlSettings
+from coseek.training.trainer.checkpoint import keep_healthy, load_healthy
+from coseek.training.trainer.policy import Policy
 
 LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}
 USUAL = {
@@ -56,7 +56,7 @@ def history(**ends: float) -> list[dict[str, float]]:
 
 
 def alarms(rows: list[dict[str, float]], **health: object) -> list[str]:
-    return sorted(find_alarms(rows, RlSettings(health=MonitorSettings.model_validate(health))))
+    return sorted(find_alarms(rows, RlSettings(monitor=MonitorSettings.model_validate(health))))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_noise_around_any_level_raises_no_alarm_in_two_hundred_steps(rows: list[
 
 def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
     said = Said()
-    health = Health(SETTINGS, [], said)
+    health = Monitor(SETTINGS, [], said)
     for step in range(20):
         assert health.look({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0}) == {"alarms": 0.0}
     assert "health: there is no answered to watch for no-answer" in said.lines
@@ -163,7 +163,7 @@ def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
 
 def test_a_new_alarm_is_said_once_and_written_as_long_as_it_lasts() -> None:
     said = Said()
-    health = Health(SETTINGS, [], said)
+    health = Monitor(SETTINGS, [], said)
     told = [health.look({**one, "step": step + 1}) for step, one in enumerate(history(answered=0.3))]
     assert told[-1] == {"alarms": 1.0, "alarm/no-answer": 1.0} and told[9] == {"alarms": 0.0}
     assert len(said.lines) == 1 and "alarm no-answer in step" in said.lines[0]
@@ -202,7 +202,7 @@ def test_a_healthy_run_raises_none(patient: Patient, tmp_path: Path) -> None:
 def small(patient: Patient, **health: object) -> RlSettings:
     """Small steps, in which the policy unlearns to search within ten or so."""
     changes = {"questions_per_step": 8, "group_size": 4, "checkpoint_every": 1, "policy": learner(patient)}
-    return RlSettings.model_validate({**changes, "health": {"window": 3, **health}})
+    return RlSettings.model_validate({**changes, "monitor": {"window": 3, **health}})
 
 
 def learner(patient: Patient) -> dict[str, object]:
@@ -287,7 +287,7 @@ def test_right_runs_are_measured_before_and_after_the_updates(patient: Patient, 
     seen: list[dict[str, torch.Tensor]] = []
     for runs_looked_at in (8, 0):
         policy, runs = patient.fresh(plan)
-        probed = plan.model_copy(update={"health": plan.health.model_copy(update={"probe_runs": runs_looked_at})})
+        probed = plan.model_copy(update={"monitor": plan.monitor.model_copy(update={"probe_runs": runs_looked_at})})
         folder = tmp_path / str(runs_looked_at)
         train_rl(policy, patient.questions, runs, lambda run: Reward(right(run)), probed, folder)
         seen.append(policy.module.state_dict())

@@ -11,12 +11,12 @@ from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor
 
 from coseek.rewards.reward import Reward
-from coseek.training.learning.critic import Critic
-from coseek.training.learning.policy import Policy
-from coseek.training.rl.advantages import Experience, make_experience
 from coseek.training.rl.episodes import score
+from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.update import improve
 from coseek.training.settings import LearnerSettings, OptimiserSettings, RlSettings
+from coseek.training.trainer.critic import Critic
+from coseek.training.trainer.policy import Policy
 
 ROWS = 8
 # With eps far above any gradient, a first step of AdamW is the gradient times a constant: weights show gradients.

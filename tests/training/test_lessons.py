@@ -5,12 +5,12 @@ import random
 import pytest
 from tests.scripted import Scripted
 
-from coseek.agents.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.data.trajectory import Author
+from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.settings import Phase
-from coseek.training.sft.lessons import ExampleWriter, WorldSampler
-from coseek.world.reasons import MARK
+from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
+from coseek.world.rationales import MARK
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 

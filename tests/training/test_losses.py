@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.training.rl.losses import (
     gae,
     group_advantages,

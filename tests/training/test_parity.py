@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
-from coseek.training.learning.policy import Policy
-from coseek.training.rl.advantages import Experience, make_experience
 from coseek.training.rl.episodes import score
+from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.losses import (
     entropies,
     gae,
@@ -36,6 +35,7 @@ from coseek.training.rl.losses import (
 )
 from coseek.training.rl.update import improve
 from coseek.training.settings import KlEstimator, LearnerSettings, Normaliser, OptimiserSettings
+from coseek.training.trainer.policy import Policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the libraries' own warnings
 REWARDS = torch.tensor([0.0, 1.0, 0.3, 0.25, 0.25, 0.25])

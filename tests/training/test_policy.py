@@ -13,19 +13,19 @@ from tests.training.tiny import VOCABULARY, agent, environment, random_trajector
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.data.question import Question
-from coseek.machine.precision import Precision
+from coseek.hardware.precision import Precision
 from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.learning.batch import Batch, make_batch
-from coseek.training.learning.critic import Critic
-from coseek.training.learning.learner import Loss
-from coseek.training.learning.lora import ADAPTER
-from coseek.training.learning.policy import Policy
 from coseek.training.rl.losses import loss_weights, policy_loss, target_logprobs
 from coseek.training.settings import LearnerSettings, LoraSettings, Normaliser, OptimiserSettings
+from coseek.training.trainer.batch import Batch, make_batch
+from coseek.training.trainer.critic import Critic
+from coseek.training.trainer.learner import Loss
+from coseek.training.trainer.lora import ADAPTER
+from coseek.training.trainer.policy import Policy
 
 MODEL = tiny_model()
 

@@ -7,18 +7,18 @@ import pytest
 import yaml
 from tests.machine.paces import FAST, SLOW, processor
 
-from coseek.agents.generator import GeneratorSettings
-from coseek.data.errors import SettingError
-from coseek.data.settings import Settings, dump_settings
-from coseek.machine.precision import named
-from coseek.training.beginning import FILE, begin
-from coseek.training.estimate import memory_of, shape_of
-from coseek.training.generator_recipe import GeneratorRecipe
-from coseek.training.precisions import resolve_recipe
-from coseek.training.recipe import AgentRecipe, load_recipe, recipe_names
-from coseek.training.retriever.recipe import load_retriever_recipe, retriever_recipe_names
+from coseek.core.errors import SettingError
+from coseek.core.settings import Settings, dump_settings
+from coseek.graders.generator import GeneratorSettings
+from coseek.hardware.precision import named
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names
+from coseek.pipelines.estimate import memory_of, shape_of
+from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.run_record import FILE, begin
+from coseek.pipelines.together.recipe import load_together_recipe
+from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
 from coseek.training.settings import SftSettings
-from coseek.training.together.recipe import load_together_recipe
 
 from .test_recipes import PAPERS
 
@@ -106,11 +106,11 @@ def test_a_model_that_is_sampled_in_auto_is_taken_by_its_own_width(
 ) -> None:
     processor(tmp_path, monkeypatch, FAST)
     wide, narrow = model_of(tmp_path / "wide", 896), model_of(tmp_path / "narrow", 128)
-    recipe = load_recipe("quickstart", ["precision=auto", "frozen.precision=auto", f"policy.folder={wide}"])
+    recipe = load_recipe("quickstart", ["precision=auto", "graders.precision=auto", f"policy.folder={wide}"])
     for generator, taken in ((wide, "bfloat16"), (narrow, "float32"), ("http://127.0.0.1:9", "float32")):
-        frozen = recipe.frozen.model_copy(update={"generator": GeneratorSettings(model=generator)})
-        found = resolve_recipe(recipe.model_copy(update={"frozen": frozen}))
-        assert (found.precision, found.frozen.precision) == ("bfloat16", taken)
+        frozen = recipe.graders.model_copy(update={"generator": GeneratorSettings(model=generator)})
+        found = resolve_recipe(recipe.model_copy(update={"graders": frozen}))
+        assert (found.precision, found.graders.precision) == ("bfloat16", taken)
     course = load_together_recipe("laptop", ["agent.precision=auto", f"agent.policy.folder={wide}"])
     assert resolve_recipe(course).agent.precision == "bfloat16"
     assert resolve_recipe(GeneratorRecipe(precision="auto")).precision == "float32"

@@ -9,18 +9,18 @@ import yaml
 from safetensors.torch import load_file
 
 from coseek.agents.rollout import Agent, Limits
-from coseek.data.errors import DataError, SettingError, UnknownName
+from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.graders.scoring import EpisodeScorer
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
+from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import Noisy
 from coseek.rewards.reward import make_reward
-from coseek.training.precisions import resolve_recipe
-from coseek.training.recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
-from coseek.training.rl.scoring import Scoring
 from coseek.training.settings import RejectionSettings
-from coseek.training.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -46,12 +46,12 @@ def test_every_recipe_of_a_paper_has_one_for_the_laptop() -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_of_ours_can_be_read_and_paid(name: str) -> None:
-    from coseek.training.frozen import check_graders
+    from coseek.pipelines.grader_settings import check_graders
 
     recipe = load_recipe(name, ["data.imported.sources=[x]"] if name == "2wiki" else [])
     assert recipe.about
     for stage in stages_of(recipe, Path()):
-        check_graders(recipe.frozen, make_reward(stage.recipe.reward), recipe.data.world is not None)
+        check_graders(recipe.graders, make_reward(stage.recipe.reward), recipe.data.world is not None)
 
 
 def test_a_laptop_recipe_names_no_folder_but_the_generators() -> None:
@@ -104,11 +104,11 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_
 
 
 def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
-    from coseek.training.agent import AgentTraining
+    from coseek.pipelines.agent import AgentTraining
 
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).touch()
-    recipe = load_recipe("qagent-laptop", ["seed=5", f"frozen.generator.model={tmp_path}"])
+    recipe = load_recipe("qagent-laptop", ["seed=5", f"graders.generator.model={tmp_path}"])
     training = AgentTraining(recipe, tmp_path / "run")
     training.begin(resume=False)
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml")) == training.recipe == resolve_recipe(recipe)
@@ -128,7 +128,7 @@ def test_a_stage_is_the_recipe_with_what_it_replaces() -> None:
 
 
 def test_without_stages_files_and_seeds_are_where_they_always_were() -> None:
-    from coseek.training.order import derive_seed
+    from coseek.training.trainer.data_order import derive_seed
 
     (only,) = stages_of(load_recipe("quickstart"), Path("run"))
     assert (only.folder, only.begins, only.ends) == (Path("run/rl"), "warm", "trained")
@@ -161,7 +161,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 def test_a_stage_begins_with_the_weights_of_the_one_before_it_and_a_kill_between_them_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    from coseek.training.agent import AgentTraining
+    from coseek.pipelines.agent import AgentTraining
 
     recipe = load_recipe("quickstart", [*TINY, *TWO])
     whole = AgentTraining(recipe, tmp_path / "whole")
@@ -190,11 +190,11 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 ) -> None:
     """Traps 15 and 17: rollouts draw from the whole softmax at the trainer's temperature, measurements from none. And a
     run that a stage's budgets allow is no fault of the model."""
-    from coseek.training.agent import AgentTraining
+    from coseek.pipelines.agent import AgentTraining
 
     asked: list[tuple[bool, SamplerSettings]] = []
     """Whether it was a look, and what was sampled with."""
-    plain, look = AgentTraining.roll_out, AgentTraining.look
+    plain, look = AgentTraining.roll_out, AgentTraining.evaluate
     looking = False
 
     def noted(
@@ -204,7 +204,7 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
         asked.append((looking, agent.model.settings))
         return plain(self, agent, over, some, seeds, limits)
 
-    def looked(self: AgentTraining, agent: Agent, recipe: AgentRecipe, scoring: Scoring) -> dict[str, float]:
+    def looked(self: AgentTraining, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
         nonlocal looking
         looking = True
         found = look(self, agent, recipe, scoring)
@@ -233,7 +233,7 @@ def test_no_recipe_pays_for_entropy(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_engine_that_gets_worse_hears_how_far_training_is(tmp_path: Path) -> None:
-    from coseek.training.agent import AgentTraining
+    from coseek.pipelines.agent import AgentTraining
 
     training = AgentTraining(load_recipe("zerosearch-laptop", TINY), tmp_path / "run")
     training.begin(resume=False)
@@ -261,10 +261,10 @@ def test_closed_questions_and_other_hops_can_be_left_out() -> None:
 
 
 def test_naive_rag_is_wrong_by_the_rewards_accuracy_or_else_by_the_judge_there_is() -> None:
-    generator = "frozen.generator={model: somewhere}"
+    generator = "graders.generator={model: somewhere}"
     for settings, accuracy in (
         (["reward={preset: qagent-1}"], "cover_match"),
-        (["reward={preset: qagent-1}", "frozen.judge={model: oracle}"], "gen_acc"),
+        (["reward={preset: qagent-1}", "graders.judge={model: oracle}"], "gen_acc"),
         (["reward={component: {accuracy: exact_match}}"], "exact_match"),
     ):
         assert accuracy_of(load_recipe("quickstart", [generator, *settings])) == accuracy
@@ -280,7 +280,7 @@ def runs() -> list[Trajectory]:
 
 
 def test_only_right_runs_are_learnt_from_and_the_order_of_ending_does_not_matter() -> None:
-    scoring, settings = Scoring(make_reward({"exact_match": 1.0})), RejectionSettings(keep=1)
+    scoring, settings = EpisodeScorer(make_reward({"exact_match": 1.0})), RejectionSettings(keep=1)
     kept = right_runs(runs(), scoring, settings, 0)
     assert [run.question.id for run in kept] == ["p", "q"] and all(run.answer == "Ada" for run in kept)
     assert right_runs(reversed(runs()), scoring, settings, 0) == kept
@@ -298,7 +298,7 @@ PUBLISHED = {
 
 
 def test_the_shapes_have_as_many_weights_as_were_published() -> None:
-    from coseek.training.estimate import QWEN25
+    from coseek.pipelines.estimate import QWEN25
 
     assert {name: shape.parameters for name, shape in QWEN25.items()} == PUBLISHED
 
@@ -306,7 +306,7 @@ def test_the_shapes_have_as_many_weights_as_were_published() -> None:
 def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from coseek.training.estimate import shape_of_config
+    from coseek.pipelines.estimate import shape_of_config
 
     config = Qwen2Config(
         vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
@@ -320,7 +320,7 @@ def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:
 
 
 def test_memory_is_shared_and_adapters_need_little_of_it() -> None:
-    from coseek.training.estimate import memory_of, shape_of, work_of
+    from coseek.pipelines.estimate import memory_of, shape_of, work_of
 
     recipe = load_recipe("search-r1-ppo")
     shape, source = shape_of(recipe)
@@ -346,7 +346,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which everything that our recipes name is there, in small."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from coseek.models.loading import save_model
+    from coseek.models.pretrained import save_model
     from coseek.models.tokenizer import HfTokenizer, train_tokenizer
     from coseek.retrieval.index import build_index
 
@@ -369,7 +369,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{name}{size}" for name in PAPERS for size in ("", "-laptop")])
 def test_every_recipe_passes_its_dry_run(name: str, there: Path) -> None:
-    from coseek.training.dry_run import dry_run
+    from coseek.pipelines.dry_run import dry_run
 
     found = dry_run(load_recipe(name, ["threads=1"]))
     found.refuse()
@@ -407,7 +407,7 @@ OWN_DATA = ("data.world=null", "data.unseen=null", "data.folder=mine")
 
 def test_a_dry_run_refuses_what_the_run_itself_would_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rehearsed has a world of its own, which would hide it."""
-    from coseek.training.dry_run import dry_run
+    from coseek.pipelines.dry_run import dry_run
 
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("mine"))
@@ -418,7 +418,7 @@ def test_a_dry_run_refuses_what_the_run_itself_would_refuse(tmp_path: Path, monk
 def test_a_split_that_is_not_there_is_missed_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coseek.training.agent import AgentTraining
+    from coseek.pipelines.agent import AgentTraining
 
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("mine"))

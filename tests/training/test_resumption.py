@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from tests.training.test_agent import TINY
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.data.run import Run
-from coseek.training.recipe import AgentRecipe, load_recipe
-from coseek.training.resumption import bound
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.resumption import bound
 
 MOVING = ["reward={searches: 1.0, exact_match: 1.0}", "warm_start.sft.steps=20"]
 """A reward that a policy gets now and then after its short warm start, so that its weights move."""
@@ -24,8 +24,8 @@ def recipe(*more: str) -> AgentRecipe:
 
 def train(folder: Path, *more: str, resume: bool = False) -> str:
     """Train, measure and report; returns the table as a page."""
-    from coseek.training.agent import AgentTraining
-    from coseek.training.results import measure, write_results
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.pipelines.agent_results import measure, write_results
 
     training = AgentTraining(recipe(*more), folder)
     training.begin(resume)
@@ -77,7 +77,7 @@ def test_more_steps_end_as_if_they_had_been_asked_for_at_once_and_leave_nothing_
 
 @pytest.mark.slow
 def test_a_kill_between_more_steps_and_their_policy_is_gone_on_with(tmp_path: Path) -> None:
-    from coseek.training.agent import AgentTraining
+    from coseek.pipelines.agent import AgentTraining
 
     train(tmp_path / "run", "rl.steps=1")
     killed = AgentTraining(recipe("rl.steps=2"), tmp_path / "run")
@@ -103,9 +103,9 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
     assert f"policy.folder={tmp_path / 'cosine' / 'policy' / 'trained'}" in str(refused.value)
     assert load_recipe(str(tmp_path / "cosine" / "recipe.yaml")).rl.steps == 1
 
-    noisy = "data.engine={retriever: noisy, noise: {start: 0.0, end: 0.5}}"
+    noisy = "data.training_retriever={retriever: noisy, noise: {start: 0.0, end: 0.5}}"
     train(tmp_path / "noisy", noisy, "rl.steps=1")
-    with pytest.raises(SettingError, match=r"data\.engine spreads a schedule over all steps"):
+    with pytest.raises(SettingError, match=r"data\.training_retriever spreads a schedule over all steps"):
         train(tmp_path / "noisy", noisy, "rl.steps=2", resume=True)
 
     train(tmp_path / "two", STAGES, "rl.steps=1")
@@ -119,6 +119,6 @@ def test_what_is_spread_over_the_steps_or_built_upon_says_why_it_gets_no_more(tm
 
 def test_steps_and_health_alone_may_change_in_a_stage() -> None:
     plain = bound(recipe(STAGES))
-    assert plain == bound(recipe(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.health.stop=true"))
+    assert plain == bound(recipe(STAGES, "stages.one.rl.steps=9", "rl.steps=7", "rl.monitor.stop=true"))
     assert plain != bound(recipe(STAGES, "stages.one.rl.kl=0.1"))
     assert plain != bound(recipe("stages={one: {}, three: {}}"))

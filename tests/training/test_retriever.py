@@ -18,17 +18,17 @@ from tests.training.retriever_run import recipe_of, train, weights_of
 from tests.training.tiny_labels import label, write_labels
 
 from coseek.cli.main import main
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.measure.table import Table
+from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.training.retriever.evaluation import HeldOut, ranks_of
-from coseek.training.retriever.feeding import FeatureBuilder
-from coseek.training.retriever.recipe import HeldOutSettings, load_retriever_recipe, retriever_recipe_names
-from coseek.training.retriever.trainer import last_checkpoint
-from coseek.training.retriever.training import RetrieverTraining
+from coseek.training.encoder.collator import FeatureBuilder
+from coseek.training.encoder.evaluation import HeldOut, ranks_of
+from coseek.training.encoder.recipe import HeldOutSettings, load_retriever_recipe, retriever_recipe_names
+from coseek.training.encoder.trainer import last_checkpoint
 
 ROOT = Path(__file__).parents[2]
 

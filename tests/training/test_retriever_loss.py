@@ -13,49 +13,49 @@ from sentence_transformers import SentenceTransformer
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label
 
-from coseek.data.errors import RunError
+from coseek.core.errors import RunError
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.training.learning.workers import Workers
-from coseek.training.retriever.batch import Batch
-from coseek.training.retriever.feeding import Collator, FeatureBuilder
-from coseek.training.retriever.loss import Features, RetrieverObjective, Target, contrastive, divergence
-from coseek.training.retriever.recipe import RetrieverLoss
-from coseek.training.retriever.rows import Given, Row
+from coseek.training.encoder.batch import EncoderBatch
+from coseek.training.encoder.collator import Collator, FeatureBuilder
+from coseek.training.encoder.examples import ExamplePassage, TrainingExample
+from coseek.training.encoder.loss import Features, RetrieverObjective, Target, contrastive, divergence
+from coseek.training.encoder.recipe import RetrieverLoss
+from coseek.training.trainer.workers import Workers
 
 
-def row(positive: str, *negatives: str, turn: str = "", question: str = "", query: str = "") -> Row:
+def row(positive: str, *negatives: str, turn: str = "", question: str = "", query: str = "") -> TrainingExample:
     """Passages by their texts; an id of its own is written in front: `id|text`. Rows ask different things unless told
     otherwise."""
 
-    def passage(text: str) -> Given:
+    def passage(text: str) -> ExamplePassage:
         ident, bar, said = text.partition("|")
-        return Given(ident, said if bar else text)
+        return ExamplePassage(ident, said if bar else text)
 
     own = question or positive
     asked = query or f"{own}, {turn}"
-    return Row((turn or own,), own, asked, passage(positive), tuple(passage(text) for text in negatives))
+    return TrainingExample((turn or own,), own, asked, passage(positive), tuple(passage(text) for text in negatives))
 
 
-def negatives_of(batch: Batch, number: int) -> list[str]:
+def negatives_of(batch: EncoderBatch, number: int) -> list[str]:
     """The texts of a row's negatives, by its mask; as often as they are counted."""
     slots = [slot for slot in batch.allowed_BS[number].nonzero().flatten().tolist() if slot != batch.positive_B[number]]
     return sorted(batch.passages[int(batch.passage_S[slot])] for slot in slots)
 
 
 def test_other_rows_passages_are_negatives_and_no_positive_of_the_row_is() -> None:
-    batch = Batch.contrastive([row("a", "x", "y"), row("b", "x", "a")], in_batch=True)
+    batch = EncoderBatch.contrastive([row("a", "x", "y"), row("b", "x", "a")], in_batch=True)
     assert negatives_of(batch, 0) == ["b", "x", "x", "y"]
     assert negatives_of(batch, 1) == ["a", "a", "x", "x", "y"]
     assert len(batch.passages) == 4  # each different text is encoded once
 
 
 def test_without_in_batch_negatives_only_the_labels_own_count() -> None:
-    batch = Batch.contrastive([row("a", "x"), row("b", "y")], in_batch=False)
+    batch = EncoderBatch.contrastive([row("a", "x"), row("b", "y")], in_batch=False)
     assert [negatives_of(batch, number) for number in range(2)] == [["x"], ["y"]]
 
 
 def test_the_same_passage_under_another_id_or_text_is_no_negative() -> None:
-    batch = Batch.contrastive([row("1|a", "x"), row("2|a", "1|other a"), row("b")], in_batch=True)
+    batch = EncoderBatch.contrastive([row("1|a", "x"), row("2|a", "1|other a"), row("b")], in_batch=True)
     assert negatives_of(batch, 0) == ["b", "x"]
     # `other a` has the id of the first row's positive, not of the second's.
     assert negatives_of(batch, 1) == ["b", "other a", "x"]
@@ -63,14 +63,14 @@ def test_the_same_passage_under_another_id_or_text_is_no_negative() -> None:
 
 def test_rows_of_one_question_are_no_negatives_of_each_other() -> None:
     rows = [row("a", "x", question="Q", turn="1"), row("b", "y", "a", question="Q", turn="2"), row("c")]
-    batch = Batch.contrastive(rows, in_batch=True)
+    batch = EncoderBatch.contrastive(rows, in_batch=True)
     assert negatives_of(batch, 0) == ["c", "x"]
     assert negatives_of(batch, 1) == ["c", "y"]  # though the second turn's own label calls `a` wrong
 
 
 def test_what_another_turn_of_the_question_had_to_find_is_no_negative_whoever_gives_it() -> None:
     rows = [row("a", question="Q", turn="1"), row("1|b", question="Q", turn="2"), row("c", "b", "1|other b")]
-    batch = Batch.contrastive(rows, in_batch=True)
+    batch = EncoderBatch.contrastive(rows, in_batch=True)
     assert negatives_of(batch, 0) == ["c"]
     assert negatives_of(batch, 2) == ["a", "b", "b", "other b"]  # right for others, and wrong for this one
 
@@ -78,7 +78,7 @@ def test_what_another_turn_of_the_question_had_to_find_is_no_negative_whoever_gi
 def test_two_questions_that_are_asked_alike_do_not_call_each_others_positives_wrong() -> None:
     """One vector would be pushed to a passage and away from it."""
     rows = [row("a", "x", query="mayor"), row("b", "a", query="mayor"), row("c", query="river")]
-    batch = Batch.contrastive(rows, in_batch=True)
+    batch = EncoderBatch.contrastive(rows, in_batch=True)
     assert negatives_of(batch, 0) == ["c", "x"]
     assert negatives_of(batch, 1) == ["c", "x"]
     assert negatives_of(batch, 2) == ["a", "a", "b", "x"]
@@ -86,7 +86,7 @@ def test_two_questions_that_are_asked_alike_do_not_call_each_others_positives_wr
 
 def test_ties_of_one_turn_are_not_negatives_even_where_the_labels_say_so() -> None:
     rows = [row("a", "x", "b", question="Q", turn="1"), row("b", "x", "a", question="Q", turn="1")]
-    batch = Batch.contrastive(rows, in_batch=True)
+    batch = EncoderBatch.contrastive(rows, in_batch=True)
     assert [negatives_of(batch, number) for number in range(2)] == [["x"], ["x"]]
 
 
@@ -103,7 +103,7 @@ ROWS = st.lists(
 )
 
 
-def counts(rows: Sequence[Row], number: int) -> list[str]:
+def counts(rows: Sequence[TrainingExample], number: int) -> list[str]:
     """The rules, said once more, slot by slot: texts of a row's negatives."""
     mine, kept = rows[number], []
     for other in rows:
@@ -123,8 +123,8 @@ def counts(rows: Sequence[Row], number: int) -> list[str]:
 
 @given(ROWS, st.randoms(use_true_random=False))
 @settings(max_examples=60)
-def test_the_loss_is_the_papers_sum_over_what_counts(rows: list[Row], rng: object) -> None:
-    batch = Batch.contrastive(rows, in_batch=True)
+def test_the_loss_is_the_papers_sum_over_what_counts(rows: list[TrainingExample], rng: object) -> None:
+    batch = EncoderBatch.contrastive(rows, in_batch=True)
     assert [negatives_of(batch, number) for number in range(len(rows))] == [
         counts(rows, number) for number in range(len(rows))
     ]
@@ -186,7 +186,7 @@ def gradients(
         if isinstance(module, torch.nn.Dropout):
             module.p = dropout
     kl = loss.kind == "kl"
-    rows = [Row.of(label(number, targets=kl), lambda query: query.text) for number in range(10)]
+    rows = [TrainingExample.of(label(number, targets=kl), lambda query: query.text) for number in range(10)]
     fed = Collator(FeatureBuilder(model, EncoderCard.of(folder)), in_batch=True, kl=kl)(rows)
     objective = RetrieverObjective(model, loss, micro_batch_tokens=tokens, cached=cached, normalise=True)
     features: list[Features] = []
@@ -230,7 +230,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "encoder")
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     objective = RetrieverObjective(model, RetrieverLoss(), micro_batch_tokens=99, cached=True, normalise=False)
-    batch = Batch.contrastive([row("a", "x", query="q")], in_batch=True)
+    batch = EncoderBatch.contrastive([row("a", "x", query="q")], in_batch=True)
     target = {"query_B": batch.query_B, "passage_S": batch.passage_S, "allowed_BS": batch.allowed_BS}
     target |= {"positive_B": batch.positive_B, "targets_BS": batch.targets_BS}
     with pytest.raises(RunError, match="learning rate"):

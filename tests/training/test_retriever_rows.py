@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label, write_labels
 
-from coseek.data.errors import DataError
+from coseek.core.errors import DataError
 from coseek.retrieval.query import Query
-from coseek.retrieval.vectors.embedding import EmbeddingSettings, QueryEncoder
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.training.retriever.feeding import FeatureBuilder
-from coseek.training.retriever.lessons import KINDS, lessons, texts_of
-from coseek.training.retriever.recipe import SyntheticSettings
-from coseek.training.retriever.rows import Order, Row, read_labels, split_by_question
+from coseek.training.encoder.collator import FeatureBuilder
+from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
+from coseek.training.encoder.recipe import SyntheticSettings
+from coseek.training.encoder.synthetic import KINDS, synthetic_labels, texts_of
 from coseek.world.oracle import SUPPORT
 from coseek.world.world import WorldSettings, make_world
 
@@ -49,8 +49,8 @@ def test_turns_of_one_question_are_never_split() -> None:
 
 @given(st.integers(1, 30), st.integers(2, 12), st.integers(0, 5))
 def test_every_epoch_is_every_row_once(count: int, batch: int, seed: int) -> None:
-    rows = [Row.of(label(number), seen) for number in range(count)]
-    order = Order(rows, batch, 15, seed)
+    rows = [TrainingExample.of(label(number), seen) for number in range(count)]
+    order = ExampleOrder(rows, batch, 15, seed)
     drawn = [row.turn for step in range(-(-3 * count // batch)) for row in order.batch(step)]
     if count >= batch:
         # An update that reaches over an epoch's end holds a row that comes twice only once.
@@ -59,16 +59,16 @@ def test_every_epoch_is_every_row_once(count: int, batch: int, seed: int) -> Non
 
 
 def test_an_update_follows_from_the_seed_and_its_number_alone() -> None:
-    rows = [Row.of(label(number), seen) for number in range(40)]
-    one, other = Order(rows, 8, 2, 7), Order(rows, 8, 2, 7)
+    rows = [TrainingExample.of(label(number), seen) for number in range(40)]
+    one, other = ExampleOrder(rows, 8, 2, 7), ExampleOrder(rows, 8, 2, 7)
     straight = [one.batch(step) for step in range(12)]
     assert other.batch(9) == straight[9] and other.batch(2) == straight[2]
-    assert Order(rows, 8, 2, 8).batch(0) != straight[0]
+    assert ExampleOrder(rows, 8, 2, 8).batch(0) != straight[0]
 
 
 def test_of_many_negatives_others_are_drawn_in_every_epoch() -> None:
-    rows = [Row.of(label(number), seen) for number in range(10)]
-    order = Order(rows, 10, 2, 0)
+    rows = [TrainingExample.of(label(number), seen) for number in range(10)]
+    order = ExampleOrder(rows, 10, 2, 0)
     drawn = [[given.id for row in order.batch(epoch) if row.turn == rows[0].turn for given in row.negatives]
              for epoch in range(12)]  # fmt: skip
     known = {given.id for given in rows[0].negatives}
@@ -80,7 +80,7 @@ def test_a_view_ends_a_field_with_the_tokenizers_own_separator(tmp_path: Path) -
     folder = make_encoder(tmp_path / "encoder")
     card = EncoderCard.of(folder).model_copy(update={"view": "question+query"})
     view = QueryEncoder(EmbeddingSettings(encoder=str(folder), view="question+query"), folder, card).seen
-    row = Row.of(label(0), view)
+    row = TrainingExample.of(label(0), view)
     assert row.query == "what is ba [SEP] ba be"
     from sentence_transformers import SentenceTransformer
 
@@ -110,7 +110,7 @@ def test_queries_and_passages_are_cut_and_prompted_as_serving_does_it(tmp_path: 
 
 def test_a_lessons_negatives_never_tell_the_fact() -> None:
     world = make_world(WorldSettings(size="tiny", train=60, dev=0, test=0))
-    found = lessons(world, "train", SyntheticSettings(), seed=3)
+    found = synthetic_labels(world, "train", SyntheticSettings(), seed=3)
     assert set(found) == set(KINDS)
     for labels in found.values():
         for one in labels:
@@ -118,11 +118,11 @@ def test_a_lessons_negatives_never_tell_the_fact() -> None:
             assert world.oracle.relevance(one.question, one.passage(one.positive), hop) >= SUPPORT
             for ident in one.negatives:
                 assert world.oracle.relevance(one.question, one.passage(ident), hop) < SUPPORT
-    assert lessons(world, "train", SyntheticSettings(), seed=3) == found
+    assert synthetic_labels(world, "train", SyntheticSettings(), seed=3) == found
 
 
 def test_the_laptop_encoders_tokenizer_knows_every_letter_and_the_separator() -> None:
-    from coseek.training.retriever.laptop_encoder import learn_tokenizer
+    from coseek.training.encoder.laptop_encoder import learn_tokenizer
 
     world = make_world(WorldSettings(size="tiny", train=20, dev=0, test=0))
     tokenizer = learn_tokenizer(texts_of(world), 1000)

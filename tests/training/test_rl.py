@@ -10,15 +10,15 @@ import torch
 from tests.training.echo import QUESTIONS, experience_of, fixed, reward, settings_of, train
 from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, trajectory
 
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.data.trajectory import StopReason, Trajectory
-from coseek.training.learning.policy import Policy
-from coseek.training.order import QuestionStream, derive_seed
-from coseek.training.rl.advantages import Experience, make_experience
 from coseek.training.rl.episodes import RolloutFunction, collect, describe, score
+from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.update import minibatches
 from coseek.training.settings import RlSettings
+from coseek.training.trainer.data_order import QuestionStream, derive_seed
+from coseek.training.trainer.policy import Policy
 
 
 @pytest.mark.parametrize(

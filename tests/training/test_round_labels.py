@@ -12,21 +12,21 @@ from tests.labels.small import Faulty
 from tests.training.test_together import recipe
 
 from coseek.agents.rollout import Agent
-from coseek.agents.writers.expert import ExpertAgent, ExpertSettings
-from coseek.agents.writing import ScriptedAgentModel
+from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.errors import RunError, SettingError
+from coseek.core.registry import plugin_names
+from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.errors import RunError, SettingError
-from coseek.data.registry import names
 from coseek.data.run import Run
-from coseek.data.settings import make_settings
 from coseek.labels.maker import PACKAGE, RolloutMaker
-from coseek.labels.parts import LabelResources
+from coseek.labels.resources import LabelResources
 from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.together.checks import maker_module
+from coseek.pipelines.together.labelling import label_round, labelled
+from coseek.pipelines.together.paths import CoTrainingPaths
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.together.checking import maker_module
-from coseek.training.together.course import CoTrainingPaths
-from coseek.training.together.labelling import label_round, labelled
 
 LIMITS = "agent.limits={max_turns: 4, max_turn_tokens: 4000, max_observation_tokens: 8000, max_tokens: 64000}"
 
@@ -109,7 +109,7 @@ def test_runs_of_a_question_that_could_only_be_equal_are_refused(tmp_path: Path)
         recipe(tmp_path, "labels.samples=4", "labels.temperature=0")
 
 
-@pytest.mark.parametrize("method", names(PACKAGE))
+@pytest.mark.parametrize("method", plugin_names(PACKAGE))
 def test_what_a_method_asks_for_when_it_is_opened_it_says_beforehand(tmp_path: Path, method: str) -> None:
     module = maker_module(method)
     settings = make_settings(module.SETTINGS, {})

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted
 
-from coseek.agents.asking import CachedTextModel
-from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.agents.judge import JudgeSettings, ModelJudge, load_judge_prompt
-from coseek.data.errors import DataError, ModelError, SettingError
+from coseek.core.cache import TextCache
+from coseek.core.errors import DataError, ModelError, SettingError
+from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.passage import Corpus, Passage
-from coseek.data.sheet import Reply, Verdict
-from coseek.data.store import TextCache
+from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
+from coseek.graders.rag_baseline import RagBaselines
+from coseek.graders.scoring import EpisodeScorer
+from coseek.models.text_model import CachedTextModel
+from coseek.pipelines.grader_settings import GraderSettings, check_graders, open_graders
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
-from coseek.training.frozen import GraderSettings, check_graders, open_graders
-from coseek.training.rl.baselines import RagBaselines
 from coseek.training.rl.episodes import describe, score
-from coseek.training.rl.scoring import Scoring
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -46,7 +46,9 @@ def judge(model: Scripted | CachedTextModel) -> ModelJudge:
 
 
 def baselines(answers: Mapping[str, str], verdicts: Mapping[tuple[str, str], Verdict] | None = None) -> RagBaselines:
-    return RagBaselines({ident: Reply(ident, 0, "", answer) for ident, answer in answers.items()}, verdicts, NOWHERE)
+    return RagBaselines(
+        {ident: GeneratedAnswer(ident, 0, "", answer) for ident, answer in answers.items()}, verdicts, NOWHERE
+    )
 
 
 def values(scored: list[Reward | RewardFault]) -> list[float | str]:
@@ -55,7 +57,7 @@ def values(scored: list[Reward | RewardFault]) -> list[float | str]:
 
 def test_a_gain_over_a_scripted_generator_is_what_a_hand_would_compute() -> None:
     hard, easy = QUESTION, replace(QUESTION, id="q2")
-    scoring = Scoring(
+    scoring = EpisodeScorer(
         make_reward({"preset": "s3-code"}),
         generator(Scripted(reads)),
         judge(Scripted(lambda prompt: "no")),
@@ -74,7 +76,7 @@ def test_a_gain_over_a_scripted_generator_is_what_a_hand_would_compute() -> None
 
 def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None:
     writer, marker = Scripted(reads), Scripted(lambda prompt: "no")
-    scoring = Scoring(make_reward(GBR), generator(writer), judge(marker), baselines({"q1": "Zun"}))
+    scoring = EpisodeScorer(make_reward(GBR), generator(writer), judge(marker), baselines({"q1": "Zun"}))
     scoring([run(found("o", ORBO)), run(found("o", ORBO), seed=1), run(found("m", MIRA)), fault()])
     assert [len(batch) for batch in writer.calls] == [2]
     # "Velora" is settled by words; "Zun" is both the generator's answer and the baseline's.
@@ -84,11 +86,13 @@ def test_a_steps_prompts_are_one_batch_and_equal_ones_are_written_once() -> None
 def test_a_verdict_that_was_precomputed_on_the_baseline_is_not_asked_again() -> None:
     marker = Scripted(lambda prompt: "no")
     known = {("q1", "the town"): Verdict("q1", "the town", True)}
-    scoring = Scoring(make_reward(GBR), generator(Scripted(reads)), judge(marker), baselines({"q1": "the town"}, known))
+    scoring = EpisodeScorer(
+        make_reward(GBR), generator(Scripted(reads)), judge(marker), baselines({"q1": "the town"}, known)
+    )
     assert values(scoring([run(found("m", MIRA))])) == [0]
     assert not marker.calls
     failed = {("q1", "the town"): Verdict("q1", "the town", None, fault="overloaded")}
-    again = Scoring(scoring.reward, scoring.generator, scoring.judge, baselines({"q1": "the town"}, failed))
+    again = EpisodeScorer(scoring.reward, scoring.generator, scoring.judge, baselines({"q1": "the town"}, failed))
     assert values(again([run(found("m", MIRA))])) == [1]
     assert len(marker.calls) == 1
 
@@ -99,7 +103,7 @@ def test_a_cache_hit_is_the_same_reward_and_asks_nobody(tmp_path: Path) -> None:
     for _ in range(2):
         writer, marker, store = Scripted(reads), Scripted(lambda prompt: "yes"), TextCache(tmp_path / "cache.sqlite")
         parts = generator(CachedTextModel(writer, store)), judge(CachedTextModel(marker, store))
-        scored.append(Scoring(make_reward({"preset": "s3-code"}), *parts, baselines({"q1": "hm"}))(runs))
+        scored.append(EpisodeScorer(make_reward({"preset": "s3-code"}), *parts, baselines({"q1": "hm"}))(runs))
         asked = (len(writer.calls), len(marker.calls))
     assert scored[0] == scored[1]
     assert asked == (0, 0)
@@ -111,7 +115,7 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
             raise ModelError("overloaded")
         return "Velora" if "born in" in prompt else "unclear"
 
-    scoring = Scoring(
+    scoring = EpisodeScorer(
         make_reward(GBR),
         generator(Scripted(generates)),
         judge(Scripted(lambda prompt: "maybe" if "unclear" in prompt else "no")),
@@ -136,7 +140,9 @@ def test_faults_are_counted_by_name_and_take_no_sibling_along() -> None:
 
 
 def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
-    scoring = Scoring(make_reward({"gen_acc": 1.0}), generator(Scripted(reads)), judge(Scripted(lambda prompt: "yes")))
+    scoring = EpisodeScorer(
+        make_reward({"gen_acc": 1.0}), generator(Scripted(reads)), judge(Scripted(lambda prompt: "yes"))
+    )
     described = describe(score([0, 0, 0], [run(found("m", MIRA)), run(found("m", MIRA)), run()], scoring))
     assert described["reward/gen_acc/span"] == pytest.approx(2 / 3)
     assert described["reward/gen_acc/judge"] == 1  # of the one run that he was asked about
@@ -146,7 +152,7 @@ def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
 @settings(max_examples=40, deadline=None)
 def test_a_runs_reward_depends_on_that_run_alone(served: list[Passage | None]) -> None:
     """`None` stands for a run that ended by a fault."""
-    scoring = Scoring(
+    scoring = EpisodeScorer(
         make_reward(GBR), generator(Scripted(reads)), judge(Scripted(lambda prompt: "no")), baselines({"q1": "Zun"})
     )
     runs = [
@@ -158,7 +164,9 @@ def test_a_runs_reward_depends_on_that_run_alone(served: list[Passage | None]) -
 
 def test_a_missing_baseline_is_an_error_and_not_a_zero() -> None:
     """Trap 27."""
-    scoring = Scoring(make_reward(GBR), generator(Scripted(reads)), judge(Scripted(str)), baselines({"q2": "Zun"}))
+    scoring = EpisodeScorer(
+        make_reward(GBR), generator(Scripted(reads)), judge(Scripted(str)), baselines({"q2": "Zun"})
+    )
     with pytest.raises(DataError, match="question 'q1' has no baseline"):
         scoring([run(found("m", MIRA))])
 
@@ -166,7 +174,7 @@ def test_a_missing_baseline_is_an_error_and_not_a_zero() -> None:
 @pytest.mark.parametrize("said", ["Yes.", "no", "yesterday", "yes, because it is", "", "Yes\n\nNo"])
 def test_only_the_one_word_is_a_verdict_and_all_else_is_a_fault(said: str) -> None:
     """Trap 28: "yes" stands in "yesterday"."""
-    scoring = Scoring(make_reward({"gen_acc": {"of": "own"}}), judge=judge(Scripted(lambda prompt: said)))
+    scoring = EpisodeScorer(make_reward({"gen_acc": {"of": "own"}}), judge=judge(Scripted(lambda prompt: said)))
     (paid,) = values(scoring([run(answer="a town")]))
     assert paid == {"Yes.": 1, "no": 0}.get(said, "judge")
 
@@ -192,7 +200,7 @@ def test_a_reward_that_needs_nothing_needs_no_settings() -> None:
     parts = GraderSettings.model_validate({"generator": {"model": "m"}})
     check_graders(parts, make_reward({"preset": "s3", "gbr": {"accuracy": "cover_match"}}), world=False)
     with pytest.raises(SettingError, match=r"needs a naive-RAG baseline.*frozen\.baseline"):
-        Scoring(make_reward({"gbr": {"accuracy": "cover_match"}}), generator(Scripted(reads)))
+        EpisodeScorer(make_reward({"gbr": {"accuracy": "cover_match"}}), generator(Scripted(reads)))
 
 
 def test_the_oracle_of_the_runs_world_judges(tmp_path: Path) -> None:

@@ -13,34 +13,34 @@ import yaml
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted
 
-from coseek.agents.generator import Generator, GeneratorSettings, load_generator_prompt
-from coseek.agents.judge import JudgeSettings, ModelJudge, load_judge_prompt
-from coseek.data.errors import RetrieverError, SettingError
+from coseek.core.errors import RetrieverError, SettingError
 from coseek.data.passage import Corpus, Hit
 from coseek.data.run import Run
 from coseek.data.trajectory import StopReason
+from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.graders.judge import JudgeSettings, ModelJudge, load_judge_prompt
 from coseek.measure.score import METRICS, summaries_of
-from coseek.retrieval.query import Asked
+from coseek.pipelines import generator_table as served
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.agent_results import TableRow, alarms_of, by_generator, metric_of, pairs_of, rows_of
+from coseek.pipelines.grader_settings import Graders, GraderSettings
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.training import served
-from coseek.training.agent import AgentTraining
-from coseek.training.frozen import Graders, GraderSettings
-from coseek.training.recipe import AgentRecipe, load_recipe
-from coseek.training.results import Row, alarms_of, by_generator, metric_of, pairs_of, rows_of
-from coseek.training.rl.health import alarm_steps
+from coseek.training.rl.monitor import alarm_steps
 
 from .test_agent import TINY
 
 ROOT = Path(__file__).parents[2]
 SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",), hops=1)
 CORPUS = Corpus([ORBO, MIRA, OTHER])
-SILENT = ["frozen={generator: {model: gen}, judge: {model: oracle}, baseline: {passages: 2}}"]
+SILENT = ["graders={generator: {model: gen}, judge: {model: oracle}, baseline: {passages: 2}}"]
 
 
 class Away(FixedRetriever):
     """Cannot search for one question."""
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         if any("who founded" in self.seen(query) for query in queries):
             raise RetrieverError("away")
         return super().search(queries, k)
@@ -121,7 +121,7 @@ def test_an_agent_without_answers_stands_beside_rag_with_as_many_passages_as_it_
 def test_an_agent_that_answers_keeps_its_own_answers_whatever_generator_its_reward_asks(tmp_path: Path) -> None:
     training = AgentTraining(load_recipe("quickstart", [*TINY, *SILENT]), tmp_path)
     assert not by_generator(training) and metric_of(training) == "em"
-    assert Row("naive RAG", "warm", "rag", 0.0) in rows_of(training)
+    assert TableRow("naive RAG", "warm", "rag", 0.0) in rows_of(training)
 
 
 # --- going on with a run that was begun by an older version

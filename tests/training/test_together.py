@@ -8,10 +8,10 @@ import pytest
 import torch
 import yaml
 
-from coseek.data.errors import CoseekError, DataError, SettingError
-from coseek.training.precisions import resolve_recipe
-from coseek.training.together.checking import check_together
-from coseek.training.together.recipe import (
+from coseek.core.errors import CoseekError, DataError, SettingError
+from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.together.checks import check_together
+from coseek.pipelines.together.recipe import (
     GIVEN,
     TogetherRecipe,
     load_together_recipe,
@@ -97,8 +97,8 @@ def test_a_mistake_in_a_recipe_is_one_sentence(override: str, said: str) -> None
     ],
 )
 def test_what_a_recipe_cannot_do_is_said_before_anything_is_written(tmp_path: Path, override: str, said: str) -> None:
-    from coseek.training.together.course import CoTrainingPaths
-    from coseek.training.together.rounds import CoTraining
+    from coseek.pipelines.together.paths import CoTrainingPaths
+    from coseek.pipelines.together.together import CoTraining
 
     more = ["agent.warm_start=null"] if "DATA" in override else []
     for split in ("train", "dev", "test"):
@@ -121,7 +121,7 @@ def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
 ) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).touch()
-    there = [f"agent.{name}={tmp_path}" for name in ("policy.folder", "frozen.generator.model")]
+    there = [f"agent.{name}={tmp_path}" for name in ("policy.folder", "graders.generator.model")]
     with pytest.raises(SettingError, match=f"take labels.settings.{way_out}"):
         check_together(load_together_recipe("laptop", ["agent=s3-laptop", *there, *more]))
     also = [*there, *more, f"labels.settings.{way_out}"]
@@ -129,15 +129,15 @@ def test_an_agent_that_writes_no_answer_can_be_co_trained_as_the_docs_say(
 
 
 def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tmp_path: Path) -> None:
-    from coseek.training.together.course import CoTrainingPaths
-    from coseek.training.together.rounds import CoTraining
+    from coseek.pipelines.together.paths import CoTrainingPaths
+    from coseek.pipelines.together.together import CoTraining
 
     out = tmp_path / "run"
     CoTraining(CoTrainingPaths(recipe(tmp_path), out)).begin(resume=False)
     (out / "labels.json").write_text("{}")
     with pytest.raises(DataError, match="--resume"):
         CoTraining(CoTrainingPaths(recipe(tmp_path), out)).begin(resume=False)
-    more = recipe(tmp_path, "rounds=5", "agent.rl.health.stop=true", "about=more of it")
+    more = recipe(tmp_path, "rounds=5", "agent.rl.monitor.stop=true", "about=more of it")
     CoTraining(CoTrainingPaths(more, out)).begin(resume=True)
     with pytest.raises(SettingError, match=r"begun with retriever.view = 'question\+query', and now 'query'"):
         CoTraining(CoTrainingPaths(recipe(tmp_path, "retriever.view=query"), out)).begin(resume=True)
@@ -149,7 +149,7 @@ def test_a_folder_is_gone_on_with_by_the_same_recipe_or_by_one_of_more_rounds(tm
 
 
 def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -> None:
-    from coseek.training.together.course import CoTrainingPaths
+    from coseek.pipelines.together.paths import CoTrainingPaths
 
     course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     first, second = course.agent_recipe(1), course.agent_recipe(2)
@@ -167,8 +167,8 @@ def test_each_learns_over_the_other_as_it_stood_a_round_before(tmp_path: Path) -
 def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Path) -> None:
     from tests.training.tiny_labels import label, write_labels
 
-    from coseek.training.retriever.training import RetrieverTraining
-    from coseek.training.together.course import CoTrainingPaths
+    from coseek.pipelines.encoder import RetrieverTraining
+    from coseek.pipelines.together.paths import CoTrainingPaths
 
     course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     seen: set[str] = set()
@@ -189,7 +189,7 @@ def test_what_is_held_out_in_a_round_was_trained_on_in_none_before(tmp_path: Pat
 
 
 def test_a_round_may_begin_with_what_there_was_at_the_start(tmp_path: Path) -> None:
-    from coseek.training.together.course import CoTrainingPaths
+    from coseek.pipelines.together.paths import CoTrainingPaths
 
     course = CoTrainingPaths(recipe(tmp_path, "agent_begins=start", "retriever_begins=start"), tmp_path / "run")
     assert course.agent_recipe(2).policy.folder == str(course.first.policy_folder("warm"))
@@ -198,7 +198,7 @@ def test_a_round_may_begin_with_what_there_was_at_the_start(tmp_path: Path) -> N
 
 
 def test_what_only_the_first_encoder_must_be_told_is_not_told_to_its_successors(tmp_path: Path) -> None:
-    from coseek.training.together.course import CoTrainingPaths
+    from coseek.pipelines.together.paths import CoTrainingPaths
 
     more = ("start={encoder: minilm, index: {view: query}}", "index.settings={search: int8}")
     course = CoTrainingPaths(recipe(tmp_path, *more), tmp_path / "run")
@@ -208,8 +208,8 @@ def test_what_only_the_first_encoder_must_be_told_is_not_told_to_its_successors(
 
 
 def test_every_round_draws_its_own_training_questions_and_always_the_same(tmp_path: Path) -> None:
-    from coseek.training.together.course import CoTrainingPaths
-    from coseek.training.together.labelling import drawn
+    from coseek.pipelines.together.labelling import drawn
+    from coseek.pipelines.together.paths import CoTrainingPaths
 
     course = CoTrainingPaths(recipe(tmp_path), tmp_path / "run")
     course.first.prepare_data()
@@ -221,10 +221,10 @@ def test_every_round_draws_its_own_training_questions_and_always_the_same(tmp_pa
 
 
 def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: Path) -> None:
-    from coseek.training.together.course import CoTrainingPaths
+    from coseek.pipelines.together.paths import CoTrainingPaths
 
-    course = CoTrainingPaths(recipe(tmp_path, "agent.frozen.judge={model: oracle}"), tmp_path / "run")
-    judge = course.agent_recipe(1).frozen.judge
+    course = CoTrainingPaths(recipe(tmp_path, "agent.graders.judge={model: oracle}"), tmp_path / "run")
+    judge = course.agent_recipe(1).graders.judge
     assert judge is not None and judge.model == str(course.data_folder)
 
 
@@ -232,8 +232,8 @@ def test_an_oracle_that_judges_rewards_knows_the_world_in_every_round(tmp_path: 
 
 
 def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
-    from coseek.training.together.pairs import Pair
-    from coseek.training.together.results import compared_pairs, way
+    from coseek.pipelines.together.pairs import Pair
+    from coseek.pipelines.together.results import compared_pairs, way
 
     assert way(2) == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
     assert compared_pairs(1, beside=True) == [
@@ -245,7 +245,7 @@ def test_steps_of_the_way_are_compared_with_the_ones_before() -> None:
 
 
 def test_no_two_pairs_share_a_folder_or_a_name() -> None:
-    from coseek.training.together.pairs import Pair
+    from coseek.pipelines.together.pairs import Pair
 
     pairs = [Pair(agent, other) for agent in range(3) for other in (None, 0, 1, 2)]
     assert len({pair.folder for pair in pairs}) == len({pair.name("bm25") for pair in pairs}) == 12
@@ -256,12 +256,12 @@ def test_no_two_pairs_share_a_folder_or_a_name() -> None:
 def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(tmp_path: Path) -> None:
     from bench.kill_together import check_moved, outcome, taught, train
 
+    from coseek.core.progress import NoProgress
     from coseek.data.run import Run
-    from coseek.training.progress import NoProgress
-    from coseek.training.together.course import CoTrainingPaths
-    from coseek.training.together.pairs import Pairs
-    from coseek.training.together.results import Results
-    from coseek.training.together.rounds import CoTraining
+    from coseek.pipelines.together.pairs import Pairs
+    from coseek.pipelines.together.paths import CoTrainingPaths
+    from coseek.pipelines.together.results import Results
+    from coseek.pipelines.together.together import CoTraining
 
     torch.set_num_threads(1)
     policy = f"agent.policy.folder={taught(tmp_path / 'first', 200)}"

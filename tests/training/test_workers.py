@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.workers_run import ALGORITHMS, KINDS, Kind, train
 
-from coseek.training.learning.workers import ALONE, Workers, workers_here
+from coseek.training.trainer.workers import ALONE, Workers, workers_here
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5

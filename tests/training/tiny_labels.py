@@ -6,8 +6,8 @@ from tests.retrieval.tiny_encoder import WORDS
 
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.labels.folder import LabelFolder
-from coseek.labels.label import Candidate, LabelSet, TurnId
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import Candidate, LabelSet, TurnId
 from coseek.retrieval.query import Query
 
 

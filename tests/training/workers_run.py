@@ -9,10 +9,10 @@ import torch.distributed as dist
 from tests.training.echo import QUESTIONS, reward, sampling, settings_of
 from tests.training.tiny import tiny_model
 
-from coseek.training.learning.policy import Policy
-from coseek.training.learning.workers import Workers, workers_here
 from coseek.training.rl.loop import train_rl
 from coseek.training.settings import LearnerSettings, LoraSettings, OptimiserSettings, RlSettings
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.workers import Workers, workers_here
 
 Kind: TypeAlias = Literal["ddp", "fsdp2"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.data.errors import DataError
+from coseek.core.errors import DataError
 from coseek.data.question import Question
 from coseek.world.oracle import GOLD, MENTION, MISLEADING, NOTHING, OTHER_HOP, SUPPORT, Oracle
 from coseek.world.questions import kind_of, plan_of

@@ -3,7 +3,7 @@
 from coseek.data.question import Question
 from coseek.measure.answers import exact_match
 from coseek.world.questions import kind_of
-from coseek.world.reasons import MARK, reasons
+from coseek.world.rationales import MARK, rationale
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 
@@ -13,7 +13,7 @@ WORLD = make_world(WorldSettings(size="compact", train=300, dev=0, test=0, seed=
 def written(world: World, question: Question) -> str:
     numbers = {ident: number for number, ident in enumerate(reversed(question.gold_ids), start=3)}
     titles = {ident: world.corpus.by_id(ident).title for ident in question.gold_ids}
-    return reasons(question, numbers, titles)
+    return rationale(question, numbers, titles)
 
 
 def test_the_answer_behind_the_mark_is_a_gold_one_for_every_kind_of_question() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coseek.core.errors import DataError, SettingError
+from coseek.core.settings import make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.errors import DataError, SettingError
 from coseek.data.question import Question
-from coseek.data.settings import make_settings
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.facts import Entity
 from coseek.world.passages import MAX_WORDS

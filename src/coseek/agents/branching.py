@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
-from coseek.agents.past import ReplayPoint, with_hits
+from coseek.agents.replay import ReplayPoint, with_hits
 from coseek.agents.rollout import Agent, Driver
 from coseek.data.passage import Passage
 from coseek.data.trajectory import StopReason, Trajectory
@@ -102,7 +102,7 @@ class _Branching(Driver):
     ) -> None:
         super().__init__(agent, retriever, limits, None, None)
         self.branches, self.on_branch = branches, on_branch
-        self.contexts = 2 if agent.protocol.notes else 1
+        self.contexts = 2 if agent.protocol.reason_in_documents else 1
         """How many each branch may need."""
         if isinstance(agent.model, ForkableModel):
             concurrency = min(concurrency, agent.model.max_rows)
@@ -143,7 +143,7 @@ class _Branching(Driver):
     def _seen(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
         """What tells passages apart for the agent. Ids do where it sees them, and where what is found twice is shown
         once."""
-        by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.wording.file.document
+        by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.prompt_template.file.document
         return tuple((passage.id if by_id else "", passage.title, passage.text) for passage in passages)
 
     def _waiting(self) -> list[_Stages]:

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coseek.agents.block import latest_block, select
-from coseek.agents.turns import make_past_turn
+from coseek.agents.document_block import apply_selection, latest_block
+from coseek.agents.search_queries import make_past_turn
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment
@@ -14,7 +14,7 @@ from coseek.retrieval.query import PastTurn, Query
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TurnSearches:
     """The searches of one turn, before anything of them is shown."""
 
     queries: tuple[Query, ...]
@@ -34,7 +34,7 @@ class Episode:
     history: list[PastTurn] = field(default_factory=list)
     """`searches` as the retriever is told of them."""
     asides: list[tuple[Segment, ...]] = field(default_factory=list)
-    noting: Found | None = None
+    noting: TurnSearches | None = None
     """What the model is writing notes on, in the context that `aside_key` names."""
     unsent: tuple[int, ...] = ()
     """What the model has not been handed yet."""
@@ -76,7 +76,7 @@ class Episode:
         """Add the price of a turn; once a part of it is not known, the whole is not."""
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
-    def keep(self, found: Found) -> None:
+    def keep(self, found: TurnSearches) -> None:
         """These searches are part of the run now: what they found is shown, or they failed."""
         self.searches += found.searches
         self.history += [
@@ -87,7 +87,7 @@ class Episode:
         """Note which documents of the latest block the agent chose; `None` chooses nothing and leaves all."""
         if numbers is not None:
             block = latest_block(self.searches)
-            self.searches[len(self.searches) - len(block) :] = select(block, numbers)
+            self.searches[len(self.searches) - len(block) :] = apply_selection(block, numbers)
 
     @property
     def selected_ids(self) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from coseek.agents.reading import (
+from coseek.agents.actions import (
+    ParsedAction,
     QueryFormat,
-    Reading,
     Tool,
     Visit,
     parse_flag,
@@ -20,7 +20,7 @@ from coseek.agents.reading import (
     parse_queries,
     parse_tool_call,
 )
-from coseek.data.errors import DataError
+from coseek.core.errors import DataError
 from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment
 
 START, END = "start", "end"
@@ -59,19 +59,19 @@ class Tag:
     action: Action = Action.NONE
     opening: str = ""
     closing: str = ""
-    reads: QueryFormat = QueryFormat.TEXT
+    query_format: QueryFormat = QueryFormat.TEXT
     item: str = "query"
     """The inner tag, or the JSON key, that holds a query."""
-    most: int | None = None
+    max_items: int | None = None
     """Queries in one search, or documents in one selection."""
-    halts: tuple[str, ...] | None = None
+    stop: tuple[str, ...] | None = None
     """What the sampler halts on: the closing, where the tag asks for something and nothing else is said."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "opening", self.opening or f"<{self.name}>")
         put(self, "closing", self.closing or f"</{self.name}>")
-        if self.halts is None:
+        if self.stop is None:
             put(self, "halts", (self.closing,) if self.action in _ASKING else ())
         if len(self.closing) == 1 and not self.is_bracket:
             raise DataError(f"the tag {self.name!r} closes with {self.closing!r}, which plain text may hold")
@@ -89,7 +89,7 @@ class Tag:
 
     @property
     def inner_marks(self) -> tuple[str, ...]:
-        return (f"<{self.item}>", f"</{self.item}>") if self.reads is QueryFormat.ITEMS else ()
+        return (f"<{self.item}>", f"</{self.item}>") if self.query_format is QueryFormat.ITEMS else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Grammar:
     tags: tuple[Tag, ...]
     order: Mapping[str, frozenset[str]]
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    loose: bool = False
+    free_text: bool = False
     """Text outside of the tags is part of the form (reasoning that has no tag of its own)."""
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class Grammar:
     @cached_property
     def stops(self) -> tuple[str, ...]:
         """The strings that a sampler halts on: the closings that set something off."""
-        return tuple(stop for tag in self.tags for stop in tag.halts or ())
+        return tuple(stop for tag in self.tags for stop in tag.stop or ())
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class Grammar:
         # `<|…|>` is how most tokenizers write a role or the end of a turn.
         return re.compile("|".join([tag, r"<\|[^<>|\s]{1,64}\|>", *marks]), re.I)
 
-    def disarm(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         """Text from outside (a passage, a question) with our tags made harmless: `<answer>` becomes `‹answer›`."""
         return self._lookalikes.sub(_harmless, text)
 
@@ -217,7 +217,7 @@ class Grammar:
         if opened is not None:
             return [Span(Author.AGENT, "", text, f"{opened.opening} is not closed")]
         if text.strip():
-            problem = "" if self.loose else f"text outside the tags: {text.strip()[:40]!r}"
+            problem = "" if self.free_text else f"text outside the tags: {text.strip()[:40]!r}"
             return [Span(Author.AGENT, "", text, problem)]
         return []
 
@@ -234,7 +234,7 @@ class Grammar:
                 found.append(Span(Author.ENVIRONMENT, tag, segment.text))
         return found
 
-    def complaint(self, spans: Sequence[Span]) -> str:
+    def format_error(self, spans: Sequence[Span]) -> str:
         """Why these spans are not the protocol's valid form; empty when they are (paper 002, appendix C)."""
         state = START
         for span in spans:
@@ -260,23 +260,23 @@ class Grammar:
             numbers = parse_numbers(text)
             if numbers is None:
                 return f"{tag.opening} is no list of numbers: {text.strip()[:40]!r}"
-            few = tag.most is None or len(numbers) <= tag.most
-            return "" if few else f"{len(numbers)} documents in {tag.opening}, and at most {tag.most} are allowed"
+            few = tag.max_items is None or len(numbers) <= tag.max_items
+            return "" if few else f"{len(numbers)} documents in {tag.opening}, and at most {tag.max_items} are allowed"
         if tag.action is Action.COMPLETE:
             return f"{tag.opening} says neither True nor False" if parse_flag(text) is None else ""
-        if tag.reads is not QueryFormat.ITEMS and (
+        if tag.query_format is not QueryFormat.ITEMS and (
             mark := next((mark for mark in self._inner_marks if mark in text), "")
         ):
             return f"{mark} inside {tag.opening}"
-        return self.read(tag, text).problem
+        return self.parse_action(tag, text).problem
 
-    def read(self, tag: Tag, text: str) -> Reading:
+    def parse_action(self, tag: Tag, text: str) -> ParsedAction:
         """What the text of a tag asks for; nothing, where the tag asks for nothing."""
         if tag.action is Action.TOOL:
-            return parse_tool_call(text, self.tools, tag.most)
+            return parse_tool_call(text, self.tools, tag.max_items)
         if tag.action is Action.SEARCH:
-            return parse_queries(text, tag.reads, tag.item, tag.most)
-        return Reading()
+            return parse_queries(text, tag.query_format, tag.item, tag.max_items)
+        return ParsedAction()
 
     def intent(self, text: str) -> Intent:
         """What one turn asks for. The sampler halts on the closing of an action, so at most the rest of the token
@@ -286,10 +286,10 @@ class Grammar:
         for span, tag in self._asking(text):
             if tag.action is Action.SELECT:
                 numbers = parse_numbers(span.text)
-                selected = selected if numbers is None else numbers[: tag.most]
+                selected = selected if numbers is None else numbers[: tag.max_items]
             elif tag.action is not Action.COMPLETE:
                 meant = span
-                if tag.halts:
+                if tag.stop:
                     break
             elif parse_flag(span.text):
                 meant = span
@@ -297,7 +297,7 @@ class Grammar:
         if meant is None:
             return Intent(selected=selected)
         tag = self.by_name[meant.tag]
-        reading = self.read(tag, meant.text)
+        reading = self.parse_action(tag, meant.text)
         return Intent(tag.action, meant, reading.queries, reading.visit, selected, reading.problem)
 
     def _asking(self, text: str) -> Iterator[tuple[Span, Tag]]:
@@ -309,8 +309,8 @@ class Grammar:
     def lost_stop(self, text: str) -> str:
         """The stop string that ended a turn of which a server left it off: that of the tag which is still open."""
         for tag in self.tags:
-            if tag.halts and tag.opening in text and self.parse(text + tag.closing)[-1].tag == tag.name:
-                return tag.halts[0]
+            if tag.stop and tag.opening in text and self.parse(text + tag.closing)[-1].tag == tag.name:
+                return tag.stop[0]
         return ""
 
     def action_of(self, span: Span) -> Action:

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from coseek.data.settings import Settings
+from coseek.core.settings import Settings
 
 
 class Limits(Settings):

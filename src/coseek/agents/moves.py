@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coseek.agents.block import latest_block, shown
+from coseek.agents.actions import Does, QueryFormat
+from coseek.agents.document_block import latest_block, shown_documents
 from coseek.agents.grammar import END, FALSE, START, TRUE, Action, Grammar, Tag
 from coseek.agents.protocol import Protocol
-from coseek.agents.reading import Does, QueryFormat
-from coseek.agents.writer import Move
+from coseek.agents.scripted_agent import Move
 from coseek.data.trajectory import Author, Search
 from coseek.models.model import EpisodeState, Tokenizer
 
@@ -31,12 +31,12 @@ def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: Episo
     thinking = [tag for tag in path if tag.action is Action.NONE]
     thoughts = iter(_shares(move.thought, len(thinking)))
     ids: list[int] = []
-    if grammar.loose and not thinking:
-        ids += tokenizer.encode_data(grammar.disarm(move.thought))
+    if grammar.free_text and not thinking:
+        ids += tokenizer.encode_data(grammar.escape(move.thought))
     for tag in path:
         ids += tokenizer.encode(tag.opening)
         if tag.action is Action.NONE:
-            ids += tokenizer.encode_data(grammar.disarm(next(thoughts)))
+            ids += tokenizer.encode_data(grammar.escape(next(thoughts)))
         else:
             ids += _inside(protocol, tag, move, so_far.searches, tokenizer)
         ids += tokenizer.encode(tag.closing)
@@ -47,7 +47,7 @@ def note_ids(protocol: Protocol, searches: Sequence[Search], tokenizer: Tokenize
     """A writer's notes on what was found: the best document of each search."""
     best = (hit.passage for search in searches for hit in search.hits[:1])
     notes = " ".join(f"{passage.title} : {passage.text}" for passage in best)
-    return tuple(tokenizer.encode_data(protocol.grammar.disarm(notes)))
+    return tuple(tokenizer.encode_data(protocol.grammar.escape(notes)))
 
 
 def _ends(grammar: Grammar) -> bool:
@@ -84,25 +84,25 @@ def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search]
     """What stands inside a tag with an action."""
     grammar = protocol.grammar
     if tag.action is Action.SELECT:
-        numbers = enumerate(shown(latest_block(searches)), start=1)
+        numbers = enumerate(shown_documents(latest_block(searches)), start=1)
         return tokenizer.encode(
             str([number for number, (_, hit) in numbers if hit.passage.id in (move.selected or ())])
         )
     if tag.action is Action.COMPLETE:
         return tokenizer.encode(str(move.answer is not None))
     if tag.action is Action.ANSWER:
-        return tokenizer.encode_data(grammar.disarm(move.answer or ""))
-    queries = [grammar.disarm(query) for query in move.queries]
-    if tag.action is Action.TOOL or tag.reads is QueryFormat.JSON:
+        return tokenizer.encode_data(grammar.escape(move.answer or ""))
+    queries = [grammar.escape(query) for query in move.queries]
+    if tag.action is Action.TOOL or tag.query_format is QueryFormat.JSON:
         # A word behind a quotation mark is spelt in other tokens than behind a blank, and a policy that copies token by
         # token then finds nothing to copy: where words have blanks in front everywhere else, they have them here.
-        queries = [query if protocol.wording.file.space_before else query.strip() for query in queries]
+        queries = [query if protocol.template.file.space_before else query.strip() for query in queries]
     if tag.action is Action.TOOL:
         name, tool = next((name, tool) for name, tool in grammar.tools.items() if tool.does is Does.SEARCH)
         return tokenizer.encode_data(_json({"name": name, "arguments": {tool.query: _one_or_all(queries)}}))
-    if tag.reads is QueryFormat.JSON:
+    if tag.query_format is QueryFormat.JSON:
         return tokenizer.encode_data(_json({tag.item: _one_or_all(queries)}))
-    if tag.reads is QueryFormat.ITEMS:
+    if tag.query_format is QueryFormat.ITEMS:
         opening, closing = (tokenizer.encode(mark) for mark in tag.inner_marks)
         return [token for query in queries for token in (*opening, *tokenizer.encode_data(query), *closing)]
     return tokenizer.encode_data(" ".join(queries))

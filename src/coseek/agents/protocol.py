@@ -1,19 +1,19 @@
-"""Protocol: the grammar and loop of one kind of agent, described in a YAML file, with its wording."""
+"""Protocol: the grammar and loop of one kind of agent, described in a YAML file, with its prompt template."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field
 
+from coseek.agents.actions import Does, QueryFormat, Tool
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
-from coseek.agents.reading import Does, QueryFormat, Tool
-from coseek.agents.wording import PromptTemplate, PromptTemplateFile
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import read_yaml
+from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import read_yaml
+from coseek.core.registry import find_yaml
+from coseek.core.settings import Settings, make_settings
 from coseek.data.identities import digest
-from coseek.data.registry import find_yaml
-from coseek.data.settings import Settings, make_settings
 from coseek.data.trajectory import Author
 
 FOLDER = Path(__file__).parent / "protocols"
@@ -31,13 +31,13 @@ class TagFile(Settings):
     """How it is opened, where that is not `<name>`."""
     close: str = ""
     """How it is closed, where that is not `</name>`."""
-    reads: QueryFormat = QueryFormat.TEXT
+    query_format: QueryFormat = QueryFormat.TEXT
     """How a search is read: `text`, `items` (each inner tag is a query), `json`, or `sentence`."""
     item: str = "query"
     """The inner tag, or the JSON key, that holds a query."""
-    most: int | None = Field(default=None, ge=1)
+    max_items: int | None = Field(default=None, ge=1)
     """Queries in one search, or documents in one selection; more are left out, and are not the form."""
-    halts: list[str] | None = None
+    stop: list[str] | None = None
     """Strings that the sampler halts on; the closing of a search, tool call or answer when nothing is said. An empty
     list is for an answer behind which the agent goes on writing: then the last one counts."""
 
@@ -65,7 +65,7 @@ class ProtocolFile(Settings):
     order: dict[str, list[str]]
     """What may follow `start` and each tag; `end` means that the run may end here. What follows a flag may depend on
     what it says: `name=true`, `name=false`."""
-    loose: bool = False
+    free_text: bool = False
     """Text outside of the tags is part of the form: reasoning without a tag of its own."""
     tools: dict[str, ToolFile] = Field(default={})
     """Tools by name, for a tag whose action is `tool`."""
@@ -76,14 +76,14 @@ class ProtocolFile(Settings):
     otherwise it ends the run."""
     ends_after_search: bool = False
     """The first search ends the run: what it finds is the result."""
-    notes: bool = False
+    reason_in_documents: bool = False
     """The agent's model first reads what a search found in a context of its own, and its notes are shown instead."""
     retrievers: list[str] = Field(default=[])
     """Kinds of retrievers that it is meant for; a run with another one is refused. Any will do when none is named."""
     limits: dict[str, int] = Field(default={})
     """Budgets that suit this protocol, such as `max_turns: 20`, where a run does not set its own."""
-    wording: PromptTemplateFile | None = None
-    """Its prompt and templates; a wording file of the user's goes before them, and our own wordings do not."""
+    prompt_template: PromptTemplateFile | None = None
+    """Its prompt and templates; a prompt template file of the user's goes before them, and our own prompt templates do not."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ class Protocol:
 
     name: str
     grammar: Grammar
-    wording: PromptTemplate
+    template: PromptTemplate
     opens_with_search: bool = False
     retries: bool = False
     ends_after_search: bool = False
-    notes: bool = False
+    reason_in_documents: bool = False
     retrievers: tuple[str, ...] = ()
     """Kinds of retrievers that it is meant for; empty for any."""
-    suited: dict[str, int] = field(default_factory=dict)
+    suggested_limits: dict[str, int] = field(default_factory=dict)
     """Budgets that suit it, by the name of the limit."""
     identity: str = ""
-    """A digest of the file's tags, order and switches; the wording has its own."""
+    """A digest of the file's tags, order and switches; the prompt template has its own."""
 
     def tag_for(self, author: Author, action: Action = Action.NONE) -> Tag | None:
         """The first tag with this author and action."""
@@ -126,16 +126,16 @@ class Protocol:
         larger of the two (a writer's tokens are bytes)."""
         suited = {
             name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name))
-            for name, value in self.suited.items()
+            for name, value in self.suggested_limits.items()
         }
         return base.model_copy(update=suited)
 
 
-def load_protocol(name: str, wording: str = "default") -> Protocol:
+def load_protocol(name: str, prompt_template: str = "default") -> Protocol:
     """Open a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
-    `wording` is `default`, `laptop`, or the path of a YAML file with the user's own prompt. A protocol file that holds
-    its own wording keeps it under our names.
+    `prompt_template` is `default`, `laptop`, or the path of a YAML file with the user's own prompt. A protocol file that holds
+    its own prompt template keeps it under our names.
     """
     path = find_yaml("protocol", FOLDER, name)
     file = make_settings(ProtocolFile, read_yaml(path, "protocol file", "`tags: …` and `order: …`"), path)
@@ -144,11 +144,11 @@ def load_protocol(name: str, wording: str = "default") -> Protocol:
         grammar = _grammar(file, path)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    needs = [name for name, wanted in (("retry", file.retries), ("notes", file.notes)) if wanted]
-    if file.wording is not None and not wording.endswith((".yaml", ".yml")):
-        words = PromptTemplate.of(file.wording, grammar, path.stem, needs, str(path))
+    needs = [name for name, wanted in (("retry", file.retries), ("notes", file.reason_in_documents)) if wanted]
+    if file.prompt_template is not None and not prompt_template.endswith((".yaml", ".yml")):
+        words = PromptTemplate.of(file.prompt_template, grammar, path.stem, needs, str(path))
     else:
-        words = PromptTemplate.load(wording, grammar, path.stem, needs)
+        words = PromptTemplate.load(prompt_template, grammar, path.stem, needs)
     return Protocol(
         path.stem,
         grammar,
@@ -156,10 +156,10 @@ def load_protocol(name: str, wording: str = "default") -> Protocol:
         file.opens_with_search,
         file.retries,
         file.ends_after_search,
-        file.notes,
+        file.reason_in_documents,
         tuple(file.retrievers),
         dict(file.limits),
-        digest(file.model_dump_json(exclude={"about", "limits", "wording"}, exclude_defaults=True)),
+        digest(file.model_dump_json(exclude={"about", "limits", "prompt_template"}, exclude_defaults=True)),
     )
 
 
@@ -171,14 +171,16 @@ def _grammar(file: ProtocolFile, path: Path) -> Grammar:
             tag.action,
             tag.open,
             tag.close,
-            tag.reads,
+            tag.query_format,
             tag.item,
-            tag.most,
-            None if tag.halts is None else tuple(tag.halts),
+            tag.max_items,
+            None if tag.stop is None else tuple(tag.stop),
         )
         for name, tag in file.tags.items()
     )
     if any(tag.action is Action.TOOL for tag in tags) != bool(file.tools):
         raise SettingError(f"{path}: `tools` and a tag with `action: tool` belong together")
     tools = {name: Tool(tool.does, tool.query, tool.id, tool.page) for name, tool in file.tools.items()}
-    return Grammar(tags, {state: frozenset(followers) for state, followers in file.order.items()}, tools, file.loose)
+    return Grammar(
+        tags, {state: frozenset(followers) for state, followers in file.order.items()}, tools, file.free_text
+    )

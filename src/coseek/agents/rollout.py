@@ -11,14 +11,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from coseek.agents.episode import Episode, Found
+from coseek.agents.actions import Visit
+from coseek.agents.episode import Episode, TurnSearches
 from coseek.agents.grammar import Action, Intent
 from coseek.agents.limits import Limits as Limits
 from coseek.agents.protocol import Protocol
-from coseek.agents.reading import Visit
-from coseek.agents.recording import checked_search, checked_turn
-from coseek.agents.turns import make_query
-from coseek.data.errors import RetrieverError, RunError
+from coseek.agents.search_queries import make_query
+from coseek.agents.unwritable import checked_search, checked_turn
+from coseek.core.errors import RetrieverError, RunError
 from coseek.data.evidence import ranked
 from coseek.data.identities import Identities
 from coseek.data.passage import Hit
@@ -69,7 +69,7 @@ def rollout(
         agent.model, ForkableModel
     ):  # a row that waits for room would keep an open one from its second context
         concurrency = min(concurrency, agent.model.max_rows)
-    if agent.protocol.notes:  # each run may have a second context, and neither may wait for the other
+    if agent.protocol.reason_in_documents:  # each run may have a second context, and neither may wait for the other
         concurrency = max(1, concurrency // 2)
     with ThreadPoolExecutor(1, thread_name_prefix="coseek-search") if overlap else nullcontext() as thread:
         return Driver(agent, retriever, limits, on_done, thread).run(questions, seeds, concurrency)
@@ -94,7 +94,7 @@ class Driver:
     ) -> None:
         self.protocol, self.model = agent.protocol, agent.model
         self.tokenizer = agent.model.tokenizer
-        self.wording = agent.protocol.wording
+        self.prompt_template = agent.protocol.template
         self.retriever, self.limits, self.on_done = retriever, limits, on_done
         self.thread = thread
         self.sought: list[tuple[Sequence[Asking], Future[Searched]]] = []
@@ -136,7 +136,7 @@ class Driver:
         opened: list[Episode] = []
         for key, (question, seed) in started:
             row = self.rows[key] = Episode(key, question, seed, time.perf_counter())
-            ids = self.wording.prompt_ids(self.tokenizer, question.question)
+            ids = self.prompt_template.prompt_ids(self.tokenizer, question.question)
             row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
             opened.append(row)
         if self.protocol.opens_with_search:
@@ -212,14 +212,16 @@ class Driver:
             self._finish(row, StopReason.TURN_LIMIT)
         else:
             row.turns += 1
-            self._show(row, RETRY, self.wording.retry_ids(self.tokenizer, problem))
+            self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem))
 
     def _visit(self, row: Episode, visit: Visit) -> None:
         row.turns += 1
         size = self.limits.max_observation_tokens
-        self._show(row, PAGE, self.wording.page_ids(self.tokenizer, row.found(visit.id), visit.id, visit.page, size))
+        self._show(
+            row, PAGE, self.prompt_template.page_ids(self.tokenizer, row.found(visit.id), visit.id, visit.page, size)
+        )
 
-    def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: Found | None = None) -> None:
+    def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | None = None) -> None:
         """Insert text of the environment, with the searches that it answers, and let the agent go on."""
         if row.tokens + len(ids) >= self.limits.max_tokens:
             # Not shown, so not part of the run: a reward must not pay for what the agent never read.
@@ -252,7 +254,7 @@ class Driver:
         searches, share = iter(found), took_s / len(found)
         for row, several in asked:
             row.retriever_s += share * len(several)
-            self._answer(row, Found(several, tuple(replace(next(searches), turn=row.written) for _ in several)))
+            self._answer(row, TurnSearches(several, tuple(replace(next(searches), turn=row.written) for _ in several)))
 
     def _found(self, queries: Sequence[Query]) -> list[Search]:
         """Search in one batch; when that fails, one by one, so that a bad query costs no sibling its result."""
@@ -266,7 +268,7 @@ class Driver:
     def _hits(self, queries: Sequence[Query]) -> list[list[Hit]]:
         return self.retriever.search(queries, self.limits.passages_per_search)
 
-    def _answer(self, row: Episode, found: Found) -> None:
+    def _answer(self, row: Episode, found: TurnSearches) -> None:
         """Show what one turn's searches found. A fault among several is shown as such; when all fail, the run ends."""
         if all(search.fault is not None for search in found.searches):
             row.keep(found)
@@ -274,17 +276,17 @@ class Driver:
         elif self.protocol.ends_after_search:
             row.keep(found)
             self._finish(row, StopReason.COMPLETE)
-        elif self.protocol.notes and any(search.hits for search in found.searches):
+        elif self.protocol.reason_in_documents and any(search.hits for search in found.searches):
             self._ask_for_notes(row, found)
         else:
             size = self.limits.max_observation_tokens
-            ids = self.wording.block_ids(self.tokenizer, found.searches, size)
+            ids = self.prompt_template.block_ids(self.tokenizer, found.searches, size)
             self._show(row, self.protocol.observation_tag, ids, found)
 
-    def _ask_for_notes(self, row: Episode, found: Found) -> None:
+    def _ask_for_notes(self, row: Episode, found: TurnSearches) -> None:
         """Let the model read what was found in a context of its own (Search-o1's reason-in-documents)."""
         asked, size = found.queries[0], self.limits.max_observation_tokens
-        ids = self.wording.notes_prompt_ids(
+        ids = self.prompt_template.notes_prompt_ids(
             self.tokenizer, row.question.question, asked.reasoning, found.searches, size
         )
         left = self.limits.max_tokens - len(ids)
@@ -311,7 +313,7 @@ class Driver:
             return
         ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
         notes = self.tokenizer.decode(ids).strip()
-        shown = self.wording.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
+        shown = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
         self._show(row, self.protocol.observation_tag, shown, found)
 
     def _close(self, row: Episode) -> None:
@@ -327,7 +329,7 @@ class Driver:
     def _finish(self, row: Episode, stop: StopReason, answer: str | None = None, detail: str = "") -> None:
         self._close(row)
         del self.rows[row.key]
-        complaint = self.protocol.grammar.complaint(self.protocol.grammar.spans(row.segments))
+        complaint = self.protocol.grammar.format_error(self.protocol.grammar.spans(row.segments))
         trajectory = Trajectory(
             question=row.question,
             protocol=self.protocol.name,
@@ -336,10 +338,10 @@ class Driver:
             stop=stop,
             answer=answer,
             valid=not complaint,
-            complaint=complaint,
-            detail=detail,
+            format_error=complaint,
+            stop_detail=detail,
             selected_ids=row.selected_ids,
-            asides=tuple(row.asides),
+            side_contexts=tuple(row.asides),
             seed=row.seed,
             timings={"wall_s": time.perf_counter() - row.began, "retriever_s": row.retriever_s},
             exact=row.exact,

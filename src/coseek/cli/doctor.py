@@ -16,14 +16,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from coseek.cli.extras import EXTRA_OF
-from coseek.data.errors import MissingExtra
-from coseek.data.files import JsonObject, atomic_write
+from coseek.core.errors import MissingExtra
+from coseek.core.files import JsonObject, atomic_write
 from coseek.data.passage import Corpus, Passage
 
 GIB = 1 << 30
 
 
-class Health(StrEnum):
+class CheckStatus(StrEnum):
     """How a part is."""
 
     WORKS = "works"
@@ -38,7 +38,7 @@ class Finding:
     """What was seen of one part, and what to do about it."""
 
     part: str
-    health: Health
+    health: CheckStatus
     detail: str
     remedy: str = ""
 
@@ -51,14 +51,16 @@ def check(part: str, trial: Callable[[], str], remedy: str) -> Callable[[], Find
 
     def run() -> Finding:
         try:
-            return Finding(part, Health.WORKS, trial())
+            return Finding(part, CheckStatus.WORKS, trial())
         except ModuleNotFoundError as error:
             library = (error.name or "").partition(".")[0]
-            return Finding(part, Health.MISSING, f"{library} is not installed", how_to_get(library))
+            return Finding(part, CheckStatus.MISSING, f"{library} is not installed", how_to_get(library))
         except MissingExtra as error:
-            return Finding(part, Health.MISSING, *str(error).split(": ", 1))
+            return Finding(part, CheckStatus.MISSING, *str(error).split(": ", 1))
         except Exception as error:  # noqa: BLE001  (whatever is wrong with a part is the finding)
-            return Finding(part, Health.BROKEN, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy)
+            return Finding(
+                part, CheckStatus.BROKEN, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy
+            )
 
     return run
 
@@ -131,9 +133,9 @@ def precision() -> str:
     """Time bfloat16 beside float32, or read what an earlier trial found: what `auto` comes to, and why."""
     import torch
 
-    from coseek.machine.host import Host
-    from coseek.machine.precision import Use
-    from coseek.machine.speed import WIDE, described
+    from coseek.hardware.host import Host
+    from coseek.hardware.precision import Use
+    from coseek.hardware.speed import WIDE, described
 
     ones = torch.ones(64, 64, dtype=torch.bfloat16)
     if float((ones @ ones)[0, 0]) != 64.0:
@@ -145,8 +147,8 @@ def precision() -> str:
 
 def exact_search() -> str:
     """Time a scan of vectors beside one of their int8 copy, or read what an earlier trial found."""
-    from coseek.machine.host import Host
-    from coseek.retrieval.vectors.way import chosen
+    from coseek.hardware.host import Host
+    from coseek.retrieval.vectors.search_method import chosen
 
     importlib.import_module("torch")
     taken, why = chosen(10**6, 384, "float32", "auto")

@@ -19,7 +19,7 @@ def stamped(line: str) -> str:
 
 
 @dataclass
-class Pace:
+class StageTimer:
     """How fast one stage goes."""
 
     name: str

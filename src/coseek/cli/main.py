@@ -22,10 +22,10 @@ from pydantic import ValidationError
 
 from coseek import __version__
 from coseek.cli.extras import EXTRA_OF
-from coseek.data.errors import CoseekError, DiskFault, MissingExtra, SettingError, UserError
-from coseek.data.plain_json import replace_surrogates
-from coseek.data.registry import find, names
-from coseek.data.settings import mistakes
+from coseek.core.errors import CoseekError, DiskFault, MissingExtra, SettingError, UserError
+from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.settings import mistakes
+from coseek.core.strict_json import replace_surrogates
 
 COMMANDS = "coseek.cli.commands"
 _FULL = "what was there before is untouched; free some space and go on"
@@ -101,7 +101,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     for setting, value in QUIET.items():
         os.environ.setdefault(setting, value)
     try:
-        app: typer.Typer = find("command", COMMANDS, name).app
+        app: typer.Typer = find_plugin("command", COMMANDS, name).app
         program = typer.main.get_command(app)
         # Not `program.main`: that has ways of its own with Ctrl-C and with readers that have gone.
         with program.make_context(f"coseek {name}", list(arguments)) as context:
@@ -128,7 +128,7 @@ def given(error: typer.TyperException) -> str:
 
 def overview() -> str:
     """What `coseek --help` prints: every command with the first line of its file."""
-    commands = names(COMMANDS)
+    commands = plugin_names(COMMANDS)
     width = max(len(name) for name in commands)
     lines = [f"  {name:<{width}}  {first_line(name)}" for name in commands]
     return "\n".join(

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from coseek.data.files import JsonObject, read_yaml
+from coseek.core.files import JsonObject, read_yaml
+from coseek.retrieval.factory import OpenContext, TextModel, open_retriever
 from coseek.retrieval.index import IndexCard
-from coseek.retrieval.opening import OpenContext, TextModel, open_retriever
 from coseek.retrieval.retriever import Retriever
 
 
@@ -26,9 +26,9 @@ def check_there(name: str) -> None:
 
 def open_model(name: str) -> TextModel:
     """A language model that a retriever asks: the path of a local model folder."""
-    from coseek.models.text import open_writer  # here and not above: few retrievers need it
+    from coseek.models.local_text import open_text_model  # here and not above: few retrievers need it
 
-    return open_writer(name)
+    return open_text_model(name)
 
 
 def described(name: str, retriever: Retriever) -> JsonObject:

@@ -22,9 +22,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from coseek.cli.log_lines import QUIET_S, Clock, Pace, stamped
-from coseek.data.files import Json, JsonObject
-from coseek.data.settings import apply_overrides
+from coseek.cli.log_lines import QUIET_S, Clock, StageTimer, stamped
+from coseek.core.files import Json, JsonObject
+from coseek.core.settings import apply_overrides
 
 WIDE = 10_000
 """Columns of a file or a pipe: nothing is cut or folded."""
@@ -93,12 +93,12 @@ class Bars:
 
     def __init__(self, progress: Progress, plain: bool, clock: Clock) -> None:
         self._progress, self._plain, self._clock = progress, plain, clock
-        self._paces: dict[TaskID, Pace] = {}
+        self._paces: dict[TaskID, StageTimer] = {}
 
     def add_task(self, description: str, total: int | None = None, completed: int = 0) -> TaskID:
         """A new bar; its total may be known later. The description is text, not markup."""
         task = self._progress.add_task(escape(description), total=total, completed=completed)
-        self._paces[task] = Pace(description, total, completed, self._clock)
+        self._paces[task] = StageTimer(description, total, completed, self._clock)
         return task
 
     def update(self, task: TaskID, completed: int, total: int | None = None) -> None:

@@ -15,23 +15,23 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from coseek.cli.log_lines import Clock, Pace, stamped
+from coseek.cli.log_lines import Clock, StageTimer, stamped
 from coseek.cli.terminal import stderr_console
 
 
 class Bar:
-    """Implements `coseek.training.progress.Progress`."""
+    """Implements `coseek.core.progress.Progress`."""
 
     def __init__(self, progress: Progress, console: Console, clock: Clock) -> None:
         self._progress, self._console, self._clock = progress, console, clock
         self._task: TaskID | None = None
         self._began = clock()
-        self._pace = Pace("")
+        self._pace = StageTimer("")
 
     def stage(self, name: str, total: int) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._pace = Pace(name, total, clock=self._clock)
+        self._pace = StageTimer(name, total, clock=self._clock)
         self._task = self._progress.add_task(name, total=total, note="")
 
     def advance(self, done: int, note: str = "") -> None:

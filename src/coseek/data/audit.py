@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-from coseek.data.errors import DataError
-from coseek.data.files import Json, JsonObject, read_jsonl
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.data.run import Run
 from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment, StopReason, Trajectory
 
@@ -233,8 +233,8 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
         yield "it was answered, and the environment wrote last"
     if stop is StopReason.COMPLETE and last is Author.ENVIRONMENT:
         yield "it was complete, which the agent says, and the environment wrote last"
-    if trajectory.valid == bool(trajectory.complaint):
-        yield f"valid is {trajectory.valid} and the complaint is {trajectory.complaint!r}; exactly one of the two holds"
+    if trajectory.valid == bool(trajectory.format_error):
+        yield f"valid is {trajectory.valid} and the complaint is {trajectory.format_error!r}; exactly one of the two holds"
     # The other way round need not hold: of several queries in one turn, some may fail and be shown as failed.
     if stop is StopReason.RETRIEVER_ERROR and not any(search.fault is not None for search in trajectory.searches):
         yield f"it stopped with {stop!s}, and none of its searches failed"
@@ -305,7 +305,7 @@ def _evidence(trajectory: Trajectory) -> Iterator[str]:
 
 def _asides(trajectory: Trajectory, budgets: RecordedLimits, decode: Decode | None) -> Iterator[str]:
     """Contexts beside the run: a prompt and at most one turn each, with ledgers of their own."""
-    for number, aside in enumerate(trajectory.asides, start=1):
+    for number, aside in enumerate(trajectory.side_contexts, start=1):
         authors = [segment.author for segment in aside]
         if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
             yield f"aside {number} is no prompt with one turn behind it"

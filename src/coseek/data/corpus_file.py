@@ -15,8 +15,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.data.errors import DataError, DiskFault
-from coseek.data.files import JsonObject, parse_line, read_json, write_json
+from coseek.core.errors import DataError, DiskFault
+from coseek.core.files import JsonObject, parse_line, read_json, write_json
 from coseek.data.passage import Corpus, Passage, update_digest
 
 Longs = NDArray[np.int64]

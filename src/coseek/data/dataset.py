@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from coseek.data.errors import DataError, nearest
+from coseek.core.errors import DataError, nearest
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions
 

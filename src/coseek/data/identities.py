@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import Json
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import Json
 from coseek.data.question import Question
 
 Identities: TypeAlias = Mapping[str, str]

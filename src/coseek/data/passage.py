@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
-from coseek.data.errors import DataError
-from coseek.data.files import Json, JsonObject, read_jsonl, write_jsonl
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject, read_jsonl, write_jsonl
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coseek.data.errors import DataError
-from coseek.data.files import Json, JsonObject, read_jsonl, write_jsonl
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject, read_jsonl, write_jsonl
+from coseek.core.strict_json import is_deep
 from coseek.data.passage import read_id
-from coseek.data.plain_json import is_deep
 
 ANSWERS = {"answers", "golden_answers"}
 """Either holds the gold answers."""

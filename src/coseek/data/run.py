@@ -13,21 +13,21 @@ from typing import IO
 
 import yaml
 
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import (
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import (
     JsonObject,
     atomic_write,
+    check_output_folder,
     is_failed_start,
     json_line,
     read_jsonl,
     read_yaml,
-    refuse_strangers,
     write_jsonl,
 )
+from coseek.core.lock import NAME as LOCK
+from coseek.core.lock import lock_folder
+from coseek.core.settings import first_difference
 from coseek.data.identities import KEY, Identities, changed_parts, check_identities
-from coseek.data.lock import NAME as LOCK
-from coseek.data.lock import lock_folder
-from coseek.data.settings import first_difference
 from coseek.data.trajectory import StopReason, Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
@@ -45,7 +45,7 @@ class Run:
     @classmethod
     def create(cls, folder: Path, settings: JsonObject) -> "Run":
         """A new run. A folder that holds results, or anything else, is refused; what a failed start left is not."""
-        refuse_strangers(folder, "run.yaml")
+        check_output_folder(folder, "run.yaml")
         with lock_folder(folder):
             if (folder / "run.yaml").exists() and not is_failed_start(folder, "run.yaml"):
                 raise DataError(f"{folder} holds a run already; go on with it with --resume, or choose another --out")

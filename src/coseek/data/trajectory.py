@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from coseek.data.errors import DataError
-from coseek.data.files import Json, JsonObject
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 
@@ -137,13 +137,13 @@ class Trajectory:
     answer: str | None = None
     valid: bool = False
     """The form is the protocol's (the *format* of the papers)."""
-    complaint: str = ""
+    format_error: str = ""
     """Why the form is not valid; empty when it is."""
-    detail: str = ""
+    stop_detail: str = ""
     """What failed, for a fault."""
     selected_ids: tuple[str, ...] = ()
     """The passages that the agent chose as its evidence, each once, in the order of its searches."""
-    asides: tuple[tuple[Segment, ...], ...] = ()
+    side_contexts: tuple[tuple[Segment, ...], ...] = ()
     """What the agent's model read and wrote outside of this context, such as notes on documents: each a prompt and
     one turn. Their ids are in no segment, so they are in no batch; what came of them is the environment's text."""
     seed: int = 0
@@ -177,11 +177,11 @@ class Trajectory:
         return self.stop in (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT)
 
     @property
-    def failure(self) -> tuple[StopReason, str] | None:
+    def fault(self) -> tuple[StopReason, str] | None:
         """Which part failed and what it said: it ended the run, or took away one of the searches of a turn, so that
         the agent read less than it had asked for. Such a run says nothing about what the agent did."""
         if self.stop.is_fault:
-            return self.stop, self.detail
+            return self.stop, self.stop_detail
         lost = next((search.fault for search in self.searches if search.fault is not None), None)
         return None if lost is None else (StopReason.RETRIEVER_ERROR, lost)
 
@@ -193,8 +193,8 @@ class Trajectory:
             "stop": str(self.stop),
             "answer": self.answer,
             "valid": self.valid,
-            "complaint": self.complaint,
-            "detail": self.detail,
+            "format_error": self.format_error,
+            "stop_detail": self.stop_detail,
             "searches": [search.to_json() for search in self.searches],
             "selected_ids": list(self.selected_ids),
             **({} if self.evidence is None else {"evidence": list(self.evidence)}),
@@ -202,8 +202,8 @@ class Trajectory:
             "seed": self.seed,
             "timings": dict(self.timings),
         }
-        if self.asides:
-            row["asides"] = [[segment.to_json() for segment in aside] for aside in self.asides]
+        if self.side_contexts:
+            row["side_contexts"] = [[segment.to_json() for segment in aside] for aside in self.side_contexts]
         if not self.exact:
             row["exact"] = False
         if self.cost_usd is not None:
@@ -223,12 +223,12 @@ class Trajectory:
             stop=StopReason(str(row["stop"])),
             answer=None if answer is None else str(answer),
             valid=bool(row["valid"]),
-            complaint=str(row["complaint"]),
-            detail=str(row["detail"]),
+            format_error=str(row["format_error"]),
+            stop_detail=str(row["stop_detail"]),
             selected_ids=tuple(str(ident) for ident in cast(list[str], row["selected_ids"])),
-            asides=tuple(
+            side_contexts=tuple(
                 tuple(Segment.from_json(part) for part in aside)
-                for aside in cast(list[list[JsonObject]], row.get("asides", []))
+                for aside in cast(list[list[JsonObject]], row.get("side_contexts", []))
             ),
             seed=cast(int, row["seed"]),
             timings=cast(dict[str, float], row["timings"]),

@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from coseek.data.errors import DataError
-from coseek.data.files import atomic_write, read_lines
+from coseek.core.errors import DataError
+from coseek.core.files import atomic_write, read_lines
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
 """Question → passage → grade."""
@@ -100,7 +100,7 @@ def write_run(path: Path, found: Mapping[str, Sequence[tuple[str, float]]], tag:
             passages = [trec_id(passage) for passage, _ in ranked]
             if len(set(passages)) < len(passages):
                 raise DataError(f"two passages found for {question!r} have the same id in a TREC file; rename one")
-            scores = falling([score for _, score in ranked])
+            scores = strictly_decreasing([score for _, score in ranked])
             for rank, (passage, score) in enumerate(zip(passages, scores, strict=True), start=1):
                 file.write(f"{trec_id(question)} Q0 {passage} {rank} {score:.9g} {trec_id(tag)}\n")
 
@@ -112,7 +112,7 @@ def trec_order(scored: Iterable[tuple[str, float]]) -> Ranked:
     return sorted(by_id, key=lambda item: -_float32(item[1]))
 
 
-def falling(scores: Iterable[float]) -> list[float]:
+def strictly_decreasing(scores: Iterable[float]) -> list[float]:
     """The scores as float32 that fall at every step, so that sorting again changes nothing.
 
     A score that is not below the one before it (a tie, or a difference that float32 cannot hold) becomes the next

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from coseek.data.errors import RetrieverError
+from coseek.core.errors import RetrieverError
 from coseek.data.passage import Hit
-from coseek.labels.label import Candidate
-from coseek.labels.tally import FAULT, Tally
-from coseek.labels.turn import SearchTurn
+from coseek.labels.label_set import Candidate
+from coseek.labels.search_turn import SearchTurn
+from coseek.labels.tally import FAULT, CallCounts
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 
@@ -17,7 +17,9 @@ RETRIEVER = "retriever"
 Candidates: TypeAlias = tuple[Candidate, ...]
 
 
-def find_candidates(retriever: Retriever, turns: Sequence[SearchTurn], k: int, tally: Tally) -> list[Candidates | None]:
+def find_candidates(
+    retriever: Retriever, turns: Sequence[SearchTurn], k: int, tally: CallCounts
+) -> list[Candidates | None]:
     """The `k` best passages of every turn, best first; `None` where the search failed, which costs no other turn its
     own. Turns that ask the same are searched once."""
     unique = list(dict.fromkeys(turn.query for turn in turns))

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coseek.agents.component import BATCH
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
-from coseek.labels.parts import GOLD, ORACLE, LabelResources
-from coseek.labels.relevance import (
+from coseek.graders.grading import BATCH
+from coseek.graders.relevance import (
     CandidateList,
     GoldRelevance,
     ModelRelevance,
@@ -16,9 +15,10 @@ from coseek.labels.relevance import (
     RelevanceScorer,
     load_relevance_prompt,
 )
-from coseek.labels.scores import ScoreCache
-from coseek.labels.sub_answer import SubAnswerer, SubAnswers, load_sub_answer_prompt
-from coseek.labels.turn import SearchTurn
+from coseek.graders.sub_answer import SubAnswerer, SubAnswers, load_sub_answer_prompt
+from coseek.labels.resources import GOLD, ORACLE, LabelResources
+from coseek.labels.score_cache import ScoreCache
+from coseek.labels.search_turn import SearchTurn
 from coseek.retrieval.retriever import digest_of
 
 LR = "lr"
@@ -27,7 +27,7 @@ UNREADABLE, UNSURE = "sub_answers_unreadable", "sub_answers_unsure"
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class RelevanceOptions:
     """How passages are scored."""
 
     window: int
@@ -49,7 +49,7 @@ class NoScores:
 class LocalRelevance:
     """A scorer with its sheets."""
 
-    def __init__(self, parts: LabelResources, scoring: Scoring) -> None:
+    def __init__(self, parts: LabelResources, scoring: RelevanceOptions) -> None:
         self.scoring, self.tally = scoring, parts.tally
         self.relevance = open_relevance(parts, scoring)
         self.kept: ScoreCache[Rating] = parts.sheet(LR, Rating, self.relevance.identity, self.relevance.card)
@@ -129,7 +129,7 @@ class LocalRelevance:
         return [known[place] for place in range(len(runs))]
 
 
-def open_relevance(parts: LabelResources, scoring: Scoring) -> RelevanceScorer:
+def open_relevance(parts: LabelResources, scoring: RelevanceOptions) -> RelevanceScorer:
     """The scorer that was named."""
     if parts.scorer == ORACLE:
         return OracleRelevance(parts.oracle, str(parts.world))
@@ -139,7 +139,7 @@ def open_relevance(parts: LabelResources, scoring: Scoring) -> RelevanceScorer:
     return ModelRelevance(parts.writer, prompt, scoring.max_tokens, scoring.max_words, parts.tally)
 
 
-def _open_answerer(parts: LabelResources, scoring: Scoring) -> SubAnswerer | None:
+def _open_answerer(parts: LabelResources, scoring: RelevanceOptions) -> SubAnswerer | None:
     """The oracle and the gold passages know without sub-answers."""
     if parts.scorer in (ORACLE, GOLD) or scoring.sub_answer_prompt is None:
         return None

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from coseek.data.own_part import PluginSpec
+from coseek.core.plugins import PluginSpec
+from coseek.core.settings import Settings
 from coseek.data.question import Question
-from coseek.data.settings import Settings
-from coseek.labels.label import DroppedTurn, LabelSet
-from coseek.labels.turn import SearchTurn
+from coseek.labels.label_set import DroppedTurn, LabelSet
+from coseek.labels.search_turn import SearchTurn
 
 if TYPE_CHECKING:  # parts open what stands on this border
-    from coseek.labels.parts import LabelResources
+    from coseek.labels.resources import LabelResources
 
 PACKAGE = "coseek.labels.makers"
 OFFERS: PluginSpec = {"SETTINGS": Settings, "terms": None, "open": None}

@@ -9,7 +9,7 @@ FAULT = "fault/"
 
 
 @dataclass
-class Tally:
+class CallCounts:
     """Counts of one start: calls, retries, branches, faults."""
 
     counts: Counter[str] = field(default_factory=Counter)

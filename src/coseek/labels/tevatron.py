@@ -7,9 +7,9 @@ query is what a retriever with the chosen view would look up.
 from collections.abc import Iterable
 from pathlib import Path
 
-from coseek.data.files import Json, JsonObject, write_jsonl
+from coseek.core.files import Json, JsonObject, write_jsonl
 from coseek.data.passage import Passage
-from coseek.labels.label import LabelSet
+from coseek.labels.label_set import LabelSet
 from coseek.retrieval.views import find_view, render_view
 
 

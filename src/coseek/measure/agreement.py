@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 from coseek.measure.intervals import Interval, bootstrap_mean
 from coseek.measure.score import Verdicts
 from coseek.measure.table import Table, interval_json, show

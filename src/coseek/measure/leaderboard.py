@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coseek.data.files import Json, JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.measure.intervals import Interval, macro_mean
 from coseek.measure.report import TableSection, report_html
 from coseek.measure.score import ScoredRun, values_of

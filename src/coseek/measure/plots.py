@@ -13,8 +13,8 @@ from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING, NewType
 
-from coseek.data.errors import MissingExtra
-from coseek.data.files import JsonObject
+from coseek.core.errors import MissingExtra
+from coseek.core.files import JsonObject
 from coseek.measure.intervals import Interval
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class BarSeries:
     """One bar in each group, with whiskers; `None` leaves the place empty."""
 
     name: str
@@ -121,7 +121,7 @@ def line_plot(lines: Sequence[Series], x_label: str, y_label: str, marks: Sequen
         return _svg(figure, f"{y_label} by {x_label}: {', '.join(line.name for line in lines)}")
 
 
-def bar_plot(groups: Sequence[str], bars: Sequence[Bars], y_label: str) -> Svg:
+def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> Svg:
     """Bars side by side in groups, each with its interval: before and after, by hops."""
     for bar in bars:
         if len(bar.values) != len(groups):

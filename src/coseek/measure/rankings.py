@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, TypeAlias
 
-from coseek.data.errors import UnknownName
+from coseek.core.errors import UnknownName
 from coseek.measure.answers import cover_match
 
 Gold: TypeAlias = Collection[str] | Mapping[str, int]

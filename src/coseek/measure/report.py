@@ -12,7 +12,7 @@ from typing import Protocol
 
 import yaml
 
-from coseek.data.files import JsonObject, atomic_write
+from coseek.core.files import JsonObject, atomic_write
 from coseek.data.trajectory import Author, Search, Segment, Trajectory
 from coseek.measure.answers import exact_match
 from coseek.measure.plots import Svg, with_id_prefix
@@ -139,9 +139,9 @@ def trajectory_html(trajectory: Trajectory) -> str:
         f"gold: {' | '.join(question.answers) or '–'}",
         f"answer: {trajectory.answer if trajectory.answer is not None else '–'}",
         f"stop: {trajectory.stop}",
-        "valid form" if trajectory.valid else f"not valid: {trajectory.complaint}",
+        "valid form" if trajectory.valid else f"not valid: {trajectory.format_error}",
         *(() if question.hops is None else (f"{question.hops} hop" + "s" * (question.hops != 1),)),
-        *((trajectory.detail,) if trajectory.detail else ()),
+        *((trajectory.stop_detail,) if trajectory.stop_detail else ()),
     ]
     right = exact_match(trajectory.answer, question.answers)
     verdict = '<b class="right">right</b>' if right else '<b class="wrong">not right</b>'

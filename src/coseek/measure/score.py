@@ -21,9 +21,9 @@ import numpy as np
 
 from coseek.agents.grammar import Action
 from coseek.agents.protocol import load_protocol
-from coseek.data.errors import DataError, UnknownName, UserError
+from coseek.core.errors import DataError, UnknownName, UserError
+from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
-from coseek.data.sheet import Verdict
 from coseek.data.trajectory import Author, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.answers import cover_match, exact_match, f1
@@ -164,7 +164,7 @@ class ScoredRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class MetricSummary:
     """The means of one run over one group of questions."""
 
     run: str
@@ -194,12 +194,12 @@ class Comparison:
 class Scores:
     """What `score_runs` found."""
 
-    summaries: tuple[Summary, ...]
+    summaries: tuple[MetricSummary, ...]
     comparisons: tuple[Comparison, ...] = ()
     stops: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Run → stop reason → trajectories."""
 
-    def of(self, run: str, group: str = ALL) -> Summary:
+    def of(self, run: str, group: str = ALL) -> MetricSummary:
         """One run's means over one group; `KeyError` when there is no such pair."""
         for summary in self.summaries:
             if (summary.run, summary.group) == (run, group):
@@ -302,13 +302,13 @@ def summaries_of(
     )
 
 
-def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequence[str], seed: int) -> Summary:
+def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequence[str], seed: int) -> MetricSummary:
     """The means of a run over the questions of a group."""
     rows = [run.questions[ident] for ident in idents if ident in run.questions]
     scored = [row for row in rows if row.rows]
     # Each mean has a generator of its own: the same values get the same interval in every table they stand in.
     means = {name: mean_of(scored, name, np.random.default_rng(seed)) for name in metrics}
-    return Summary(
+    return MetricSummary(
         run=run.name,
         group=group,
         questions=len(scored),

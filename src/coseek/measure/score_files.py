@@ -8,7 +8,7 @@ scores.md, .html  the tables
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from coseek.data.files import JsonObject, atomic_write, write_json, write_jsonl
+from coseek.core.files import JsonObject, atomic_write, write_json, write_jsonl
 from coseek.measure.report import TableSection, write_report
 from coseek.measure.score import ScoredRun, dataset_of
 from coseek.measure.table import Table

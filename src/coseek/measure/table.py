@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from coseek.data.files import Json, JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.measure.intervals import Difference, Interval, holm
-from coseek.measure.score import ALL, JUDGED, Comparison, Scores, Summary
+from coseek.measure.score import ALL, JUDGED, Comparison, MetricSummary, Scores
 
 MAIN = ("em", "cover_em", "f1", "recall", "recall_per_search", "answer_hit", "searches", "agent_tokens")
 """The metrics that a table shows unless told otherwise."""
@@ -145,7 +145,7 @@ def show(interval: Interval | None, decimals: int = 3) -> str:
     return f"{mean} [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]{unread}"
 
 
-def _cells(summary: Summary, metrics: Sequence[str]) -> list[str]:
+def _cells(summary: MetricSummary, metrics: Sequence[str]) -> list[str]:
     return [_cell(summary.metrics.get(name), name) for name in metrics]
 
 
@@ -165,7 +165,7 @@ def _p(p: float | None) -> str:
     return "< .001" if p < 0.001 else f"{p:.3f}"
 
 
-def left_out(summaries: Sequence[Summary], metrics: Sequence[str] = ()) -> list[str]:
+def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) -> list[str]:
     """What the means leave out, said aloud."""
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
     for one in summaries:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coseek.data.errors import DataError
+from coseek.core.errors import DataError
 from coseek.models.tokenizer import HfTokenizer
 
 ROLES = ("system", "user", "assistant")

@@ -13,9 +13,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from coseek.data import registry
-from coseek.data.files import Json, JsonObject
-from coseek.data.plain_json import replace_surrogates
+from coseek.core import registry
+from coseek.core.files import Json, JsonObject
+from coseek.core.strict_json import replace_surrogates
 
 PACKAGE = "coseek.models.dialects"
 _LEAST = -1e30
@@ -25,7 +25,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowSegment:
     """A stretch of a row by one author."""
 
     by_model: bool
@@ -34,12 +34,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TurnRequest:
     """One turn to be written."""
 
     model: str
     """Its name at the server."""
-    parts: tuple[Part, ...]
+    parts: tuple[RowSegment, ...]
     """The row so far, beginning with the prompt."""
     max_tokens: int
     stops: tuple[str, ...]
@@ -60,7 +60,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ServerTurn:
     """What a server wrote. `ids` is `None` where it gives text only."""
 
     text: str
@@ -77,14 +77,14 @@ class Dialect(Protocol):
     EXACT: bool
     SCALED: bool
 
-    def body(self, ask: Ask) -> JsonObject: ...
+    def body(self, ask: TurnRequest) -> JsonObject: ...
 
-    def read(self, answer: JsonObject) -> Written: ...
+    def read(self, answer: JsonObject) -> ServerTurn: ...
 
 
 def dialect_of(name: str) -> Dialect:
     """The module of a dialect."""
-    return cast(Dialect, registry.find("dialect", PACKAGE, name))
+    return cast(Dialect, registry.find_plugin("dialect", PACKAGE, name))
 
 
 def item(value: Json, *path: str | int) -> Json:

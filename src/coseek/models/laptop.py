@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from coseek.data.errors import SettingError
-from coseek.data.settings import Settings
+from coseek.core.errors import SettingError
+from coseek.core.settings import Settings
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def make_policy(
     settings: LaptopSettings, texts: Iterable[str], special_tokens: Sequence[str], folder: Path, seed: int
 ) -> None:
     """Write an untrained policy and a tokenizer learnt from `texts` as one Hugging Face folder, in one rename."""
-    from coseek.models.loading import save_model
+    from coseek.models.pretrained import save_model
 
     tokenizer = HfTokenizer(train_tokenizer(texts, special_tokens, settings.vocabulary))
     save_model(new_model(settings, tokenizer, seed), tokenizer, folder)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pydantic import Field
 
-from coseek.data.errors import SettingError
-from coseek.data.fingerprint import fingerprint
-from coseek.data.settings import Settings
-from coseek.machine.precision import EncodingPrecision, Use
-from coseek.machine.speed import precision_of
+from coseek.core.errors import SettingError
+from coseek.core.fingerprint import fingerprint
+from coseek.core.settings import Settings
+from coseek.hardware.precision import EncodingPrecision, Use
+from coseek.hardware.speed import precision_of
+from coseek.models.local_text import chat_frame
 from coseek.models.remote_text import named_server
 from coseek.models.shape import hidden_size
-from coseek.models.text import frame
 from coseek.models.tokenizer import HfTokenizer
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ class LikelihoodModel(Protocol):
         ...
 
     @property
-    def talks(self) -> bool:
+    def uses_chat_template(self) -> bool:
         """Whether a chat template stands around the prompt, so that a continuation begins a message."""
         ...
 
-    def weigh(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
+    def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         """One number or one fault a row, in order. The same rows in one call give the same numbers, bit for bit."""
         ...
 
@@ -98,10 +98,10 @@ class LocalLikelihood:
     identity: str
 
     @property
-    def talks(self) -> bool:
+    def uses_chat_template(self) -> bool:
         return bool(self.around[1])
 
-    def weigh(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
+    def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         """Rows of like length are read together, padded at their ends, which a causal model does not look at."""
         asked = [self._ids(row) for row in rows]
         found = {place: one for place, one in enumerate(asked) if isinstance(one, ContinuationLogprob)}
@@ -185,7 +185,7 @@ def _weighed(nats: float, tokens: int) -> ContinuationLogprob:
 
 def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> LocalLikelihood:
     """Open the model of a Hugging Face folder. Nothing is ever fetched."""
-    from coseek.models.loading import load_model  # here and not above: it brings torch
+    from coseek.models.pretrained import load_model  # here and not above: it brings torch
 
     if named_server(name) is not None:
         raise SettingError(f"{name} is a server, and likelihoods are read off a model folder; name the model's folder")
@@ -199,7 +199,7 @@ def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> Lo
     return LocalLikelihood(
         model=model,
         tokenizer=tokenizer,
-        around=frame(tokenizer, folder),
+        around=chat_frame(tokenizer, folder),
         max_context=context,
         batch_tokens=settings.batch_tokens,
         identity=f"{fingerprint(folder)}:{precision}:{context}:{settings.batch_tokens}",

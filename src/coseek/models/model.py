@@ -64,7 +64,7 @@ class Request:
     max_tokens: int
     seed: int
     """Seed of this row's randomness: what is sampled depends on it and on the row's own tokens alone."""
-    so_far: EpisodeState
+    state: EpisodeState
     written: tuple[tuple[int, int], ...] = ()
     """For `start`: where in `ids` (from, to) earlier turns of the model stand, in a row that begins with a past. Token
     models ignore it; what is told of turns needs it."""

@@ -16,14 +16,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.data.calls import HttpClient, HttpFailure, HttpSettings, key_in, parse_base_url
-from coseek.data.errors import SettingError
-from coseek.data.files import JsonObject
-from coseek.data.settings import Settings
-from coseek.models.dialect import Ask, Part, Written, dialect_of
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
+from coseek.core.settings import Settings
+from coseek.models.dialect import RowSegment, ServerTurn, TurnRequest, dialect_of
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.models.stopping import stopped_after
-from coseek.models.usage import Prices, Usage, counted
+from coseek.models.stop_strings import stopped_after
+from coseek.models.usage import Prices, Usage, read_usage
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1")
 """What people leave at the end of a server's address."""
@@ -31,7 +31,7 @@ _OWNERS = {"coseek": "coseek", "vllm": "vllm", "sglang": "sglang"}
 """`owned_by` in the list of a server's models → its dialect."""
 
 
-class RemoteSettings(Settings):
+class RemoteModelSettings(Settings):
     """How a model behind HTTP is asked."""
 
     dialect: Literal["auto", "coseek", "vllm", "sglang", "completions", "chat"] = "auto"
@@ -53,14 +53,14 @@ class RemoteSettings(Settings):
 class _Row:
     """A row as it was read and written so far."""
 
-    parts: list[Part]
+    parts: list[RowSegment]
     max_tokens: int
     future: "Future[JsonObject] | None" = None
     """The call that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServerInfo:
     """What is known of a server before it is asked for the first row."""
 
     dialect: str
@@ -72,7 +72,7 @@ class RemoteModel:
     """Implements `Model`. One thread drives it; the calls run in the background."""
 
     calls: HttpClient
-    served: Served
+    served: ServerInfo
     tokenizer: Tokenizer
     stops: tuple[str, ...]
     temperature: float = 0.0
@@ -122,9 +122,9 @@ class RemoteModel:
 
     def _send(self, request: Request) -> None:
         row = self._rows[request.key]
-        row.parts += [Part(ours, ids, self.tokenizer.decode(ids)) for ours, ids in _stretches(request)]
+        row.parts += [RowSegment(ours, ids, self.tokenizer.decode(ids)) for ours, ids in _stretches(request)]
         row.max_tokens = request.max_tokens
-        ask = Ask(
+        ask = TurnRequest(
             model=self.served.model,
             parts=tuple(row.parts),
             max_tokens=request.max_tokens,
@@ -149,12 +149,12 @@ class RemoteModel:
             return [self._fault(key, str(error))]
         except CancelledError:
             return [self._fault(key, "the connection to the server was closed")]
-        tokens = counted(answer)
+        tokens = read_usage(answer)
         self.usage.add(tokens)
-        row.parts.append(Part(True, turn.ids, self.tokenizer.decode(turn.ids)))
+        row.parts.append(RowSegment(True, turn.ids, self.tokenizer.decode(turn.ids)))
         return [replace(turn, cost_usd=self.prices.of(tokens))]
 
-    def _turn(self, key: int, max_tokens: int, written: Written) -> Turn:
+    def _turn(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
             return self._encoded(key, max_tokens, written)
         ids, logprobs = written.ids or (), written.logprobs
@@ -170,7 +170,7 @@ class RemoteModel:
             raise ValueError(f"it wrote {len(ids)} tokens, and {max_tokens} were asked for")
         return Turn(key, ids, logprobs, end, exact=not self.inexact)
 
-    def _encoded(self, key: int, max_tokens: int, written: Written) -> Turn:
+    def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
         """A turn out of text. Its log-probabilities are not known; 0 stands for them."""
         text, end = written.text, TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
         places = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
@@ -225,15 +225,15 @@ def why_inexact(dialect: str, temperature: float, scaled_logprobs: bool = False)
     return ""
 
 
-def detect_server(calls: HttpClient, dialect: str, model: str | None) -> Served:
+def detect_server(calls: HttpClient, dialect: str, model: str | None) -> ServerInfo:
     """The server's dialect (where that is `auto`) and its model (where none is named), asked for if need be.
 
     A server that cannot be reached or has several models is a user's mistake, hence a sentence.
     """
     if model is not None and dialect != "auto":
-        return Served(dialect, model)
+        return ServerInfo(dialect, model)
     try:
-        listed = _listed(calls.ask("GET", "/v1/models"))
+        listed = _listed(calls.request("GET", "/v1/models"))
     except HttpFailure as error:
         raise SettingError(f"{error}; check its address and key, or say which dialect and model it has") from None
     names = [name for name, _ in listed]
@@ -247,7 +247,7 @@ def detect_server(calls: HttpClient, dialect: str, model: str | None) -> Served:
         raise SettingError(f"{calls.base} lists {len(names)} models; say which one to ask with model: {known}")
     name = model or names[0]
     owner = dict(listed).get(name, "")
-    return Served(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name)
+    return ServerInfo(_OWNERS.get(owner, "chat") if dialect == "auto" else dialect, name)
 
 
 def _listed(answer: JsonObject) -> list[tuple[str, str]]:
@@ -262,14 +262,14 @@ def _listed(answer: JsonObject) -> list[tuple[str, str]]:
 
 def open_remote(
     url: str,
-    settings: RemoteSettings,
+    settings: RemoteModelSettings,
     tokenizer: Tokenizer,
     stops: Sequence[str],
     temperature: float = 0.0,
     lost_stop: Callable[[str], str] | None = None,
 ) -> RemoteModel:
     """The model at an address, ready for rows."""
-    calls = HttpClient(parse_base_url(url, PATHS), settings.patience, key_in(settings.key_env))
+    calls = HttpClient(parse_base_url(url, PATHS), settings.patience, read_key(settings.key_env))
     served = detect_server(calls, settings.dialect, settings.model)
     model = RemoteModel(
         calls, served, tokenizer, tuple(stops), temperature, settings.scaled_logprobs, prices=settings.prices

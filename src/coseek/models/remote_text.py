@@ -18,14 +18,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.data.calls import HttpClient, HttpFailure, HttpSettings, key_in, parse_base_url
-from coseek.data.errors import ModelError
-from coseek.data.files import JsonObject, read_yaml
-from coseek.data.settings import Settings, make_settings
-from coseek.data.store import TextCache
-from coseek.models.dialect import Ask, Part, dialect_of
+from coseek.core.cache import TextCache
+from coseek.core.errors import ModelError
+from coseek.core.files import JsonObject, read_yaml
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
+from coseek.core.settings import Settings, make_settings
+from coseek.models.dialect import RowSegment, TurnRequest, dialect_of
 from coseek.models.remote import PATHS, detect_server
-from coseek.models.usage import Prices, Usage, counted
+from coseek.models.usage import Prices, Usage, read_usage
 
 
 class RemoteTextModelSettings(Settings):
@@ -87,8 +87,8 @@ class RemoteTextModel:
         texts |= fresh
         return [texts[key] for key in keys]
 
-    def _ask(self, prompt: str, max_tokens: int) -> Ask:
-        return Ask(self.model, (Part(False, (), prompt),), max_tokens, (), self.temperature, self.seed)
+    def _ask(self, prompt: str, max_tokens: int) -> TurnRequest:
+        return TurnRequest(self.model, (RowSegment(False, (), prompt),), max_tokens, (), self.temperature, self.seed)
 
     def _asked(self, path: str, bodies: Mapping[str, JsonObject]) -> tuple[dict[str, str], str | None]:
         """The texts that were written, and the first fault."""
@@ -101,7 +101,7 @@ class RemoteTextModel:
                 try:
                     answer = future.result()
                     texts[key] = speech.read(answer).text
-                    self.usage.add(counted(answer))
+                    self.usage.add(read_usage(answer))
                 except (HttpFailure, ValueError, CancelledError) as error:
                     fault = fault or str(error) or "the connection to the server was closed"
         finally:
@@ -112,7 +112,7 @@ class RemoteTextModel:
 
 def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
     """The server that the settings describe, which is asked for its model where they name none."""
-    calls = HttpClient(parse_base_url(settings.url, PATHS), settings.patience, key_in(settings.key_env))
+    calls = HttpClient(parse_base_url(settings.url, PATHS), settings.patience, read_key(settings.key_env))
     model = detect_server(calls, settings.dialect, settings.model).model
     store = None if settings.cache is None else TextCache(Path(settings.cache).expanduser())
     return RemoteTextModel(calls, model, settings.dialect, settings.temperature, settings.seed, store)

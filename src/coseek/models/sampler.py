@@ -14,18 +14,18 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coseek.data.settings import Settings
-from coseek.machine.precision import Precision, SamplingPrecision, Use, Wish
-from coseek.machine.speed import precision_of
-from coseek.models.board import Board
-from coseek.models.drawing import draw, filter_logits, uniforms
+from coseek.core.settings import Settings
+from coseek.hardware.precision import Precision, PrecisionSetting, SamplingPrecision, Use
+from coseek.hardware.speed import precision_of
 from coseek.models.engine import Engine, TokenBlock
 from coseek.models.engines.general import GeneralEngine
 from coseek.models.engines.lfm2 import Lfm2Engine
-from coseek.models.loading import DTYPES
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.models.sharing import Piece, share
-from coseek.models.stopping import StopStrings
+from coseek.models.prefix_sharing import PromptPiece, plan_prefix_sharing
+from coseek.models.pretrained import DTYPES
+from coseek.models.slots import SlotTable
+from coseek.models.stop_strings import StopStrings
+from coseek.models.token_sampling import filter_logits, sample_tokens, uniforms
 
 SEED_MASK = 2**64 - 1
 READ_TOKENS = 4096
@@ -84,7 +84,7 @@ class Sampler:
         self._is_end = _end_table(model, tokenizer)
         longest = int(getattr(config, "max_position_embeddings", 0) or 2**31)
         self._longest = min(longest, self.settings.max_tokens or longest)
-        self._board = Board(self.settings.max_rows)
+        self._board = SlotTable(self.settings.max_rows)
         self._waiting: dict[int, Request] = {}
         """Rows that are to be opened as soon as there is room."""
         self._unread: dict[int, tuple[int, ...]] = {}
@@ -223,9 +223,9 @@ class Sampler:
         self._exchange(*board.partition(front))
         board.live = int(front.sum())
 
-    def _read_shared(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def _read_shared(self, pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
         """Read once what new rows have in common; returns what is left of all pieces."""
-        rounds, left = share([(slot, ids) for slot, ids in pieces if self._board.length[slot] == 0])
+        rounds, left = plan_prefix_sharing([(slot, ids) for slot, ids in pieces if self._board.length[slot] == 0])
         for one in rounds:
             self._read_pieces(one.pieces)
             self._copy(one.copies)
@@ -240,13 +240,13 @@ class Sampler:
         board.length[targets] = lengths
         self.tokens_copied += int(lengths.sum())
 
-    def _read_pieces(self, pieces: Sequence[Piece]) -> None:
+    def _read_pieces(self, pieces: Sequence[PromptPiece]) -> None:
         while pieces := [(slot, ids) for slot, ids in pieces if ids]:
             for group in _groups([(slot, ids[:READ_TOKENS]) for slot, ids in pieces]):
                 self._read_group(group)
             pieces = [(slot, ids[READ_TOKENS:]) for slot, ids in pieces]
 
-    def _read_group(self, group: Sequence[Piece]) -> None:
+    def _read_group(self, group: Sequence[PromptPiece]) -> None:
         width = max(len(ids) for _, ids in group)
         ids_BW = torch.zeros((len(group), width), dtype=torch.long)
         for row, (_, ids) in enumerate(group):
@@ -271,7 +271,7 @@ class Sampler:
         uniform_B = torch.from_numpy(uniforms(board.seed[live], board.length[live] + 1)).to(device)
         if self.settings.top_p < 1.0 or self.settings.top_k:
             logits_BV = filter_logits(logits_BV, self.settings.temperature, self.settings.top_p, self.settings.top_k)
-        drawn_B, logprobs_B = draw(logits_BV, uniform_B, self.settings.temperature)
+        drawn_B, logprobs_B = sample_tokens(logits_BV, uniform_B, self.settings.temperature)
         ids: NDArray[np.int64] = drawn_B.cpu().numpy()
         board.record(ids, logprobs_B.double().cpu().numpy())
         self._retire(ids)
@@ -317,14 +317,14 @@ def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
     return Lfm2Engine(model, dtype) if Lfm2Engine.can_run(model) else GeneralEngine(model, dtype)
 
 
-def pick_dtype(wish: Wish, model: PreTrainedModel) -> Precision:
+def pick_dtype(wish: PrecisionSetting, model: PreTrainedModel) -> Precision:
     """The precision that this network is sampled in."""
     return precision_of(wish, Use.SAMPLING, int(model.config.get_text_config().hidden_size), model.device.type)
 
 
-def _groups(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def _groups(pieces: Sequence[PromptPiece]) -> list[list[PromptPiece]]:
     """Pieces of like length together, so that little is padded; about `READ_TOKENS` tokens a group."""
-    groups: list[list[Piece]] = []
+    groups: list[list[PromptPiece]] = []
     for piece in sorted(pieces, key=lambda piece: -len(piece[1])):
         # The first piece of a group is its longest.
         if groups and len(groups[-1][0][1]) * (len(groups[-1]) + 1) <= READ_TOKENS:

@@ -46,11 +46,11 @@ class ScriptedModel:
     def _write(self, request: Request) -> Turn:
         number = self._turn[request.key]
         if callable(self._script):
-            text = self._script(request.so_far)
+            text = self._script(request.state)
         else:
-            texts = self._script.get(request.so_far.question.id, ())
+            texts = self._script.get(request.state.question.id, ())
             if number >= len(texts):
-                fault = f"the script for question {request.so_far.question.id!r} has no turn {number + 1}"
+                fault = f"the script for question {request.state.question.id!r} has no turn {number + 1}"
                 return Turn(request.key, (), (), TurnEnd.FAULT, fault)
             text = texts[number]
         ids = self.tokenizer.encode(text)

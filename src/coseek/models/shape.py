@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coseek.data.files import read_json
+from coseek.core.files import read_json
 
 
 def hidden_size(folder: Path) -> int:

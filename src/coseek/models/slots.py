@@ -1,65 +1,87 @@
-"""Slots: where rows keep what a network has read. Keys and values by layer, and whatever else a layer remembers."""
+"""Board: what the sampler remembers of every open row, one line a slot, in arrays so that a step costs no loop."""
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 
-class KVCache:
-    """`keys[layer]` and `values[layer]` are `[slots, heads, columns, dim]`; `states[layer]` is `[slots, …]`.
+class SlotTable:
+    """Lines 0 … `live` - 1 are being written, lines up to `used` are open and wait, the rest are free."""
 
-    A layer's tensors are made when the layer is first used. Room grows by half at least, so growing is rare.
-    """
+    def __init__(self, slots: int) -> None:
+        self.live = 0
+        self.used = 0
+        self.open = np.zeros(slots, np.bool_)
+        self.key = np.zeros(slots, np.int64)
+        self.length = np.zeros(slots, np.int64)
+        """Tokens that the cache holds."""
+        self.pending = np.zeros(slots, np.int64)
+        """The row's newest token, which the cache does not hold yet."""
+        self.seed = np.zeros(slots, np.uint64)
+        self.written = np.zeros(slots, np.int64)
+        """Tokens written in this turn."""
+        self.budget = np.zeros(slots, np.int64)
+        """Tokens that may be written in this turn."""
+        self.ids = np.zeros((slots, 0), np.int64)
+        self.logprobs = np.zeros((slots, 0), np.float64)
+        self.slot_of: dict[int, int] = {}
 
-    def __init__(self) -> None:
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-        self.states: dict[int, Tensor] = {}
-        self._slots, self._columns = 0, 0
+    @property
+    def free(self) -> int:
+        return len(self.key) - self.used
 
-    def reserve(self, slots: int, columns: int) -> None:
-        """Make room for this many slots and columns; what is there stays."""
-        if slots > self._slots:
-            self._slots = max(slots, self._slots * 3 // 2)
-        if columns > self._columns:
-            self._columns = max(columns, self._columns * 3 // 2)
-        for store in (self.keys, self.values):
-            for layer, old in store.items():
-                if old.shape[0] < self._slots or old.shape[2] < self._columns:
-                    store[layer] = old.new_zeros((self._slots, old.shape[1], self._columns, old.shape[3]))
-                    store[layer][: old.shape[0], :, : old.shape[2]] = old
-        for layer, old in self.states.items():
-            if old.shape[0] < self._slots:
-                self.states[layer] = torch.cat((old, old.new_zeros((self._slots - len(old), *old.shape[1:]))))
+    def take(self, key: int) -> int:
+        """Give a free line to a row."""
+        slot = self.used
+        self.used += 1
+        self.open[slot] = True
+        self.key[slot] = key
+        self.length[slot] = 0
+        self.slot_of[key] = slot
+        return slot
 
-    def use(self, layer: int, heads: int, dim: int, like: Tensor) -> None:
-        """Make a layer's keys and values, unless they are there."""
-        if layer not in self.keys:
-            shape = (self._slots, heads, self._columns, dim)
-            self.keys[layer], self.values[layer] = like.new_zeros(shape), like.new_zeros(shape)
+    def drop(self, key: int) -> None:
+        """Forget a row; its line is free after the next `partition` by `open`."""
+        self.open[self.slot_of.pop(key)] = False
 
-    def use_state(self, layer: int, shape: tuple[int, ...], like: Tensor) -> None:
-        """Make a layer's state, unless it is there."""
-        if layer not in self.states:
-            self.states[layer] = like.new_zeros((self._slots, *shape))
+    def begin_turn(self, slot: int, seed: int, budget: int) -> None:
+        """Make room for the tokens of a new turn."""
+        self.seed[slot] = seed
+        self.written[slot] = 0
+        self.budget[slot] = budget
+        missing = budget - self.ids.shape[1]
+        if missing > 0:
+            self.ids = np.pad(self.ids, ((0, 0), (0, missing)))
+            self.logprobs = np.pad(self.logprobs, ((0, 0), (0, missing)))
 
-    def clear(self, slots_B: Tensor) -> None:
-        """Make slots as new. Old keys may stay: nothing attends beyond a row's length."""
-        for state in self.states.values():
-            state[slots_B] = 0
+    def record(self, ids: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
+        """One more token on every live line; what was pending is in the cache now."""
+        lines = np.arange(self.live)
+        at = self.written[: self.live]
+        self.ids[lines, at] = ids
+        self.logprobs[lines, at] = logprobs
+        self.written[: self.live] += 1
+        self.length[: self.live] += 1
+        self.pending[: self.live] = ids
 
-    def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
-        """Exchange rows, as far as they are used."""
-        both, crossed = torch.cat((first_N, second_N)), torch.cat((second_N, first_N))
-        for keys_or_values in (*self.keys.values(), *self.values.values()):
-            used = keys_or_values[:, :, :columns]
-            used[both] = used[crossed]
-        for state in self.states.values():
-            state[both] = state[crossed]
+    def turn(self, slot: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """What was written in this turn."""
+        end = int(self.written[slot])
+        return tuple(self.ids[slot, :end].tolist()), tuple(self.logprobs[slot, :end].tolist())
 
-    def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
-        """Let rows take over what others hold in their first columns, and all else that a layer remembers of them."""
-        for keys_or_values in (*self.keys.values(), *self.values.values()):
-            used = keys_or_values[:, :, :columns]
-            used[to_N] = used[from_N]
-        for state in self.states.values():
-            state[to_N] = state[from_N]
+    def partition(self, front: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bring the lines marked in `front` before the others with as few exchanges as can be; returns the pairs."""
+        count = int(front.sum())
+        first = np.flatnonzero(~front[:count])
+        second = count + np.flatnonzero(front[count:])
+        both, crossed = np.concatenate((first, second)), np.concatenate((second, first))
+        for column in self._columns():
+            column[both] = column[crossed]
+        for slot in both[self.open[both]].tolist():
+            self.slot_of[int(self.key[slot])] = slot
+        return first, second
+
+    def _columns(self) -> tuple[NDArray[np.generic], ...]:
+        return (
+            *(self.open, self.key, self.length, self.pending),
+            *(self.seed, self.written, self.budget, self.ids, self.logprobs),
+        )

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coseek.data.errors import DataError, SettingError
-from coseek.data.hub import missing
+from coseek.core.errors import DataError, SettingError
+from coseek.core.hub import missing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

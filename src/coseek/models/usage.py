@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from coseek.data.files import JsonObject
-from coseek.data.settings import Settings
+from coseek.core.files import JsonObject
+from coseek.core.settings import Settings
 
 
 class Prices(Settings):
@@ -52,7 +52,7 @@ class Usage:
         return (self.read_tokens * prices.read + self.written_tokens * prices.written) / 1_000_000
 
 
-def counted(answer: JsonObject) -> tuple[int, int] | None:
+def read_usage(answer: JsonObject) -> tuple[int, int] | None:
     """Tokens (read, written) from the `usage` of an OpenAI-compatible answer; `None` when it has none."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):

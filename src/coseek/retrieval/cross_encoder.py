@@ -11,9 +11,9 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.data.errors import DataError, RetrieverError
-from coseek.data.hub import missing
-from coseek.retrieval.opening import needs
+from coseek.core.errors import DataError, RetrieverError
+from coseek.core.hub import missing
+from coseek.retrieval.factory import require_library
 from coseek.retrieval.vectors.encoder import quiet
 
 
@@ -26,7 +26,7 @@ class _Tokenizer(Protocol):
     def tokenize(self, text: str) -> list[str]: ...
 
 
-class _Model(Protocol):
+class _CrossEncoderModel(Protocol):
     """What is used of a `sentence_transformers.CrossEncoder`."""
 
     tokenizer: _Tokenizer
@@ -42,14 +42,14 @@ class _Model(Protocol):
 class CrossEncoder:
     """A loaded cross-encoder."""
 
-    model: _Model
+    model: _CrossEncoderModel
     folder: Path
 
     @classmethod
     def open(cls, folder: Path, device: str, max_tokens: int | None = None) -> "CrossEncoder":
         """Load the folder onto a device (`cpu`, `cuda` …). Pairs are cut at `max_tokens`, or where the folder says."""
         check_folder(folder)
-        needs("sentence_transformers", "a cross-encoder", "dense")
+        require_library("sentence_transformers", "a cross-encoder", "dense")
         import sentence_transformers
 
         try:
@@ -58,7 +58,7 @@ class CrossEncoder:
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DataError(f"{folder} holds no cross-encoder that can be opened: {first}") from None
-        model = cast(_Model, loaded)
+        model = cast(_CrossEncoderModel, loaded)
         if model.num_labels != 1:
             raise DataError(f"{folder} gives {model.num_labels} numbers a pair; a reranker gives one")
         if max_tokens is not None:

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from coseek.data import registry
+from coseek.core import registry
+from coseek.core.errors import DataError, IndexMismatch, SettingError
+from coseek.core.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
+from coseek.core.lock import lock_beside
+from coseek.core.plugins import is_plugin_path
+from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.corpus_file import CorpusFile
-from coseek.data.errors import DataError, IndexMismatch, SettingError
-from coseek.data.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
-from coseek.data.lock import lock_beside
-from coseek.data.own_part import is_plugin_path
 from coseek.data.passage import Corpus
-from coseek.data.settings import Settings, dump_settings, make_settings
-from coseek.machine.speed import resolve_here
-from coseek.retrieval.building import INDEX_CARD, Report, build_resumably, silent
+from coseek.hardware.speed import resolve_here
+from coseek.retrieval.resumable_build import INDEX_CARD, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
 
 PACKAGE = "coseek.retrieval.retrievers"
@@ -110,7 +110,11 @@ class IndexCard:
 
 def retriever_names() -> list[str]:
     """The retrievers that an index can be made for."""
-    return [name for name in registry.names(PACKAGE) if hasattr(registry.find("retriever", PACKAGE, name), "load")]
+    return [
+        name
+        for name in registry.plugin_names(PACKAGE)
+        if hasattr(registry.find_plugin("retriever", PACKAGE, name), "load")
+    ]
 
 
 def check_retriever(retriever: str, settings: Mapping[str, object]) -> None:
@@ -227,7 +231,7 @@ def _corpus_file(source: Path) -> Path:
 def _part(name: str) -> IndexModule:
     if is_plugin_path(name):  # an index says itself what it is of, and what data names is never run
         raise SettingError(f"{name} is opened, not built: put `retriever: {name}` into a YAML file and name that one")
-    module = registry.find("retriever", PACKAGE, name)
+    module = registry.find_plugin("retriever", PACKAGE, name)
     if not hasattr(module, "load"):
         raise SettingError(f"{name!r} needs no index; put `retriever: {name}` into a YAML file, and name that file")
     return cast(IndexModule, module)

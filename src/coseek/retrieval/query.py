@@ -7,8 +7,8 @@ retriever takes both.
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from coseek.data.errors import DataError
-from coseek.data.files import JsonObject
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Query:
     """Earlier searches of the run, oldest first."""
 
     @classmethod
-    def of(cls, asked: "Asked") -> "Query":
+    def of(cls, asked: "QueryLike") -> "Query":
         return cls(asked) if isinstance(asked, str) else asked
 
     def to_json(self) -> JsonObject:
@@ -68,7 +68,7 @@ class Query:
         )
 
 
-Asked: TypeAlias = str | Query
+QueryLike: TypeAlias = str | Query
 """What a retriever may be asked."""
 
 

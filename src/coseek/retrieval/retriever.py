@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from coseek.core.strict_json import replace_surrogates
 from coseek.data.passage import Corpus, Hit
-from coseek.data.plain_json import replace_surrogates
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 
 
 class Retriever(Protocol):
@@ -31,11 +31,11 @@ class Retriever(Protocol):
         """A digest of all that the hits depend on besides the query and `k`: corpus, settings, weights, view."""
         ...
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         """What it makes of a query through its view. Two queries of which it sees the same get the same hits."""
         ...
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]: ...
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]: ...
 
 
 def fault_of_hits(hits: Sequence[Hit]) -> str:
@@ -72,10 +72,10 @@ class FixedRetriever:
     def identity(self) -> str:
         return digest_of(self.name, self.corpus.digest, repr(sorted(self._results.items())))
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return Query.of(query).text
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The passages listed for exactly this query, scored k, k-1, …"""
         found = [self._results.get(self.seen(query), [])[:k] for query in queries]
         return [

@@ -23,8 +23,8 @@ from typing import Annotated, TypeAlias
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from coseek.data.errors import UnknownName
-from coseek.retrieval.query import Asked, PastTurn, Query
+from coseek.core.errors import UnknownName
+from coseek.retrieval.query import PastTurn, Query, QueryLike
 
 Count: TypeAlias = Callable[[str], int]
 """Tokens of a text, by the tokenizer of the encoder that will read it."""
@@ -163,7 +163,7 @@ View: TypeAlias = Annotated[str, AfterValidator(check_view)]
 
 def render_view(
     view: str,
-    query: Asked,
+    query: QueryLike,
     *,
     separator: str = "[SEP]",
     limit: int | None = None,
@@ -188,16 +188,16 @@ def render_view(
         return asked.text
     if not asked.text.strip():
         return ""
-    pieces = [replace(piece, text=disarm(piece.text, separator)) for piece in part.pieces(asked)]
+    pieces = [replace(piece, text=neutralise_separator(piece.text, separator)) for piece in part.pieces(asked)]
     layout: _Layout = _bare if bare else _in_lines if part.lines else partial(_separated, separator)
     whole = layout(pieces)
     if limit is None or count(whole) <= limit:
         return whole
     fitting = _fitting(pieces, layout, limit, count)
-    return disarm(asked.text, separator) if fitting is None else fitting
+    return neutralise_separator(asked.text, separator) if fitting is None else fitting
 
 
-def disarm(text: str, separator: str) -> str:
+def neutralise_separator(text: str, separator: str) -> str:
     """Text as data: on one line, and without the separator, whose letters stay as words."""
     text, mark = " ".join(text.split()), separator.strip()
     if not mark or mark not in text:

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from coseek.data.question import Question
 from coseek.measure import answers
-from coseek.rewards.said import Need, Said
+from coseek.rewards.grades import Grades, Need
 
 Accuracy: TypeAlias = Literal["gen_acc", "cover_match", "exact_match", "judge"]
 """004, table 5 compares these four (GenAcc, Span, EM, LLMJudge)."""
@@ -20,7 +20,7 @@ def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) 
     return accuracy == "judge" or (accuracy == "gen_acc" and not answers.cover_match(response, question.answers))
 
 
-def is_right(accuracy: Accuracy, question: Question, response: str | None, said: Said) -> bool:
+def is_right(accuracy: Accuracy, question: Question, response: str | None, said: Grades) -> bool:
     """`cover_match`: a gold answer stands in the response; `exact_match`: it is the response; `judge`: the judge says
     yes; `gen_acc`: `cover_match`, and where that fails the judge (004, eq. 3). No answer is never right."""
     if accuracy == "exact_match":

@@ -23,13 +23,13 @@ from numbers import Real
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
-from coseek.data.errors import DataError, SettingError, UnknownName
-from coseek.data.mistakes import ErrorList
-from coseek.data.own_part import PluginSpec, is_plugin_path, plugin_name
-from coseek.data.registry import find, find_yaml, names
-from coseek.data.settings import Settings, load_settings, make_settings
+from coseek.core.errors import DataError, SettingError, UnknownName
+from coseek.core.mistakes import ErrorList
+from coseek.core.plugins import PluginSpec, is_plugin_path, plugin_name
+from coseek.core.registry import find_plugin, find_yaml, plugin_names
+from coseek.core.settings import Settings, load_settings, make_settings
 from coseek.data.trajectory import Trajectory
-from coseek.rewards.said import NOTHING, Need, NoReward, Said
+from coseek.rewards.grades import NO_GRADES, Grades, Need, NoReward
 
 PACKAGE = "coseek.rewards.parts"
 PRESETS = Path(__file__).parent / "presets"
@@ -96,11 +96,11 @@ class _AskingModule(Protocol):
 
     def needs(self, options: PartOptions) -> tuple[Need, ...]: ...
 
-    def reward(self, trajectory: Trajectory, options: PartOptions, said: Said) -> float | PartValue: ...
+    def reward(self, trajectory: Trajectory, options: PartOptions, said: Grades) -> float | PartValue: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RewardPart:
     """One named part with its options."""
 
     name: str
@@ -114,7 +114,7 @@ class Part:
             return frozenset()
         return frozenset(cast(_AskingModule, self.module).needs(self.options))
 
-    def __call__(self, trajectory: Trajectory, said: Said = NOTHING) -> PartValue:
+    def __call__(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> PartValue:
         if hasattr(self.module, "needs"):
             value = cast(_AskingModule, self.module).reward(trajectory, self.options, said)
         else:
@@ -136,21 +136,21 @@ def _is_number(value: object) -> bool:
 class RewardFunction:
     """(Σ weight · part) · Π gate. Gates alone multiply 1."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RewardPart, ...]
 
     @property
     def needs(self) -> frozenset[Need]:
         """What has to be known of a run besides the run itself."""
         return frozenset(need for part in self.parts for need in part.needs)
 
-    def __call__(self, trajectory: Trajectory, said: Said = NOTHING) -> Reward | None:
+    def __call__(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> Reward | None:
         """The reward of a finished run; `None` when a part of the system failed, so that it is left out, not scored."""
         found = self.pay(trajectory, said)
         return found if isinstance(found, Reward) else None
 
-    def pay(self, trajectory: Trajectory, said: Said = NOTHING) -> Reward | RewardFault:
+    def pay(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> Reward | RewardFault:
         """The reward, or what failed."""
-        if (failure := trajectory.failure) is not None:
+        if (failure := trajectory.fault) is not None:
             return RewardFault(str(failure[0]), failure[1])
         try:
             made = {part.name: part(trajectory, said) for part in self.parts}
@@ -177,7 +177,7 @@ class Preset(Settings):
 
 def reward_names() -> list[str]:
     """The parts that a spec can name."""
-    return [name.replace("-", "_") for name in names(PACKAGE)]
+    return [name.replace("-", "_") for name in plugin_names(PACKAGE)]
 
 
 def preset_names() -> list[str]:
@@ -230,11 +230,11 @@ def _tree(given: Given) -> PartSpec:
     return dict(given) if isinstance(given, Mapping) else {"weight": given}
 
 
-def _make_part(name: str, tree: PartSpec) -> Part:
+def _make_part(name: str, tree: PartSpec) -> RewardPart:
     if not is_plugin_path(name) and name not in reward_names():
         raise UnknownName("reward", name, reward_names())
     spelt = name if is_plugin_path(name) else name.replace("_", "-")
-    module = cast("_PartModule | _AskingModule", find("reward", PACKAGE, spelt, OFFERS))
+    module = cast("_PartModule | _AskingModule", find_plugin("reward", PACKAGE, spelt, OFFERS))
     _check_signature(name, module)
     try:
         options = make_settings(module.Options, tree)
@@ -242,7 +242,7 @@ def _make_part(name: str, tree: PartSpec) -> Part:
         raise SettingError(*(f"reward {name!r}: {sentence}" for sentence in error.sentences)) from None
     if options.gate and "weight" in options.model_fields_set:
         raise SettingError(f"reward {name!r} is a gate, which multiplies the others; leave out its weight")
-    return Part(plugin_name(name), module, options)
+    return RewardPart(plugin_name(name), module, options)
 
 
 def _check_signature(name: str, module: _PartModule | _AskingModule) -> None:

@@ -11,16 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from coseek import __version__
-from coseek.data.errors import RetrieverError
-from coseek.data.files import JsonObject
+from coseek.core.errors import RetrieverError
+from coseek.core.files import JsonObject
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query
-from coseek.serve.batching import Job
-from coseek.serve.contract import Refused, Wish, answer, blank, parse_request, passages_of
-from coseek.serve.door import RECORD, AccessMiddleware, App
+from coseek.serve.batching import SearchJob
+from coseek.serve.contract import RefusedRequest, RetrieveRequest, answer, blank, parse_request, passages_of
 from coseek.serve.logs import Log
+from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.openapi import answers, request_body
-from coseek.serve.service import Service
+from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings
 
 _MANY_HITS = 2_000
@@ -35,7 +35,7 @@ class Runs(Protocol):
     def close(self, wait_s: float) -> bool: ...
 
 
-def make_app(service: Service, token: str | None = None, log: Log | None = None) -> App:
+def make_app(service: RetrieverService, token: str | None = None, log: Log | None = None) -> App:
     """The whole application, ready for a server: it starts the service with its own lifespan."""
 
     # No pages of documentation: they would load scripts from elsewhere.
@@ -45,7 +45,7 @@ def make_app(service: Service, token: str | None = None, log: Log | None = None)
     app.add_api_route("/health", _health(service), methods=["GET"], summary="Whether it can search, and why not.")
     for name in (None, *service.names):
         _add_index(app, service, name)
-    app.add_exception_handler(Refused, _refusal)
+    app.add_exception_handler(RefusedRequest, _refusal)
     app.add_exception_handler(RetrieverError, _fault)
     app.add_exception_handler(HTTPException, _no_such_path)
     app.add_exception_handler(Exception, _bug)
@@ -68,7 +68,7 @@ def lifespan_of(service: Runs, log: Log | None) -> Callable[[FastAPI], AbstractA
     return lifespan
 
 
-def _add_index(app: FastAPI, service: Service, name: str | None) -> None:
+def _add_index(app: FastAPI, service: RetrieverService, name: str | None) -> None:
     """The paths of one index; `None`: those of the default."""
     prefix = "" if name is None else f"/{name}"
     known = name or service.names[0]
@@ -86,7 +86,7 @@ def _add_index(app: FastAPI, service: Service, name: str | None) -> None:
     )
 
 
-def _health(service: Service) -> Callable[[], Awaitable[Response]]:
+def _health(service: RetrieverService) -> Callable[[], Awaitable[Response]]:
     async def health() -> Response:
         found = service.health()
         return JSONResponse(found, 200 if found["ready"] else 503)
@@ -94,14 +94,14 @@ def _health(service: Service) -> Callable[[], Awaitable[Response]]:
     return health
 
 
-def _info(service: Service, name: str) -> Callable[[], Awaitable[Response]]:
+def _info(service: RetrieverService, name: str) -> Callable[[], Awaitable[Response]]:
     async def info() -> Response:
         return JSONResponse(service.info(name))
 
     return info
 
 
-def _retrieve(service: Service, name: str) -> Callable[[Request], Awaitable[Response]]:
+def _retrieve(service: RetrieverService, name: str) -> Callable[[Request], Awaitable[Response]]:
     async def retrieve(request: Request) -> Response:
         body = await whole_body(request, service.settings)
         record = cast(JsonObject, request.scope[RECORD])
@@ -127,7 +127,7 @@ def _retrieve(service: Service, name: str) -> Callable[[Request], Awaitable[Resp
 async def whole_body(request: Request, limits: ListenSettings) -> bytes:
     """The whole body, within its limits of size and time."""
     most = limits.max_body_bytes
-    too_large = Refused(413, f"the request has more than {most} bytes; send less at a time")
+    too_large = RefusedRequest(413, f"the request has more than {most} bytes; send less at a time")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > most:
         raise too_large
@@ -140,13 +140,13 @@ async def whole_body(request: Request, limits: ListenSettings) -> bytes:
                 if most < 0:
                     raise too_large
     except TimeoutError:
-        raise Refused(408, f"the request had not come whole after {limits.body_s:g} seconds") from None
+        raise RefusedRequest(408, f"the request had not come whole after {limits.body_s:g} seconds") from None
     except ClientDisconnect:
-        raise Refused(400, "the connection was closed before the request had come whole") from None
+        raise RefusedRequest(400, "the connection was closed before the request had come whole") from None
     return b"".join(parts)
 
 
-def _in_place(wish: Wish, lists: list[list[Hit]]) -> list[list[Hit]]:
+def _in_place(wish: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
     """A list a query, an empty one where nothing was asked."""
     if len(lists) == len(wish.queries):
         return lists
@@ -163,7 +163,7 @@ async def _written(lists: list[list[Hit]], scores: bool) -> bytes:
         raise RetrieverError("the retriever gave a score that is no number") from None
 
 
-def _times(job: Job) -> JsonObject:
+def _times(job: SearchJob) -> JsonObject:
     return {
         "queue_ms": round((job.began - job.arrived) * 1_000, 2),
         "engine_ms": round((job.ended - job.began) * 1_000, 2),
@@ -172,7 +172,7 @@ def _times(job: Job) -> JsonObject:
 
 
 def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RefusedRequest)
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the request is not read

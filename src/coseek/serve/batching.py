@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
-from coseek.data.errors import RetrieverError
+from coseek.core.errors import RetrieverError
 from coseek.data.passage import Hit
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.contract import Refused
+from coseek.serve.contract import RefusedRequest
 from coseek.serve.worker import Worker
 
 ECHO = 0.25
@@ -28,11 +28,11 @@ ECHO_MOST_S = 0.005
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SearchJob:
     """The queries of one request."""
 
     retriever: Retriever
-    queries: Sequence[Asked]
+    queries: Sequence[QueryLike]
     k: int
     done: "asyncio.Future[None]"
     arrived: float = field(default_factory=time.perf_counter)
@@ -47,7 +47,7 @@ class Job:
     """Size of the largest search that it took part in."""
 
 
-Piece: TypeAlias = tuple[Job, Sequence[Asked]]
+Piece: TypeAlias = tuple[SearchJob, Sequence[QueryLike]]
 """A stretch of a job's queries, as one search takes it."""
 
 
@@ -61,7 +61,7 @@ class Batcher(Worker):
         self.wait_s = wait_s
         self.faults = 0
         """Requests that a retriever failed."""
-        self._groups: OrderedDict[tuple[int, int], deque[Job]] = OrderedDict()
+        self._groups: OrderedDict[tuple[int, int], deque[SearchJob]] = OrderedDict()
         """Waiting jobs by (retriever, k): only those can be searched together. The first group is next."""
         self._waiting = 0
         self._wanted = 1
@@ -74,12 +74,14 @@ class Batcher(Worker):
         """Queries in the queue."""
         return self._waiting
 
-    async def search(self, retriever: Retriever, queries: Sequence[Asked], k: int) -> Job:
+    async def search(self, retriever: Retriever, queries: Sequence[QueryLike], k: int) -> SearchJob:
         """Wait in the queue, and be searched. `Refused` with 503 when the queue is full."""
-        job = Job(retriever, queries, k, asyncio.get_running_loop().create_future())
+        job = SearchJob(retriever, queries, k, asyncio.get_running_loop().create_future())
         with self._changed:
             if self._waiting + len(queries) > self.queue:
-                raise Refused(503, f"{self._waiting} queries are waiting already; come back later", self._patience())
+                raise RefusedRequest(
+                    503, f"{self._waiting} queries are waiting already; come back later", self._patience()
+                )
             self._groups.setdefault((id(retriever), k), deque()).append(job)
             self._waiting += len(queries)
             if self._waiting >= self._wanted:
@@ -139,13 +141,13 @@ class Batcher(Worker):
         self._keep(key, jobs)
         return [piece for piece in pieces if piece[1]]
 
-    def _keep(self, key: tuple[int, int], jobs: deque[Job]) -> None:
+    def _keep(self, key: tuple[int, int], jobs: deque[SearchJob]) -> None:
         """What is left of a group goes behind the others."""
         left = deque(job for job in jobs if job.taken < len(job.queries))
         if left:
             self._groups[key] = left
 
-    def _searched_pieces(self, pieces: list[Piece]) -> list[Job]:
+    def _searched_pieces(self, pieces: list[Piece]) -> list[SearchJob]:
         """Search a batch; the jobs that are finished now."""
         began = time.perf_counter()
         size = sum(len(queries) for _, queries in pieces)
@@ -183,7 +185,7 @@ class Batcher(Worker):
             self.faults += 1
             self._drop_rest(job)
 
-    def _drop_rest(self, job: Job) -> None:
+    def _drop_rest(self, job: SearchJob) -> None:
         """A request that failed needs no further search."""
         with self._changed:
             left = len(job.queries) - job.taken
@@ -220,7 +222,7 @@ def shares(wanted: Sequence[int], room: int) -> list[int]:
     return given
 
 
-def _finish(jobs: list[Job]) -> None:
+def _finish(jobs: list[SearchJob]) -> None:
     """In the event loop: wake the requests. One whose client has gone was cancelled."""
     for job in jobs:
         if not job.done.done():

@@ -13,12 +13,12 @@ from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import ConfigDict, Field
 
-from coseek.data.errors import SettingError
-from coseek.data.files import Json, JsonObject
-from coseek.data.settings import Settings, make_settings
+from coseek.core.errors import SettingError
+from coseek.core.files import Json, JsonObject
+from coseek.core.settings import Settings, make_settings
 from coseek.models.model import Turn, TurnEnd
-from coseek.serve.contract import Refused
-from coseek.serve.writing import Kind
+from coseek.serve.contract import RefusedRequest
+from coseek.serve.generation import SamplingKind
 
 _ONLY: dict[str, tuple[Json, ...]] = {
     "n": (1,),
@@ -75,11 +75,11 @@ class _Asked(Settings):
     """Give the ids of the prompt and of what was written."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SamplingKind:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > _MOST_STOPS or not all(0 < len(stop) <= _LONGEST_STOP for stop in stops):
-            raise Refused(400, f"stop holds up to {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters")
-        return Kind(
+            raise RefusedRequest(400, f"stop holds up to {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters")
+        return SamplingKind(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
@@ -141,26 +141,26 @@ def read_asked(kind: type[A], body: bytes) -> A:
     try:
         row = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(400, "the request is not JSON in UTF-8") from None
+        raise RefusedRequest(400, "the request is not JSON in UTF-8") from None
     if not isinstance(row, dict):
-        raise Refused(400, "the request is a JSON object")
+        raise RefusedRequest(400, "the request is a JSON object")
     if b"\\u" in body:
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise Refused(400, "the request holds half of a surrogate pair, which is no text") from None
+            raise RefusedRequest(400, "the request holds half of a surrogate pair, which is no text") from None
     for name, neutral in _ONLY.items():
         value = row.pop(name, None)
         if value is not None and value not in neutral:
-            raise Refused(400, f"{name} = {_short(value)} is not offered here; leave it out")
+            raise RefusedRequest(400, f"{name} = {_short(value)} is not offered here; leave it out")
     try:
         return make_settings(kind, {name: value for name, value in row.items() if name not in _PASSED_OVER})
     except SettingError as error:
-        raise Refused(400, str(error)[:_SENTENCE]) from None
+        raise RefusedRequest(400, str(error)[:_SENTENCE]) from None
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WrittenText:
     """A text that was written, in the words of an answer."""
 
     turn: Turn
@@ -185,7 +185,7 @@ class Told:
         return self.text if with_stop else self.text[:end]
 
 
-def completion(asked: CompletionAsked, model: str, told: Sequence[Told]) -> JsonObject:
+def completion(asked: CompletionAsked, model: str, told: Sequence[WrittenText]) -> JsonObject:
     """The answer of `/v1/completions`."""
     choices: list[Json] = []
     for index, one in enumerate(told):
@@ -203,7 +203,7 @@ def completion(asked: CompletionAsked, model: str, told: Sequence[Told]) -> Json
     return _answer("cmpl", "text_completion", model, choices, told)
 
 
-def chat_completion(asked: ChatAsked, model: str, one: Told) -> JsonObject:
+def chat_completion(asked: ChatAsked, model: str, one: WrittenText) -> JsonObject:
     """The answer of `/v1/chat/completions`."""
     content = one.shown(asked.include_stop_str_in_output)
     choice: JsonObject = {"index": 0, "message": {"role": "assistant", "content": content}, **one.finish}
@@ -219,7 +219,7 @@ def chat_completion(asked: ChatAsked, model: str, one: Told) -> JsonObject:
     return _answer("chatcmpl", "chat.completion", model, [choice], [one])
 
 
-def _answer(kind: str, name: str, model: str, choices: list[Json], told: Sequence[Told]) -> JsonObject:
+def _answer(kind: str, name: str, model: str, choices: list[Json], told: Sequence[WrittenText]) -> JsonObject:
     read, written = sum(len(one.prompt_ids) for one in told), sum(len(one.turn.ids) for one in told)
     usage: JsonObject = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     ident = f"{kind}-{secrets.token_hex(12)}"

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from coseek.data.errors import CoseekError, DataError
-from coseek.data.files import Json, JsonObject
+from coseek.core.errors import CoseekError, DataError
+from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Hit
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.serve.settings import ServeSettings
 
 _QUOTED = 200
 """A sentence quotes at most so many characters of what it refuses."""
 
 
-class Refused(CoseekError):
+class RefusedRequest(CoseekError):
     """A request that is turned away: an HTTP status and one sentence for whoever sent it."""
 
     def __init__(self, status: int, sentence: str, retry_after_s: int | None = None) -> None:
@@ -28,44 +28,48 @@ class Refused(CoseekError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RetrieveRequest:
     """What a request asks for."""
 
-    queries: tuple[Asked, ...]
+    queries: tuple[QueryLike, ...]
     topk: int | None
     """`None` leaves it to the server."""
     scores: bool
     """Whether each document comes with its score."""
 
 
-def parse_request(body: bytes, limits: ServeSettings) -> Wish:
+def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
     """Read a request; what breaks the contract is `Refused` with 400 (no JSON), 413 (too much) or 422."""
     row = _object(body)
     texts = _texts(row)
     if len(texts) > limits.max_queries:
-        raise Refused(413, f"{len(texts)} queries in one request, and at most {limits.max_queries} are taken; split it")
+        raise RefusedRequest(
+            413, f"{len(texts)} queries in one request, and at most {limits.max_queries} are taken; split it"
+        )
     for place, text in enumerate(texts):
         if len(text) > limits.max_query_chars:
-            raise Refused(
+            raise RefusedRequest(
                 413, f"query {place} has {len(text)} characters, and at most {limits.max_query_chars} are taken"
             )
     scores = row.get("return_scores")
     if scores is not None and not isinstance(scores, bool):
-        raise Refused(422, f'"return_scores" is true or false, not {_quoted(scores)}')
+        raise RefusedRequest(422, f'"return_scores" is true or false, not {_quoted(scores)}')
     queries = _in_context(texts, row.get("contexts"), limits)
-    return Wish(tuple(queries), _topk(row.get("topk")), bool(scores))
+    return RetrieveRequest(tuple(queries), _topk(row.get("topk")), bool(scores))
 
 
-def passages_of(wish: Wish, limits: ServeSettings, corpus: int | None) -> int:
+def passages_of(wish: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
     """How many passages a query gets: never more than the corpus holds, where that is known."""
     k = wish.topk or limits.topk
     k = k if corpus is None else min(k, corpus)
     if k > limits.max_topk:
-        raise Refused(422, f'"topk" is {_quoted(wish.topk)}, and at most {limits.max_topk} passages a query are given')
+        raise RefusedRequest(
+            422, f'"topk" is {_quoted(wish.topk)}, and at most {limits.max_topk} passages a query are given'
+        )
     return k
 
 
-def blank(query: Asked) -> bool:
+def blank(query: QueryLike) -> bool:
     """Whether nothing is asked, whatever led to it."""
     return not Query.of(query).text.strip()
 
@@ -91,9 +95,11 @@ def _object(body: bytes) -> JsonObject:
         row = cast(Json, json.loads(body.decode()))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise Refused(400, f"the request is not JSON in UTF-8: {reason[:_QUOTED]}") from None
+        raise RefusedRequest(400, f"the request is not JSON in UTF-8: {reason[:_QUOTED]}") from None
     if not isinstance(row, dict):
-        raise Refused(422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}')
+        raise RefusedRequest(
+            422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
+        )
     # A half surrogate can only come as an escape. Tokenizers and databases refuse such text.
     return cast(JsonObject, _mended(row)) if b"\\u" in body else row
 
@@ -117,12 +123,12 @@ def _texts(row: JsonObject) -> list[str]:
             continue
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list):
-            raise Refused(422, f'"{name}" is a list of strings, not {_quoted(given)}')
+            raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quoted(given)}')
         for place, text in enumerate(texts):
             if not isinstance(text, str):
-                raise Refused(422, f'"{name}" is a list of strings, and number {place} is {_quoted(text)}')
+                raise RefusedRequest(422, f'"{name}" is a list of strings, and number {place} is {_quoted(text)}')
         return cast(list[str], texts)
-    raise Refused(422, 'the request needs "queries", a list of strings')
+    raise RefusedRequest(422, 'the request needs "queries", a list of strings')
 
 
 def _topk(given: Json) -> int | None:
@@ -132,33 +138,37 @@ def _topk(given: Json) -> int | None:
     if isinstance(given, float) and given.is_integer():
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, int):
-        raise Refused(422, f'"topk" is a whole number or null, not {_quoted(given)}')
+        raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quoted(given)}')
     if given < 0:
-        raise Refused(422, f'"topk" counts passages and cannot be {_quoted(given)}; leave it out for the default')
+        raise RefusedRequest(
+            422, f'"topk" counts passages and cannot be {_quoted(given)}; leave it out for the default'
+        )
     return given or None
 
 
-def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[Asked]:
+def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:
     """Queries with what led to them, where the client tells it."""
     if contexts is None:
         return list(texts)
     if not isinstance(contexts, list) or len(contexts) != len(texts):
         length = f"{len(contexts)} items" if isinstance(contexts, list) else _quoted(contexts)
-        raise Refused(422, f'"contexts" is a list of one object (or null) a query: {len(texts)} here, not {length}')
+        raise RefusedRequest(
+            422, f'"contexts" is a list of one object (or null) a query: {len(texts)} here, not {length}'
+        )
     return [_one_in_context(text, context, limits) for text, context in zip(texts, contexts, strict=True)]
 
 
-def _one_in_context(text: str, context: Json, limits: ServeSettings) -> Asked:
+def _one_in_context(text: str, context: Json, limits: ServeSettings) -> QueryLike:
     if context is None:
         return text
     if not isinstance(context, dict):
-        raise Refused(422, f'each of "contexts" is an object or null, not {_quoted(context)}')
+        raise RefusedRequest(422, f'each of "contexts" is an object or null, not {_quoted(context)}')
     try:
         query = Query.from_json({**context, "text": text})
     except DataError as error:
-        raise Refused(422, str(error)[:_QUOTED]) from None
+        raise RefusedRequest(422, str(error)[:_QUOTED]) from None
     if _length(query) > limits.max_context_chars:
-        raise Refused(413, f"the context of a query has more than {limits.max_context_chars} characters")
+        raise RefusedRequest(413, f"the context of a query has more than {limits.max_context_chars} characters")
     return query
 
 

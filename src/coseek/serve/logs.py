@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import IO
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 
 _EVERY_S = 0.1
 _MOST_WAITING = 600

@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from coseek import __version__
-from coseek.data.errors import ModelError
-from coseek.data.files import JsonObject
+from coseek.core.errors import ModelError
+from coseek.core.files import JsonObject
 from coseek.serve.app import lifespan_of, whole_body
 from coseek.serve.completions import ChatAsked, CompletionAsked, read_asked
-from coseek.serve.contract import Refused
-from coseek.serve.door import RECORD, AccessMiddleware, App
+from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import Log
+from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_service import ModelService
 from coseek.serve.running import Listener, run, token_of
 from coseek.serve.settings import ModelServeSettings
@@ -67,7 +67,7 @@ def make_model_app(service: ModelService, token: str | None = None, log: Log | N
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/completions", _completions(service), methods=["POST"])
     app.add_api_route("/v1/chat/completions", _chat(service), methods=["POST"])
-    app.add_exception_handler(Refused, _refusal)
+    app.add_exception_handler(RefusedRequest, _refusal)
     app.add_exception_handler(ModelError, _fault)
     app.add_exception_handler(HTTPException, _no_such_path)
     app.add_exception_handler(Exception, _bug)
@@ -99,7 +99,7 @@ async def _while_wanted(request: Request, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Refused(499, "the client has gone")
+            raise RefusedRequest(499, "the client has gone")
         return working.result()
     finally:
         working.cancel()
@@ -116,7 +116,7 @@ def _error(status: int, sentence: str, kind: str, headers: dict[str, str] | None
 
 
 def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RefusedRequest)
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the request is not read

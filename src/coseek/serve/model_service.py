@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coseek import __version__
-from coseek.data.errors import DataError, ModelError
-from coseek.data.files import JsonObject
-from coseek.data.fingerprint import fingerprint
-from coseek.machine.precision import Precision, Use
-from coseek.machine.speed import precision_of
+from coseek.core.errors import DataError, ModelError
+from coseek.core.files import JsonObject
+from coseek.core.fingerprint import fingerprint
+from coseek.hardware.precision import Precision, Use
+from coseek.hardware.speed import precision_of
 from coseek.models.chat import Message, chat_ids
 from coseek.models.model import TurnEnd
 from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
-from coseek.serve.completions import ChatAsked, CompletionAsked, Told, chat_completion, completion
-from coseek.serve.contract import Refused
+from coseek.serve.completions import ChatAsked, CompletionAsked, WrittenText, chat_completion, completion
+from coseek.serve.contract import RefusedRequest
+from coseek.serve.generation import GenerationJob, GenerationRequest, GenerationWorker, SamplingKind
 from coseek.serve.settings import ModelServeSettings
-from coseek.serve.writing import GenerationWorker, Job, Kind, Order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ class Weights:
 
     @classmethod
     def of(cls, folder: Path, settings: ModelServeSettings) -> "Weights":
-        from coseek.models.loading import load_model
+        from coseek.models.pretrained import load_model
 
         precision = precision_of(settings.precision, Use.SAMPLING, hidden_size(folder))
         network = load_model(folder, precision)
@@ -137,7 +137,7 @@ class ModelService:
         weights = self._named(asked.model)
         prompts = asked.prompts
         if not 0 < len(prompts) <= self.settings.max_prompts:
-            raise Refused(400, f"a request has 1 to {self.settings.max_prompts} prompts, not {len(prompts)}")
+            raise RefusedRequest(400, f"a request has 1 to {self.settings.max_prompts} prompts, not {len(prompts)}")
         bos = weights.bos_ids if asked.add_special_tokens else ()
         orders = []
         for prompt in prompts:
@@ -155,19 +155,19 @@ class ModelService:
         try:
             ids = await asyncio.to_thread(chat_ids, weights.tokenizer, messages)
         except DataError as error:
-            raise Refused(400, str(error)) from None
+            raise RefusedRequest(400, str(error)) from None
         wanted = asked.max_tokens or asked.max_completion_tokens or max(1, weights.context - len(ids))
         jobs = await self.desk.write([self._order(weights, ids, wanted, asked.drawn_seed, asked.kind)])
         return chat_completion(asked, self.name, self._told(weights, jobs, record)[0])
 
     def _open_weights(self) -> Weights:
         if self.weights is None:
-            raise Refused(503, f"{self.not_ready or 'not ready'}; come back later", retry_after_s=1)
+            raise RefusedRequest(503, f"{self.not_ready or 'not ready'}; come back later", retry_after_s=1)
         return self.weights
 
     def _named(self, name: str | None) -> Weights:
         if name is not None and name != self.name:
-            raise Refused(404, f"there is no model {name[:200]!r} here; it is called {self.name!r}")
+            raise RefusedRequest(404, f"there is no model {name[:200]!r} here; it is called {self.name!r}")
         return self._open_weights()
 
     async def _encoded(self, text: str) -> list[int]:
@@ -177,30 +177,36 @@ class ModelService:
 
     def _check_length(self, chars: int) -> None:
         if chars > self.settings.max_prompt_chars:
-            raise Refused(413, f"a prompt has {chars} characters, and at most {self.settings.max_prompt_chars} go in")
+            raise RefusedRequest(
+                413, f"a prompt has {chars} characters, and at most {self.settings.max_prompt_chars} go in"
+            )
 
-    def _order(self, weights: Weights, ids: tuple[int, ...], max_tokens: int, seed: int, kind: Kind) -> Order:
+    def _order(
+        self, weights: Weights, ids: tuple[int, ...], max_tokens: int, seed: int, kind: SamplingKind
+    ) -> GenerationRequest:
         if not ids:
-            raise Refused(400, "the prompt is empty; a model needs something to go on from")
+            raise RefusedRequest(400, "the prompt is empty; a model needs something to go on from")
         if len(ids) >= weights.context:
-            raise Refused(
+            raise RefusedRequest(
                 400, f"the prompt has {len(ids)} tokens, which leaves no room in the {weights.context} that fit"
             )
         if max(ids) >= weights.vocabulary:
-            raise Refused(400, f"the prompt holds the id {max(ids)}, and the vocabulary ends at {weights.vocabulary}")
-        return Order(ids, min(max_tokens, weights.context - len(ids)), seed, kind)
+            raise RefusedRequest(
+                400, f"the prompt holds the id {max(ids)}, and the vocabulary ends at {weights.vocabulary}"
+            )
+        return GenerationRequest(ids, min(max_tokens, weights.context - len(ids)), seed, kind)
 
-    def _told(self, weights: Weights, jobs: list[Job], record: JsonObject) -> list[Told]:
+    def _told(self, weights: Weights, jobs: list[GenerationJob], record: JsonObject) -> list[WrittenText]:
         record["texts"] = len(jobs)
         record["read"] = sum(len(job.order.ids) for job in jobs)
         record["reused"] = sum(job.reused for job in jobs)
         record["written"] = sum(len(job.turn.ids) for job in jobs if job.turn is not None)
         for job in jobs:
             if job.fault is not None:
-                raise Refused(500, "a bug of the service; its log has the details")
+                raise RefusedRequest(500, "a bug of the service; its log has the details")
         return [_told(weights.tokenizer, job) for job in jobs]
 
-    def _sampler(self, kind: Kind) -> "Sampler":
+    def _sampler(self, kind: SamplingKind) -> "Sampler":
         from coseek.models.sampler import Sampler, SamplerSettings
 
         weights = self._open_weights()
@@ -216,7 +222,7 @@ class ModelService:
         return Sampler(weights.network, weights.tokenizer, kind.stops, settings)
 
 
-def _told(tokenizer: HfTokenizer, job: Job) -> Told:
+def _told(tokenizer: HfTokenizer, job: GenerationJob) -> WrittenText:
     turn = job.turn
     assert turn is not None
     if turn.end is TurnEnd.FAULT:
@@ -225,4 +231,4 @@ def _told(tokenizer: HfTokenizer, job: Job) -> Told:
     stop = None
     if turn.end is TurnEnd.STOP:
         stop = min((stop for stop in job.order.kind.stops if stop in text), key=text.find)
-    return Told(turn, tuple(tokenizer.decode((ident,)) for ident in turn.ids), text, stop, job.order.ids)
+    return WrittenText(turn, tuple(tokenizer.decode((ident,)) for ident in turn.ids), text, stop, job.order.ids)

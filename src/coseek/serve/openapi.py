@@ -1,6 +1,6 @@
 """OpenAPI: the contract as a document that programs read. `contract.py` is what holds; a fuzzer compares the two."""
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 from coseek.serve.settings import ServeSettings
 
 

@@ -12,12 +12,12 @@ from typing import Protocol
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.app import make_app
-from coseek.serve.door import App
 from coseek.serve.logs import Log
-from coseek.serve.service import Service
+from coseek.serve.middleware import App
+from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings, ServeSettings
 
 _BACKLOG = 1_024
@@ -28,7 +28,7 @@ def serve(
 ) -> None:
     """Serve until a signal comes; `ready` is told the URL once everything is open."""
     token = token_of(settings)
-    service = Service(openers, settings)
+    service = RetrieverService(openers, settings)
     run(service, Server(service, token), ready)
 
 
@@ -112,7 +112,7 @@ class Listener(uvicorn.Server):
 class Server(Listener):
     """The server of retrievers."""
 
-    def __init__(self, service: Service, token: str | None = None) -> None:
+    def __init__(self, service: RetrieverService, token: str | None = None) -> None:
         super().__init__(service, make_app(service, token, Log() if service.settings.log else None))
 
 

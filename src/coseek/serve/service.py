@@ -9,12 +9,12 @@ from typing import cast
 from urllib.parse import urlsplit, urlunsplit
 
 from coseek import __version__
-from coseek.data.errors import RetrieverError, SettingError
-from coseek.data.files import Json, JsonObject
-from coseek.data.settings import Settings, dump_settings
+from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.files import Json, JsonObject
+from coseek.core.settings import Settings, dump_settings
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.batching import Batcher
-from coseek.serve.contract import Refused
+from coseek.serve.contract import RefusedRequest
 from coseek.serve.settings import ServeSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -51,7 +51,7 @@ class Index:
         return cls(retriever, passages, card)
 
 
-class Service:
+class RetrieverService:
     """Opens retrievers in the searching thread, so that `/health` answers while they are being read."""
 
     def __init__(self, openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings) -> None:
@@ -106,7 +106,7 @@ class Service:
     def index(self, name: str) -> Index:
         """An open index, or `Refused` with 503. The thread that searches has to open all of them first."""
         if self.unopened:
-            raise Refused(503, f"{self.unopened}; come back later", retry_after_s=1)
+            raise RefusedRequest(503, f"{self.unopened}; come back later", retry_after_s=1)
         return self.indexes[name]
 
     def health(self) -> JsonObject:

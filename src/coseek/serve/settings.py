@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from coseek.data.settings import Settings
-from coseek.machine.precision import SamplingPrecision
+from coseek.core.settings import Settings
+from coseek.hardware.precision import SamplingPrecision
 
 
 class ListenSettings(Settings):

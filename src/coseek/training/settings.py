@@ -4,8 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from coseek.data.settings import Settings
-from coseek.machine.precision import TrainingPrecision
+from coseek.core.settings import Settings
+from coseek.hardware.precision import TrainingPrecision
 
 Normaliser: TypeAlias = Literal["token", "sequence", "group", "constant"]
 KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
@@ -76,7 +76,7 @@ AlarmName: TypeAlias = Literal[
 
 
 class MonitorSettings(Settings):
-    """Alarms: when a run in reinforcement learning counts as sick. `rl/health.py` says what each looks at."""
+    """Alarms: when a run in reinforcement learning counts as sick. `rl/monitor.py` says what each looks at."""
 
     stop: bool = False
     """End the run at the first alarm; the last checkpoint before any alarm is kept either way."""
@@ -210,7 +210,7 @@ class RlSettings(Settings):
     truncation_penalty: float = Field(default=0.5, ge=0.0)
     """What `penalise` takes off their reward."""
 
-    health: MonitorSettings = MonitorSettings()
+    monitor: MonitorSettings = MonitorSettings()
     """When to raise an alarm, and whether to stop at one; may change when a run goes on."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Steps between checkpoints; the last step always has one."""

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 from coseek.world.names import YEARS, Namer, draw_name
 from coseek.world.relations import BY_KIND, BY_NOUN, OCCUPATIONS, Relation
 from coseek.world.settings import ENTITIES, WorldSettings

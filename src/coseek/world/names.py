@@ -36,7 +36,7 @@ YEARS = tuple(str(year) for year in range(1880, 1980))
 CITY_FORMS = ("New", "Port", "Upper", "Saint", "Fort", "Little")
 SCHOOL_FORMS = ("College", "Academy", "Institute", "Polytechnic", "Seminary", "Conservatory")
 ADJECTIVES = _words(
-    "Silver Golden Iron Copper Crimson Amber Scarlet Violet Azure Ivory Hollow NoProgress Broken Graders Burning "
+    "Silver Golden Iron Copper Crimson Amber Scarlet Violet Azure Ivory Hollow Silent Broken Frozen Burning "
     "Hidden Distant Ancient Gentle Bitter Velvet Crystal Marble Paper Wooden Lonely Restless Wandering Sleeping "
     "Dancing Shining Falling Rising Endless Empty Narrow Quiet Sudden Wild Tender Noble Humble Brave Clever "
     "Secret Sacred Painted Forgotten Twisted Crooked Shallow Pale Dark Bright Cold Warm Lost Blue Green Grey "

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from coseek.data.errors import DataError
-from coseek.data.files import JsonObject, read_json
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, read_json
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.world.facts import Entity, Fact, Facts

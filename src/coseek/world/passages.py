@@ -37,7 +37,7 @@ class StalePassage:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WrittenWorld:
     """A world in words: the entities with the facts that their passages had room for."""
 
     facts: Facts
@@ -50,14 +50,14 @@ def spaced(words: str) -> str:
     return f" {words}"
 
 
-def tell(facts: Facts, settings: WorldSettings, rng: random.Random) -> Told:
+def write_passages(facts: Facts, settings: WorldSettings, rng: random.Random) -> WrittenWorld:
     """Write every passage. A fact that would make a passage too long is not told, and so is not known."""
     told: Facts = {}
     passages: dict[str, Passage] = {}
     for entity in facts.values():
         told[entity.id], text = _fit(entity, settings.paraphrases, rng)
         passages[entity.id] = Passage(entity.id, spaced(entity.title), spaced(text))
-    return Told(told, passages, tuple(_tell_apart(told.values(), rng)))
+    return WrittenWorld(told, passages, tuple(_tell_apart(told.values(), rng)))
 
 
 def _fit(entity: Entity, paraphrases: int, rng: random.Random) -> tuple[Entity, str]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import JsonObject
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.world.facts import Entity, Fact, Facts
-from coseek.world.passages import Told, spaced
+from coseek.world.passages import WrittenWorld, spaced
 from coseek.world.relations import BY_NOUN, CONSTRAINTS, FRAMES, RELATIONS, Constraint, Relation
 from coseek.world.settings import SPLITS, Split, WorldSettings
 
@@ -73,7 +73,7 @@ Draw = Callable[[str], Question | None]
 """One try at a question with this id; `None` when it did not work out."""
 
 
-def make_questions(told: Told, settings: WorldSettings, rng: random.Random) -> dict[str, list[Question]]:
+def make_questions(told: WrittenWorld, settings: WorldSettings, rng: random.Random) -> dict[str, list[Question]]:
     """The questions of every split that is to have some."""
     wanted: dict[Split, int] = {split: settings.questions_in(split) for split in SPLITS if settings.questions_in(split)}
     anchors = split_anchors(told.facts, list(wanted), rng)
@@ -102,7 +102,7 @@ def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> 
 class _Asker:
     """Makes questions and remembers which have been asked."""
 
-    def __init__(self, told: Told, settings: WorldSettings, rng: random.Random) -> None:
+    def __init__(self, told: WrittenWorld, settings: WorldSettings, rng: random.Random) -> None:
         self._facts = told.facts
         self._passages = told.passages
         self._settings = settings

@@ -18,7 +18,7 @@ OCCUPATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One relation with its wordings."""
+    """One relation with its prompt templates."""
 
     noun: str
     subjects: tuple[str, ...]

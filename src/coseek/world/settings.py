@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from coseek.data.settings import Settings
+from coseek.core.settings import Settings
 
 Split = Literal["train", "dev", "test"]
 Size = Literal["tiny", "compact", "small", "large"]

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from coseek.core.errors import DataError
+from coseek.core.files import atomic_folder, read_json, write_json
+from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
-from coseek.data.errors import DataError
-from coseek.data.files import atomic_folder, read_json, write_json
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, save_questions
-from coseek.data.settings import dump_settings, make_settings
 from coseek.world.facts import make_facts
 from coseek.world.oracle import Oracle
-from coseek.world.passages import tell
+from coseek.world.passages import write_passages
 from coseek.world.questions import make_questions
 from coseek.world.settings import SPLITS, WorldSettings
 
@@ -65,7 +65,7 @@ class World:
 def make_world(settings: WorldSettings) -> World:
     """Make a world. Every stage has its own randomness, so that asking other questions leaves the passages alone."""
     facts = make_facts(settings, _stage(settings, "facts"))
-    told = tell(facts, settings, _stage(settings, "passages"))
+    told = write_passages(facts, settings, _stage(settings, "passages"))
     questions = make_questions(told, settings, _stage(settings, "questions"))
     passages = [*told.passages.values(), *(stale.passage for stale in told.stale)]
     # Ties in a ranking keep corpus order, so the order must say nothing about what a passage is.

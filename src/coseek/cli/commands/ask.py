@@ -5,16 +5,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coseek.agents.context import served_context
+from coseek.agents.factory import OFFERS, WRITERS, is_writer, limits_for, open_agent, settings_for
 from coseek.agents.rollout import Limits, rollout
-from coseek.cli.agents import OFFERS, WRITERS, is_writer, limits_for, open_agent, settings_for
+from coseek.agents.served_context import served_context
+from coseek.cli.episode_display import RetrieverDisplay, watched
 from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
-from coseek.cli.watching import RetrieverDisplay, watched
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
+from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
-from coseek.data.registry import find, names
-from coseek.data.settings import dump_settings, make_settings
 from coseek.data.trajectory import StopReason, Trajectory
 
 app = new_app()
@@ -27,7 +27,7 @@ def ask(
         str,
         typer.Option(
             help="A model folder, a URL, a YAML file, or `rules`, which needs no model. The other writers "
-            f"({', '.join(name for name in names(WRITERS) if name != 'rules')}) need a data set: `coseek run`."
+            f"({', '.join(name for name in plugin_names(WRITERS) if name != 'rules')}) need a data set: `coseek run`."
         ),
     ],
     retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
@@ -38,7 +38,9 @@ def ask(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     protocol: Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")] = None,
-    wording: Annotated[str | None, typer.Option(help="A wording or its YAML file; else the agent's own.")] = None,
+    prompt_template: Annotated[
+        str | None, typer.Option(help="A prompt template or its YAML file; else the agent's own.")
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,7 +49,7 @@ def ask(
     The agent's words and the passages go to stderr as they come, the answer alone to stdout.
     """
     console = stderr_console(quiet=as_json)
-    chosen = settings_for(agent, protocol, wording, tokenizer).model_copy(update={"temperature": temperature})
+    chosen = settings_for(agent, protocol, prompt_template, tokenizer).model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
     typed = [text.removeprefix("limits.") for text in limits or []]  # as `coseek run` spells them
     budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
@@ -63,7 +65,7 @@ def ask(
 
 def refuse_knowing(name: str) -> None:
     """Refuse a writer that must know more of a question than its words."""
-    needs = getattr(find("writer", WRITERS, name, OFFERS), "NEEDS", "") if is_writer(name) else ""
+    needs = getattr(find_plugin("writer", WRITERS, name, OFFERS), "NEEDS", "") if is_writer(name) else ""
     if needs:
         raise SettingError(
             f"the agent {name!r} needs {needs}, and a typed question has none; take --agent rules or a model folder, "
@@ -77,7 +79,7 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
         served = len(served_context(trajectory))
         console.print(f"complete: this protocol only searches; {served} passages wait for a generator", markup=False)
     elif trajectory.answer is None:
-        detail = f" ({trajectory.detail})" if trajectory.detail else ""
+        detail = f" ({trajectory.stop_detail})" if trajectory.stop_detail else ""
         console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
     else:
         print(trajectory.answer)

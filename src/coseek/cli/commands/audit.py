@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.agents import decoder_of
+from coseek.agents.factory import decoder_of
 from coseek.cli.terminal import AsJson, new_app, print_json, say
+from coseek.core.files import JsonObject
 from coseek.data.audit import Audit, audit_run
-from coseek.data.files import JsonObject
 from coseek.data.run import Run
 
 app = new_app()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.terminal import AsJson, new_app, print_json
-from coseek.data.files import JsonObject
+from coseek.core.files import JsonObject
 from coseek.data.imports import format_names, import_data, parse_shares
 
 app = new_app()

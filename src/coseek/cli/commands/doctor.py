@@ -3,11 +3,11 @@
 from rich.table import Table
 from rich.text import Text
 
-from coseek.cli.doctor import CHECKS, Finding, Health
+from coseek.cli.doctor import CHECKS, CheckStatus, Finding
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
 
 app = new_app()
-_COLOURS = {Health.WORKS: "green", Health.MISSING: "yellow", Health.BROKEN: "red"}
+_COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStatus.BROKEN: "red"}
 
 
 @app.command()
@@ -24,7 +24,7 @@ def doctor(as_json: AsJson = False) -> int:
         print_json([finding.to_json() for finding in findings])
     else:
         stdout_console().print(as_table(findings))
-    return 1 if any(finding.health is Health.BROKEN for finding in findings) else 0
+    return 1 if any(finding.health is CheckStatus.BROKEN for finding in findings) else 0
 
 
 def as_table(findings: list[Finding]) -> Table:

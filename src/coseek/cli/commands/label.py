@@ -6,9 +6,20 @@ from typing import Annotated, cast
 
 import typer
 
+from coseek.agents.factory import settled_for
 from coseek.agents.limits import Limits
-from coseek.cli.agents import settled_for
-from coseek.cli.labelling import (
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject, check_output_folder
+from coseek.core.lock import lock_folder
+from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.settings import dump_settings, make_settings
+from coseek.data.run import Run
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.labelling import LabelSummary, check_distinct, make_labels
+from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, RolloutMaker
+from coseek.labels.tevatron import write_tevatron
+from coseek.pipelines.labelling import (
     LabelSettings,
     agent_of,
     limits_of,
@@ -18,17 +29,6 @@ from coseek.cli.labelling import (
     run_questions,
     run_turns,
 )
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
-from coseek.data.errors import SettingError
-from coseek.data.files import JsonObject, refuse_strangers
-from coseek.data.lock import lock_folder
-from coseek.data.registry import find, names
-from coseek.data.run import Run
-from coseek.data.settings import dump_settings, make_settings
-from coseek.labels.folder import LabelFolder
-from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, RolloutMaker
-from coseek.labels.making import Summary, check_distinct, make_labels
-from coseek.labels.tevatron import write_tevatron
 from coseek.retrieval.views import find_view
 
 app = new_app()
@@ -44,7 +44,7 @@ def label(
             "are settings, too: limits.max_turns=6.",
         ),
     ],
-    method: Annotated[str, typer.Option(help=f"One of: {', '.join(names(PACKAGE))}.")],
+    method: Annotated[str, typer.Option(help=f"One of: {', '.join(plugin_names(PACKAGE))}.")],
     out: Annotated[Path, typer.Option(help="The label folder to write.")],
     retriever: Annotated[
         str | None,
@@ -82,7 +82,7 @@ def label(
     only what was under way; `--resume` does the rest, and the labels are the same. Ends with 1 when faults left every
     turn undone.
     """
-    module = cast(MakerModule, find("method", PACKAGE, method, OFFERS))
+    module = cast(MakerModule, find_plugin("method", PACKAGE, method, OFFERS))
     find_view(view)
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
     chosen, own = settings_of(module, words, named, (retriever, agent, temperature))
@@ -134,18 +134,18 @@ def settings_of(
 
 def go(
     module: MakerModule, settings: LabelSettings, own: JsonObject, out: Path, resume: bool, cache: Path | None
-) -> Summary:
+) -> LabelSummary:
     """Make the labels, alone in their folder."""
     if not resume:
         LabelFolder.refuse_old(out)
-    refuse_strangers(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
+    check_output_folder(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
     with lock_folder(out):
         return make(module, settings, own, out, resume, cache)
 
 
 def make(
     module: MakerModule, settings: LabelSettings, own: JsonObject, out: Path, resume: bool, cache: Path | None
-) -> Summary:
+) -> LabelSummary:
     """Open the parts, and label with a progress bar. Every part is checked before `labels.yaml` is written."""
     settings = settled_for(settings, settings.agent, out / "labels.yaml")
     questions = run_questions(settings)
@@ -164,7 +164,7 @@ def make(
         )
 
 
-def report(out: Path, done: Summary) -> None:
+def report(out: Path, done: LabelSummary) -> None:
     """What came of it, line by line."""
     print(f"{out}: {done.labelled:,} of {done.turns:,} search turns have a label, in {done.sets:,} label sets")
     if done.dropped:

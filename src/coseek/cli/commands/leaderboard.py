@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.commands.score import split_names
-from coseek.cli.frozen import (
+from coseek.cli.grader_options import (
     AnswerWith,
     BootstrapSeed,
     BudgetTokens,
@@ -21,9 +21,9 @@ from coseek.cli.frozen import (
     open_parts,
 )
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
-from coseek.data.errors import UserError
-from coseek.data.files import atomic_write, refuse_strangers, write_json
-from coseek.data.lock import lock_if_named
+from coseek.core.errors import UserError
+from coseek.core.files import atomic_write, check_output_folder, write_json
+from coseek.core.lock import lock_if_named
 from coseek.data.run import Run
 from coseek.measure.leaderboard import leaderboard as make_leaderboard
 from coseek.measure.score import METRICS, Scored, ScoredRun, check_metrics, dataset_of
@@ -63,7 +63,7 @@ def leaderboard(
     marked and averaged apart. Questions that failed or are missing are counted below the table.
     """
     if out is not None:
-        refuse_strangers(out, BOARD)
+        check_output_folder(out, BOARD)
     check_metrics([metric])
     judges = [judge] if judge else []
     check_judged([metric], judges)

@@ -10,18 +10,18 @@ import typer
 
 from coseek.cli.commands.score import split_names
 from coseek.cli.retrievers import open_named
-from coseek.cli.running import check_gold, questions_at
+from coseek.cli.run_command import check_gold, questions_at
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say, stdout_console
+from coseek.core.errors import DataError, SettingError, UserError
+from coseek.core.files import Json, JsonObject, write_jsonl
+from coseek.core.lock import lock_if_named
 from coseek.data.dataset import Dataset
-from coseek.data.errors import DataError, SettingError, UserError
-from coseek.data.files import Json, JsonObject, write_jsonl
-from coseek.data.lock import lock_if_named
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write_qrels, write_run
-from coseek.measure.found import FAULT, Answered, RetrievalMeasure, look_up, of_run_file
 from coseek.measure.rankings import FAMILIES, Metric
 from coseek.measure.score import GROUPS, ScoredRun, Scores, check_groups
+from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, search_questions
 from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
 from coseek.retrieval.retriever import Retriever
 
@@ -194,7 +194,7 @@ def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) ->
 def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
     with progress_bar() as bar:
         task = bar.add_task(name, total=len(plan.questions))
-        for batch in look_up(retriever, plan.questions, plan.depth):
+        for batch in search_questions(retriever, plan.questions, plan.depth):
             yield from batch
             bar.advance(task, len(batch))
 

@@ -7,7 +7,7 @@ import typer
 
 from coseek.cli.commands.train import go
 from coseek.cli.terminal import AsJson, new_app
-from coseek.training.recipe import load_recipe
+from coseek.pipelines.agent_recipe import load_recipe
 
 app = new_app()
 

@@ -5,19 +5,19 @@ from typing import Annotated
 
 import typer
 
-from coseek.agents.answering import answer_all
-from coseek.cli.agents import WRITERS, limits_for, open_agent, settings_for, settled_for, spent
+from coseek.agents.factory import WRITERS, limits_for, open_agent, settings_for, settled_for, spent
+from coseek.agents.run_questions import run_questions
 from coseek.cli.commands.score import print_tables
 from coseek.cli.retrievers import check_there, described, open_named
-from coseek.cli.running import RunSettings, check_gold, check_questions, load_asked
+from coseek.cli.run_command import RunSettings, check_gold, check_questions, load_asked
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
-from coseek.data.files import refuse_strangers
-from coseek.data.lock import lock_folder
-from coseek.data.mistakes import ErrorList
+from coseek.core.files import check_output_folder
+from coseek.core.lock import lock_folder
+from coseek.core.mistakes import ErrorList
+from coseek.core.registry import plugin_names
+from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
-from coseek.data.registry import names
 from coseek.data.run import Run
-from coseek.data.settings import dump_settings, make_settings
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import MAIN, scores_json
 
@@ -30,7 +30,7 @@ def run(
     agent: Annotated[
         str,
         typer.Option(
-            help=f"A model folder, a URL, a YAML file, or a writer, which needs no model: {', '.join(names(WRITERS))}."
+            help=f"A model folder, a URL, a YAML file, or a writer, which needs no model: {', '.join(plugin_names(WRITERS))}."
         ),
     ],
     retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
@@ -45,7 +45,9 @@ def run(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
     protocol: Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")] = None,
-    wording: Annotated[str | None, typer.Option(help="A wording or its YAML file; else the agent's own.")] = None,
+    prompt_template: Annotated[
+        str | None, typer.Option(help="A prompt template or its YAML file; else the agent's own.")
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,11 +57,11 @@ def run(
     questions end. Ctrl-C or a crash loses only what was under way; `--resume` does the rest.
     """
     wrong = ErrorList()
-    who = wrong.of(settings_for, agent, protocol, wording, tokenizer)
+    who = wrong.of(settings_for, agent, protocol, prompt_template, tokenizer)
     wrong.of(check_there, retriever)
     wrong.of(check_questions, questions, split)
     if who is not None:
-        wrong.of(limits_for, who)  # which reads the protocol and its wording
+        wrong.of(limits_for, who)  # which reads the protocol and its prompt template
     wrong.refuse()
     assert who is not None
     who = who.model_copy(update={"temperature": temperature})
@@ -84,7 +86,7 @@ def run(
 
 def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
     """Answer all questions with a progress bar, then score what the run holds."""
-    refuse_strangers(out, "run.yaml")
+    check_output_folder(out, "run.yaml")
     with lock_folder(out):
         kept, questions = answer(settings, out, resume)
     return score_runs({str(out): kept.trajectories()}, questions=questions)
@@ -102,7 +104,7 @@ def answer(settings: RunSettings, out: Path, resume: bool) -> tuple[Run, list[Qu
     kept = Run.begin(out, recorded, resume)
     with resumable("the same command with --resume"), progress_bar() as progress:
         task = progress.add_task("questions", total=None)
-        answer_all(
+        run_questions(
             kept,
             agent,
             retriever,

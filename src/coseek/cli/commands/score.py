@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.frozen import (
+from coseek.cli.grader_options import (
     AnswerWith,
     BootstrapSeed,
     BudgetTokens,
@@ -23,13 +23,13 @@ from coseek.cli.frozen import (
     open_parts,
 )
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
-from coseek.data.errors import SettingError, UserError
-from coseek.data.files import JsonObject, refuse_strangers
-from coseek.data.lock import lock_if_named
+from coseek.core.errors import SettingError, UserError
+from coseek.core.files import JsonObject, check_output_folder
+from coseek.core.lock import lock_if_named
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.measure.agreement import agreement_table
-from coseek.measure.component import SUFFIX, component_table
+from coseek.measure.component_scores import SUFFIX, component_table
 from coseek.measure.score import (
     GROUPS,
     JUDGED,
@@ -86,7 +86,7 @@ def score(
     if len(set(runs)) < len(runs):
         raise UserError("the same run is named twice; name each once")
     if out is not None:
-        refuse_strangers(out, SUMMARY, own=(ROWS,))
+        check_output_folder(out, SUMMARY, own=(ROWS,))
     chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
     check_metrics(chosen)
     check_judged(chosen, judge or [])
@@ -95,7 +95,7 @@ def score(
     with lock_if_named(out):
         asked = [ask(Run(run), str(run), parts) for run in runs]
         questions = intended([Run(run) for run in runs])
-        board = Board(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
+        board = ScoreReport(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
         if out is not None:
             write_scores(out, board.runs, board.to_json(), board.tables())
     if as_json:
@@ -104,7 +104,7 @@ def score(
         board.show()
 
 
-class Board:
+class ScoreReport:
     """What is printed and written of scored runs."""
 
     def __init__(

@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from coseek.cli.agents import check_folder
+from coseek.agents.factory import check_folder
 from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import new_app, say
-from coseek.data.errors import SettingError
-from coseek.data.settings import make_settings
-from coseek.machine.speed import warning
+from coseek.core.errors import SettingError
+from coseek.core.settings import make_settings
+from coseek.hardware.speed import warning
+from coseek.retrieval.factory import require_library
 from coseek.retrieval.index import IndexCard, open_index
-from coseek.retrieval.opening import needs
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.vectors.encoder import usable_device
 from coseek.serve.settings import ModelServeSettings, ServeSettings
@@ -61,9 +61,9 @@ def serve_retriever(
 
     Prints the URL once everything is open. Ctrl-C or SIGTERM: what was accepted is answered, then it ends.
     """
-    needs("fastapi", "`coseek serve`", "serve")
-    needs("uvicorn", "`coseek serve`", "serve")
-    needs("httptools", "`coseek serve`", "serve")
+    require_library("fastapi", "`coseek serve`", "serve")
+    require_library("uvicorn", "`coseek serve`", "serve")
+    require_library("httptools", "`coseek serve`", "serve")
     # Here and not above: help need not wait for a web server.
     from coseek.serve.running import serve as run
 
@@ -107,7 +107,7 @@ def serve_model(
     Prints the URL once the model is open. Ctrl-C or SIGTERM: what was accepted is answered, then it ends.
     """
     for library in ("fastapi", "uvicorn", "httptools"):
-        needs(library, "`coseek serve`", "serve")
+        require_library(library, "`coseek serve`", "serve")
     check_folder(folder)
     # Here and not above: help need not wait for a web server.
     from coseek.serve.model_app import serve_model as run

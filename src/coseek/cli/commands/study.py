@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from coseek.agents.component import answer_cache, generate_answers, mark, verdict_cache
-from coseek.agents.context import served_context
+from coseek.agents.served_context import served_context
 from coseek.cli.commands.score import split_names
-from coseek.cli.frozen import (
+from coseek.cli.grader_options import (
     BootstrapSeed,
     BudgetTokens,
     CacheFile,
@@ -26,19 +25,20 @@ from coseek.cli.frozen import (
     warn_of_cuts,
 )
 from coseek.cli.retrievers import open_named
-from coseek.cli.running import check_gold
+from coseek.cli.run_command import check_gold
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
-from coseek.data.errors import SettingError
-from coseek.data.files import JsonObject, write_json
-from coseek.data.lock import lock_if_named
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject, write_json
+from coseek.core.lock import lock_if_named
 from coseek.data.passage import Hit
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.measure.combination import CombinationGain
-from coseek.measure.component import component_run
-from coseek.measure.found import Answered, Found, look_up
+from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
+from coseek.measure.combination_gain import CombinationGain
+from coseek.measure.component_scores import component_run
 from coseek.measure.report import PlotSection, Section, TableSection, write_report
 from coseek.measure.score import METRICS, ScoredRun, check_metrics
+from coseek.measure.searched import Answered, SearchedQuestion, search_questions
 from coseek.retrieval.retriever import Retriever
 
 app = new_app()
@@ -110,7 +110,7 @@ def measured(
         if not trajectory.stop.is_fault:
             served.setdefault(trajectory.question.id, len(served_context(trajectory)))
     depth = max([*counts, *served.values()])
-    found = searched(chain.from_iterable(look_up(index, questions, depth)))
+    found = searched(chain.from_iterable(search_questions(index, questions, depth)))
     matched = [cut(row, served[row.question.id]) for row in found if row.question.id in served]
     return CombinationGain(
         metric=metric,
@@ -139,13 +139,13 @@ def searched(answers: Iterable[Answered]) -> list[Trajectory]:
             segments=(),
             searches=(Search(question.question, hits_of(found), found.fault),),
             stop=StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR,
-            detail=found.fault or "",
+            stop_detail=found.fault or "",
         )
         for question, found in answers
     ]
 
 
-def hits_of(found: Found) -> tuple[Hit, ...]:
+def hits_of(found: SearchedQuestion) -> tuple[Hit, ...]:
     return tuple(Hit(passage, score) for passage, score in zip(found.passages or (), found.scores, strict=True))
 
 
@@ -164,5 +164,5 @@ def answered(name: str, rows: Sequence[Trajectory], run: Run, parts: GraderSet) 
     verdicts = None
     if parts.judges:
         own = [replace(row, answer=None) for row in rows]
-        verdicts = mark(parts.judges[0], claims_of(own, answers), verdict_cache(run.folder, parts.judges[0]))
+        verdicts = judge_claims(parts.judges[0], claims_of(own, answers), verdict_cache(run.folder, parts.judges[0]))
     return component_run(name, rows, answers, verdicts)

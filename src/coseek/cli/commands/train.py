@@ -7,18 +7,18 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from coseek.cli.settings_list import print_settings
+from coseek.cli.settings_help import print_settings
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resumable, stdout_console
 from coseek.cli.training_bar import training_bar
-from coseek.data.errors import MissingExtra, SettingError
-from coseek.data.files import read_json
-from coseek.data.settings import dump_settings, make_settings
-from coseek.training.checking import check_retriever_recipe, check_settings, checked_recipe
-from coseek.training.generator_recipe import GeneratorRecipe
-from coseek.training.recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
-from coseek.training.retriever.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
-from coseek.training.together.checking import check_together
-from coseek.training.together.recipe import load_together_recipe, together_recipe_names, together_recipe_path
+from coseek.core.errors import MissingExtra, SettingError
+from coseek.core.files import read_json
+from coseek.core.settings import dump_settings, make_settings
+from coseek.pipelines.agent_check import check_retriever_recipe, check_settings, checked_recipe
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
+from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.together.checks import check_together
+from coseek.pipelines.together.recipe import load_together_recipe, together_recipe_names, together_recipe_path
+from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 ShowSettings: TypeAlias = Annotated[
     bool, typer.Option("--settings", help="Print every setting, its value here and what it means; train nothing.")
@@ -46,9 +46,7 @@ def train_agent(
     show: ShowSettings = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="StageEstimate whether all is there, what it will need, and take a step in small."
-        ),
+        typer.Option("--dry-run", help="Look whether all is there, what it will need, and take a step in small."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -86,7 +84,7 @@ def train_generator(
     if show:
         print_settings(recipe, as_json)
         return
-    from coseek.training.generator import GeneratorTraining  # torch
+    from coseek.pipelines.generator import GeneratorTraining  # torch
 
     with resumable(f"the same command with --resume (all that was finished is in {out})"), training_bar() as bar:
         training = GeneratorTraining(recipe, out, bar)
@@ -132,8 +130,8 @@ def train_retriever(
     check_retriever_recipe(read)
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
     check_libraries()
-    from coseek.training.learning.workers import workers_here
-    from coseek.training.retriever.training import RetrieverTraining  # torch
+    from coseek.pipelines.encoder import RetrieverTraining  # torch
+    from coseek.training.trainer.workers import workers_here
 
     with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
         training = RetrieverTraining(read, folder, bar, workers_here())
@@ -179,9 +177,9 @@ def train_together(
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
     check_libraries()
-    from coseek.training.together.course import CoTrainingPaths  # torch
-    from coseek.training.together.results import Results
-    from coseek.training.together.rounds import CoTraining
+    from coseek.pipelines.together.paths import CoTrainingPaths  # torch
+    from coseek.pipelines.together.results import Results
+    from coseek.pipelines.together.together import CoTraining
 
     with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
         training = CoTraining(CoTrainingPaths(read, folder, bar))
@@ -223,7 +221,7 @@ def print_files(files: Mapping[str, str]) -> None:
 def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
     """The dry run: a table, and one sentence about what is missing."""
     check_settings(recipe)
-    from coseek.training.dry_run import dry_run  # torch
+    from coseek.pipelines.dry_run import dry_run  # torch
 
     found = dry_run(recipe)
     if as_json:
@@ -236,8 +234,8 @@ def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
 def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
     """Train, measure, report; `coseek quickstart` is this with a recipe of ours."""
     # Here and not above: these bring torch, which a mistake in the recipe need not wait for.
-    from coseek.training.agent import AgentTraining
-    from coseek.training.results import files_of, measure, write_results
+    from coseek.pipelines.agent import AgentTraining
+    from coseek.pipelines.agent_results import files_of, measure, write_results
 
     again = f"the same command with --resume (all that was finished is in {folder})"
     with resumable(again), training_bar() as bar:

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json
-from coseek.data.errors import DataError
-from coseek.data.files import JsonObject, check_not_file
-from coseek.data.settings import dump_settings, make_settings
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, check_not_file
+from coseek.core.settings import dump_settings, make_settings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from coseek.data import registry
+from coseek.core import registry
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject, atomic_folder, write_json
+from coseek.core.plugins import plugin_name
 from coseek.data.corpus_file import CorpusFile
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import JsonObject, atomic_folder, write_json
-from coseek.data.imports._reading import Reading
+from coseek.data.imports._reading import ReadingExample
 from coseek.data.imports._sources import expand
-from coseek.data.own_part import plugin_name
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
 
@@ -31,7 +31,7 @@ _SPLIT = re.compile(r"[\w-]+")
 class ImportPart(Protocol):
     """What a module of `coseek.data.imports` offers."""
 
-    def read(self, sources: Sequence[Path]) -> Reading: ...
+    def read(self, sources: Sequence[Path]) -> ReadingExample: ...
 
 
 class FindsFiles(Protocol):
@@ -54,7 +54,7 @@ class Imported:
 
 def format_names() -> list[str]:
     """The formats that can be imported."""
-    return registry.names(PACKAGE)
+    return registry.plugin_names(PACKAGE)
 
 
 def import_data(
@@ -71,7 +71,7 @@ def import_data(
     a format with splits of its own keeps them, and takes neither. A folder that already holds the same corpus keeps its
     other splits; one that holds anything else is refused. Nothing is written on an error.
     """
-    module = registry.find("data format", PACKAGE, format_name, {"read": None})
+    module = registry.find_plugin("data format", PACKAGE, format_name, {"read": None})
     part = cast(ImportPart, module)
     for name in shares or (TEST if split is None else split,):
         _check_name(name)
@@ -132,7 +132,7 @@ def deal(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str
 
 
 def _splits(
-    format_name: str, reading: Reading, split: str | None, shares: Mapping[str, float] | None
+    format_name: str, reading: ReadingExample, split: str | None, shares: Mapping[str, float] | None
 ) -> dict[str, list[Question]]:
     if reading.splits:
         if split is not None or shares is not None:

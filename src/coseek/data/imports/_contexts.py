@@ -6,27 +6,27 @@
 
 from dataclasses import dataclass
 
-from coseek.data.files import Json
+from coseek.core.files import Json
 from coseek.data.imports._reading import Shelf
-from coseek.data.imports._sources import Row
+from coseek.data.imports._sources import SourceRow
 from coseek.data.question import Question
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ContextParagraph:
     """One passage of a question's own."""
 
     title: str
     text: str
 
 
-def contexts(row: Row) -> list[Context]:
+def contexts(row: SourceRow) -> list[ContextParagraph]:
     """The question's own passages."""
-    found: list[Context] = []
+    found: list[ContextParagraph] = []
     for item in row.items("context"):
         match item:
             case [str() as title, list() as sentences]:
-                found.append(Context(title, joined(sentences)))
+                found.append(ContextParagraph(title, joined(sentences)))
             case _:
                 raise row.wrong("context", "a list of [title, [sentence, …]]")
     return found
@@ -37,7 +37,7 @@ def joined(sentences: list[Json]) -> str:
     return " ".join(str(sentence).strip() for sentence in sentences)
 
 
-def gold_titles(row: Row) -> list[str]:
+def gold_titles(row: SourceRow) -> list[str]:
     """The titles of the supporting facts, each once, in their order."""
     titles: dict[str, None] = {}
     for item in row.items("supporting_facts"):
@@ -49,13 +49,13 @@ def gold_titles(row: Row) -> list[str]:
     return list(titles)
 
 
-def own_gold(row: Row, shelf: Shelf) -> list[str]:
+def own_gold(row: SourceRow, shelf: Shelf) -> list[str]:
     """Ids of the gold passages among the question's own."""
     own = {context.title: context.text for context in contexts(row)}
     return [shelf.find(title, own.get(title, ""), row.where) for title in gold_titles(row)]
 
 
-def question_of(row: Row, gold_ids: list[str], hops: int, *meta: str) -> Question:
+def question_of(row: SourceRow, gold_ids: list[str], hops: int, *meta: str) -> Question:
     """A question of this layout."""
     return Question(
         id=row.text("_id"),

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coseek.data.errors import DataError
+from coseek.core.errors import DataError
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingExample:
     """The passages and questions of the sources, in their order."""
 
     passages: tuple[Passage, ...]

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from coseek.data.errors import DataError
-from coseek.data.files import Json, JsonObject, open_text, read_json, read_jsonl
-from coseek.data.plain_json import fault_in
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject, open_text, read_json, read_jsonl
+from coseek.core.strict_json import fault_in
 
 _KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".parquet")
 _ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SourceRow:
     """One object of a source, which knows where it stands, so that every complaint names the place."""
 
     where: str
@@ -39,20 +39,20 @@ class Row:
             raise self.wrong(name, "a list")
         return found
 
-    def row(self, name: str) -> "Row":
+    def row(self, name: str) -> "SourceRow":
         """The object under `name`."""
         found = self._get(name)
         if not isinstance(found, dict):
             raise self.wrong(name, "an object")
-        return Row(f"{self.where}, {name}", found)
+        return SourceRow(f"{self.where}, {name}", found)
 
-    def rows(self, name: str) -> "list[Row]":
+    def rows(self, name: str) -> "list[SourceRow]":
         """The objects of the list under `name`."""
-        made: list[Row] = []
+        made: list[SourceRow] = []
         for number, found in enumerate(self.items(name), start=1):
             if not isinstance(found, dict):
                 raise self.wrong(name, "a list of objects")
-            made.append(Row(f"{self.where}, {name} {number}", found))
+            made.append(SourceRow(f"{self.where}, {name} {number}", found))
         return made
 
     def texts(self, name: str) -> list[str]:
@@ -97,21 +97,21 @@ def kind_of(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[SourceRow]:
     """The objects of a JSON list, of JSON lines, of a CSV file with a header, or of parquet."""
     if kind_of(path) in (".jsonl", ".jsonlines"):
         for line, value in read_jsonl(path):
-            yield Row(f"{path}, line {line}", value)
+            yield SourceRow(f"{path}, line {line}", value)
     elif kind_of(path) == ".csv":
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
         with open_text(path) as file:
             for number, cells in enumerate(csv.DictReader(file), start=1):
-                yield Row(f"{path}, row {number}", dict(cells))
+                yield SourceRow(f"{path}, row {number}", dict(cells))
     elif kind_of(path) == ".parquet":
         for number, value in enumerate(_parquet(path), start=1):
             if fault := fault_in(value):
                 raise DataError(f"{path}, row {number}: {fault}; mend or leave out that row")
-            yield Row(f"{path}, row {number}", value)
+            yield SourceRow(f"{path}, row {number}", value)
     else:
         document = read_json(path)
         if not isinstance(document, list):
@@ -119,7 +119,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         for number, item in enumerate(document, start=1):
             if not isinstance(item, dict):
                 raise DataError(f"{path}, item {number}: an object is needed, not {type(item).__name__}")
-            yield Row(f"{path}, item {number}", item)
+            yield SourceRow(f"{path}, item {number}", item)
 
 
 def _parquet(path: Path) -> Iterator[JsonObject]:

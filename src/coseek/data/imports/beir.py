@@ -8,9 +8,9 @@ nDCG finds them. There are no answers.
 from collections.abc import Sequence
 from pathlib import Path
 
-from coseek.data.errors import DataError
-from coseek.data.imports._reading import Reading
-from coseek.data.imports._sources import Row, read_rows
+from coseek.core.errors import DataError
+from coseek.data.imports._reading import ReadingExample
+from coseek.data.imports._sources import SourceRow, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trec import read_qrels
@@ -27,7 +27,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
     return [_file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl"), *qrels]
 
 
-def read(sources: Sequence[Path]) -> Reading:
+def read(sources: Sequence[Path]) -> ReadingExample:
     """The folder's own splits. A query that no split judges is left out and counted."""
     corpus, queries, *judged = sources
     passages = tuple(_passage(row) for row in read_rows(corpus))
@@ -35,7 +35,7 @@ def read(sources: Sequence[Path]) -> Reading:
     splits = {path.stem: _questions(path, texts) for path in judged}
     used = {question.id for questions in splits.values() for question in questions}
     left_out = len(texts.keys() - used)
-    return Reading(passages, (), {"queries that no split judges": left_out} if left_out else {}, splits)
+    return ReadingExample(passages, (), {"queries that no split judges": left_out} if left_out else {}, splits)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -45,7 +45,7 @@ def _file(folder: Path, name: str) -> Path:
     raise DataError(f"{folder} holds no {name}; is it a BEIR folder?")
 
 
-def _passage(row: Row) -> Passage:
+def _passage(row: SourceRow) -> Passage:
     return Passage(row.text("_id"), row.text("title") if row.value.get("title") else "", row.text("text"))
 
 

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coseek.data.errors import DataError
-from coseek.data.files import Json, read_lines
-from coseek.data.imports._reading import Reading
-from coseek.data.imports._sources import Row, kind_of, read_rows
+from coseek.core.errors import DataError
+from coseek.core.files import Json, read_lines
+from coseek.data.imports._reading import ReadingExample
+from coseek.data.imports._sources import SourceRow, kind_of, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trec import Qrels, read_qrels
@@ -32,11 +32,11 @@ _OWN = ("evidence_docs", "gold_docs", "negative_docs")
 
 
 @dataclass
-class _Found:
+class _BrowseCompGold:
     """The sources, sorted by what they hold."""
 
     passages: dict[str, Passage] = field(default_factory=dict)
-    questions: list[Row] = field(default_factory=list)
+    questions: list[SourceRow] = field(default_factory=list)
     bare: dict[str, str] = field(default_factory=dict)
     """Queries of the .tsv."""
     evidence: Qrels | None = None
@@ -54,9 +54,9 @@ def files(sources: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def read(sources: Sequence[Path]) -> Reading:
+def read(sources: Sequence[Path]) -> ReadingExample:
     """Questions in the order of their file; a page that stands twice is one passage."""
-    found = _Found()
+    found = _BrowseCompGold()
     for path in sources:
         _sort(path, found)
     notes = {} if found.passages else {"questions whose own pages are the corpus": len(found.questions)}
@@ -65,14 +65,14 @@ def read(sources: Sequence[Path]) -> Reading:
             for name in _OWN:
                 _add(found, row.rows(name) if row.has(name) else ())
     questions = [_question(row, found) for row in found.questions] or _bare_questions(found)
-    return Reading(tuple(found.passages.values()), tuple(questions), notes)
+    return ReadingExample(tuple(found.passages.values()), tuple(questions), notes)
 
 
 def _is_ours(path: Path) -> bool:
     return path.is_file() and (kind_of(path) == ".jsonl" or path.name == "queries.tsv" or path.name.startswith("qrel_"))
 
 
-def _sort(path: Path, found: _Found) -> None:
+def _sort(path: Path, found: _BrowseCompGold) -> None:
     if path.name.startswith("qrel_evidence"):
         found.evidence = read_qrels(path)
     elif path.name.startswith("qrel_gold"):
@@ -98,7 +98,7 @@ def _tsv(path: Path) -> dict[str, str]:
     return queries
 
 
-def _add(found: _Found, pages: Iterable[Row]) -> None:
+def _add(found: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
     for page in pages:
         ident, text = page.text("docid"), page.text("text")
         known = found.passages.setdefault(ident, Passage(ident, "", text))
@@ -106,7 +106,7 @@ def _add(found: _Found, pages: Iterable[Row]) -> None:
             raise DataError(f"{page.where}: the page {ident!r} has another text elsewhere; keep one of them")
 
 
-def _question(row: Row, found: _Found) -> Question:
+def _question(row: SourceRow, found: _BrowseCompGold) -> Question:
     ident = row.text("query_id")
     return Question(
         id=ident,
@@ -117,7 +117,7 @@ def _question(row: Row, found: _Found) -> Question:
     )
 
 
-def _bare_questions(found: _Found) -> list[Question]:
+def _bare_questions(found: _BrowseCompGold) -> list[Question]:
     return [
         Question(
             ident,
@@ -133,7 +133,7 @@ def _judged(qrels: Qrels, ident: str) -> list[str]:
     return [page for page, grade in qrels.get(ident, {}).items() if grade > 0]
 
 
-def _pages(row: Row, name: str) -> list[str]:
+def _pages(row: SourceRow, name: str) -> list[str]:
     return [page.text("docid") for page in row.rows(name)] if row.has(name) else []
 
 

@@ -7,14 +7,14 @@ answers in `reward_model.ground_truth.target`; both are read, whichever a line h
 from collections.abc import Sequence
 from pathlib import Path
 
-from coseek.data.errors import DataError
-from coseek.data.imports._reading import Reading
-from coseek.data.imports._sources import Row, read_rows
+from coseek.core.errors import DataError
+from coseek.data.imports._reading import ReadingExample
+from coseek.data.imports._sources import SourceRow, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
 
-def read(sources: Sequence[Path]) -> Reading:
+def read(sources: Sequence[Path]) -> ReadingExample:
     """Lines with a question or a prompt are questions, all others passages."""
     passages, questions = list[Passage](), list[Question]()
     for path in sources:
@@ -25,17 +25,17 @@ def read(sources: Sequence[Path]) -> Reading:
                 passages.append(_passage(row))
     if not passages:
         raise DataError('the sources hold no passage; add the corpus file, whose lines are {"id", "contents"}')
-    return Reading(tuple(passages), tuple(questions))
+    return ReadingExample(tuple(passages), tuple(questions))
 
 
-def _passage(row: Row) -> Passage:
+def _passage(row: SourceRow) -> Passage:
     try:
         return Passage.from_json(row.value)
     except DataError as error:
         raise DataError(f"{row.where}: {error}") from None
 
 
-def _question(row: Row) -> Question:
+def _question(row: SourceRow) -> Question:
     return Question(
         id=_id(row),
         question=row.text("question") if row.has("question") else _question_in_prompt(row),
@@ -45,7 +45,7 @@ def _question(row: Row) -> Question:
     )
 
 
-def _id(row: Row) -> str:
+def _id(row: SourceRow) -> str:
     """The line's id, behind its data set's name where it says one: files of several sets have a `train_0` of each.
     Some lines of Search-R1 have data set, split and number instead."""
     if row.has("id"):
@@ -54,14 +54,14 @@ def _id(row: Row) -> str:
     return "-".join([row.text("data_source"), extra.text("split"), extra.text("index")])
 
 
-def _answers(row: Row) -> list[str]:
+def _answers(row: SourceRow) -> list[str]:
     for name in ("golden_answers", "answers"):
         if row.has(name):
             return row.texts(name)
     return row.row("reward_model").row("ground_truth").texts("target")
 
 
-def _question_in_prompt(row: Row) -> str:
+def _question_in_prompt(row: SourceRow) -> str:
     """What follows the last `Question:` of the last message."""
     messages = row.rows("prompt")
     _before, marker, text = messages[-1].text("content").rpartition("Question:") if messages else ("", "", "")

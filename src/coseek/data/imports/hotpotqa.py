@@ -10,43 +10,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coseek.data.errors import DataError
-from coseek.data.files import read_json
+from coseek.core.errors import DataError
+from coseek.core.files import read_json
 from coseek.data.imports._contexts import contexts, gold_titles, joined, own_gold, question_of
-from coseek.data.imports._reading import Reading, Shelf
-from coseek.data.imports._sources import Row, kind_of, read_rows
+from coseek.data.imports._reading import ReadingExample, Shelf
+from coseek.data.imports._sources import SourceRow, kind_of, read_rows
 from coseek.data.question import Question
 
 
 @dataclass
-class _Found:
+class _HotpotGold:
     """The sources, sorted by what their rows are."""
 
     shelf: Shelf = field(default_factory=Shelf)
     """A corpus of its own, when there is one."""
-    questions: list[Row] = field(default_factory=list)
-    pooled: list[Row] = field(default_factory=list)
+    questions: list[SourceRow] = field(default_factory=list)
+    pooled: list[SourceRow] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
 
 
-def read(sources: Sequence[Path]) -> Reading:
+def read(sources: Sequence[Path]) -> ReadingExample:
     """Read any of the three layouts."""
-    found = _Found()
+    found = _HotpotGold()
     for path in sources:
         if kind_of(path) != ".json" or not _read_titled_corpus(path, found.shelf):
             _sort_rows(path, found)
     if found.pooled:
-        return Reading(found.shelf.passages, tuple(_pooled_questions(found)))
+        return ReadingExample(found.shelf.passages, tuple(_pooled_questions(found)))
     if len(found.shelf):
         questions = [
             _question(row, [found.shelf.titled(title, row.where) for title in gold_titles(row)])
             for row in found.questions
         ]
-        return Reading(found.shelf.passages, tuple(questions))
+        return ReadingExample(found.shelf.passages, tuple(questions))
     for row in found.questions:
         for context in contexts(row):
             found.shelf.add(context.title, context.text)
-    return Reading(found.shelf.passages, tuple(_question(row, own_gold(row, found.shelf)) for row in found.questions))
+    return ReadingExample(
+        found.shelf.passages, tuple(_question(row, own_gold(row, found.shelf)) for row in found.questions)
+    )
 
 
 def _read_titled_corpus(path: Path, shelf: Shelf) -> bool:
@@ -61,7 +63,7 @@ def _read_titled_corpus(path: Path, shelf: Shelf) -> bool:
     return True
 
 
-def _sort_rows(path: Path, found: _Found) -> None:
+def _sort_rows(path: Path, found: _HotpotGold) -> None:
     for row in read_rows(path):
         if row.has("supporting_facts"):
             found.questions.append(row)
@@ -73,11 +75,11 @@ def _sort_rows(path: Path, found: _Found) -> None:
             found.shelf.add(row.text("title"), row.text("text"))
 
 
-def _question(row: Row, gold_ids: list[str]) -> Question:
+def _question(row: SourceRow, gold_ids: list[str]) -> Question:
     return question_of(row, gold_ids, 2)
 
 
-def _pooled_questions(found: _Found) -> list[Question]:
+def _pooled_questions(found: _HotpotGold) -> list[Question]:
     questions: dict[str, Question] = {}
     for row in found.pooled:
         ident, text = row.text("example_id"), row.text("question")

@@ -6,13 +6,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from coseek.data.files import Json
-from coseek.data.imports._reading import Reading, Shelf
-from coseek.data.imports._sources import Row, read_rows
+from coseek.core.files import Json
+from coseek.data.imports._reading import ReadingExample, Shelf
+from coseek.data.imports._sources import SourceRow, read_rows
 from coseek.data.question import Question
 
 
-def read(sources: Sequence[Path]) -> Reading:
+def read(sources: Sequence[Path]) -> ReadingExample:
     """The corpus is the paragraphs; some serve two questions."""
     shelf, questions = Shelf(), list[Question]()
     for path in sources:
@@ -27,10 +27,10 @@ def read(sources: Sequence[Path]) -> Reading:
                     hops=1,
                 )
             )
-    return Reading(shelf.passages, tuple(questions))
+    return ReadingExample(shelf.passages, tuple(questions))
 
 
-def _answer(row: Row, spans: Json) -> str:
+def _answer(row: SourceRow, spans: Json) -> str:
     """One annotator's answer; several spans are one answer of several parts."""
     if not isinstance(spans, list) or not all(isinstance(span, dict) and "string" in span for span in spans):
         raise row.wrong("original_nq_answers", 'a list of lists of {"string"}')

@@ -6,21 +6,21 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from coseek.data.errors import DataError
-from coseek.data.files import read_json
-from coseek.data.imports._reading import Reading, Shelf
-from coseek.data.imports._sources import Row
+from coseek.core.errors import DataError
+from coseek.core.files import read_json
+from coseek.data.imports._reading import ReadingExample, Shelf
+from coseek.data.imports._sources import SourceRow
 from coseek.data.question import Question
 
 
-def read(sources: Sequence[Path]) -> Reading:
+def read(sources: Sequence[Path]) -> ReadingExample:
     """Questions that the text does not answer (SQuAD 2) are left out and counted."""
     shelf, questions, left_out = Shelf(), list[Question](), 0
     for path in sources:
         document = read_json(path)
         if not isinstance(document, dict):
             raise DataError(f'{path}: an object with "data" is needed; is this file of another format?')
-        for article in Row(str(path), document).rows("data"):
+        for article in SourceRow(str(path), document).rows("data"):
             title = article.text("title").replace("_", " ")
             for paragraph in article.rows("paragraphs"):
                 gold = shelf.add(title, paragraph.text("context"))
@@ -29,9 +29,11 @@ def read(sources: Sequence[Path]) -> Reading:
                         left_out += 1
                     else:
                         questions.append(_question(row, gold))
-    return Reading(shelf.passages, tuple(questions), {"unanswerable questions left out": left_out} if left_out else {})
+    return ReadingExample(
+        shelf.passages, tuple(questions), {"unanswerable questions left out": left_out} if left_out else {}
+    )
 
 
-def _question(row: Row, gold: str) -> Question:
+def _question(row: SourceRow, gold: str) -> Question:
     answers = dict.fromkeys(answer.text("text") for answer in row.rows("answers"))
     return Question(id=row.text("id"), question=row.text("question"), answers=tuple(answers), gold_ids=(gold,), hops=1)

@@ -3,15 +3,15 @@
 For every search turn (paper 000, section 4.1):
 
 1. The current retriever finds the candidates.
-2. LR, 0 to 100: how well each answers the query, by one look at `window` of them (`coseek.labels.relevance`).
+2. LR, 0 to 100: how well each answers the query, by one look at `window` of them (`coseek.graders.relevance`).
 3. GAC, 0 or 1: whether the agent ends with the right answer when it goes on from that passage alone
-   (`coseek.labels.correctness`).
+   (`coseek.labels.answer_correctness`).
 4. The candidates are ranked by (GAC, LR), equals as the retriever has them. The first is the positive if its GAC is 1
    and its LR at least `min_lr`; otherwise the turn gives no label (`no-positive`).
 5. The negatives are drawn from all other candidates, which are ranked below it, but for copies of the positive.
 
 GAC is only asked for while it can change the positive, and that is the first candidate by falling LR whose GAC is 1
-(the rule and why it gives the same labels: `coseek.labels.deciding`). No negative depends on a GAC.
+(the rule and why it gives the same labels: `coseek.labels.positives`). No negative depends on a GAC.
 
 `ties: code` is the published program's rule where the paper takes the single best: every candidate that equals the
 best in both scores is a positive, the first three of them, each in a label set of its own. `gac: false` ranks by LR
@@ -24,17 +24,17 @@ from functools import cached_property
 
 from pydantic import Field, model_validator
 
+from coseek.core.settings import Settings
 from coseek.data.passage import Passage
-from coseek.data.settings import Settings
+from coseek.labels.answer_correctness import GAC, Correctness
 from coseek.labels.candidates import find_candidates
-from coseek.labels.correctness import GAC, Correctness
-from coseek.labels.deciding import Asked, Ties, decide_all_positives
-from coseek.labels.label import Candidate, DroppedTurn, LabelSet
-from coseek.labels.local_relevance import LR, LocalRelevance, NoScores, Scoring
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
+from coseek.labels.local_relevance import LR, LocalRelevance, NoScores, RelevanceOptions
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.parts import LabelResources
-from coseek.labels.selection import not_equal_to, pick_negatives
-from coseek.labels.turn import SearchTurn
+from coseek.labels.negatives import not_equal_to, pick_negatives
+from coseek.labels.positives import Asked, Ties, decide_all_positives
+from coseek.labels.resources import LabelResources
+from coseek.labels.search_turn import SearchTurn
 from coseek.retrieval.retriever import digest_of
 
 
@@ -77,9 +77,9 @@ class AgenticRSettings(Settings):
         return self
 
     @property
-    def scoring(self) -> Scoring:
+    def scoring(self) -> RelevanceOptions:
         prompt = self.sub_answer_prompt if self.sub_answer else None
-        return Scoring(self.window, self.scorer_prompt, prompt, self.max_tokens, self.max_words)
+        return RelevanceOptions(self.window, self.scorer_prompt, prompt, self.max_tokens, self.max_words)
 
 
 SETTINGS = AgenticRSettings

@@ -20,21 +20,21 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from coseek.agents.answering import answer_all
 from coseek.agents.limits import Limits
-from coseek.data.errors import DataError, RetrieverError, SettingError
+from coseek.agents.run_questions import run_questions
+from coseek.core.errors import DataError, RetrieverError, SettingError
+from coseek.core.settings import Settings, dump_settings
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.settings import Settings, dump_settings
 from coseek.data.trajectory import Trajectory
-from coseek.labels.label import Candidate, DroppedTurn, LabelSet
+from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import RUN, Labelled, MakerRequirements
-from coseek.labels.oracle_ranked import OracleRanked, Ranking, Rankings
-from coseek.labels.parts import GOLD, ORACLE, LabelResources
-from coseek.labels.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
-from coseek.labels.selection import not_equal_to
+from coseek.labels.negatives import not_equal_to
+from coseek.labels.oracle_retriever import OracleRanked, OracleRanking, Rankings
+from coseek.labels.resources import GOLD, ORACLE, LabelResources
+from coseek.labels.search_turn import SearchTurn, search_turns
 from coseek.labels.tally import FAULT
-from coseek.labels.turn import SearchTurn, turns_of
 from coseek.measure.answers import exact_match
 from coseek.retrieval.retriever import digest_of
 
@@ -107,7 +107,7 @@ class DrSynth:
         settings, over = self.settings, self.parts.retriever
         identity = digest_of(self.ranker.identity, over.identity, str(settings.depth), str(settings.gold))
         card = {**self.ranker.card, "retriever": over.name, "depth": settings.depth, "gold": settings.gold}
-        kept = self.parts.sheet("rankings", Ranking, identity, card)
+        kept = self.parts.sheet("rankings", OracleRanking, identity, card)
         return Rankings(over, self.ranker, kept, settings.depth, settings.gold)
 
     @cached_property
@@ -126,14 +126,14 @@ class DrSynth:
         retriever = OracleRanked(self.rankings, questions)
         run = self._run(self.parts.folder / "run")
         run.drop_faults()
-        answer_all(
+        run_questions(
             run, agent, retriever, questions, self.limits, seed=settings.seed, samples=settings.samples, tell=tell
         )
         place_of = {question.id: place for place, question in enumerate(questions)}
         ended = [one for one in run.trajectories() if one.question.id in place_of]
         self.parts.tally.add(FAULT + RUN, sum(one.stop.is_fault for one in ended))
         ended.sort(key=lambda one: (place_of[one.question.id], one.seed))
-        return [turn for trajectory in ended for turn in turns_of(trajectory, agent.protocol)]
+        return [turn for trajectory in ended for turn in search_turns(trajectory, agent.protocol)]
 
     def _check(self, questions: Sequence[Question]) -> None:
         bare = next((question for question in questions if not question.gold_ids), None)
@@ -175,7 +175,7 @@ class DrSynth:
         """Whether the turns of a run give no labels because its answer is wrong."""
         return self.settings.reject and not exact_match(trajectory.answer, trajectory.question.answers)
 
-    def _ranking(self, turn: SearchTurn) -> Ranking | None:
+    def _ranking(self, turn: SearchTurn) -> OracleRanking | None:
         """The order of a turn; nothing when its ranker or, asked again, its retriever failed."""
         try:
             ranking = self.rankings.of([(turn.question, turn.query)])[0]

@@ -15,16 +15,16 @@ from functools import cached_property
 
 from pydantic import Field
 
+from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
-from coseek.data.settings import Settings
 from coseek.labels.candidates import Candidates, find_candidates
-from coseek.labels.label import Candidate, DroppedTurn, LabelSet
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.parts import LabelResources
-from coseek.labels.selection import not_equal_to, pick_negatives
-from coseek.labels.turn import SearchTurn
-from coseek.retrieval.lexical.words import words
+from coseek.labels.negatives import not_equal_to, pick_negatives
+from coseek.labels.resources import LabelResources
+from coseek.labels.search_turn import SearchTurn
+from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.retriever import digest_of
 
 
@@ -47,7 +47,7 @@ SETTINGS = GoldSettings
 
 
 @dataclass(frozen=True)
-class Gold:
+class GoldMaker:
     """The maker."""
 
     settings: GoldSettings
@@ -126,8 +126,8 @@ def terms(settings: GoldSettings) -> MakerRequirements:
     return MakerRequirements()
 
 
-def open(settings: GoldSettings, parts: LabelResources) -> Gold:
+def open(settings: GoldSettings, parts: LabelResources) -> GoldMaker:
     if settings.add_missing:
         _ = parts.corpus  # refuses one that is not at hand before anything is searched
     _ = parts.retriever
-    return Gold(settings, parts)
+    return GoldMaker(settings, parts)

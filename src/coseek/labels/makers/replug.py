@@ -21,11 +21,11 @@ from typing import Literal
 from pydantic import Field
 
 from coseek.data.passage import Passage
-from coseek.labels.label import Candidate, LabelSet
+from coseek.labels.answer_likelihood import LOGP, AnswerLikelihoodSettings, ByLikelihood, scored, softmax
+from coseek.labels.label_set import Candidate, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.parts import LabelResources
-from coseek.labels.turn import SearchTurn
-from coseek.labels.weighing import LOGP, AnswerLikelihoodSettings, ByLikelihood, scored, softmax
+from coseek.labels.resources import LabelResources
+from coseek.labels.search_turn import SearchTurn
 
 
 class ReplugSettings(AnswerLikelihoodSettings):

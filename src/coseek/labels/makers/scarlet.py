@@ -19,11 +19,11 @@ from statistics import fmean
 from pydantic import Field
 
 from coseek.data.passage import Passage
-from coseek.labels.label import Candidate, DroppedTurn, LabelSet
+from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, ByLikelihood, scored
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.parts import LabelResources
-from coseek.labels.turn import SearchTurn
-from coseek.labels.weighing import AnswerLikelihoodSettings, ByLikelihood, scored
+from coseek.labels.resources import LabelResources
+from coseek.labels.search_turn import SearchTurn
 
 UTILITY = "utility"
 

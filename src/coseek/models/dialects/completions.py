@@ -1,7 +1,7 @@
 """completions: the OpenAI-compatible `/v1/completions` of any server: text in, text out."""
 
-from coseek.data.files import JsonObject
-from coseek.models.dialect import Ask, Written, item, text_of
+from coseek.core.files import JsonObject
+from coseek.models.dialect import ServerTurn, TurnRequest, item, text_of
 
 PATH = "/v1/completions"
 EXACT = False
@@ -10,11 +10,11 @@ MOST_STOPS = 4
 """OpenAI takes no more; whoever asks looks for the others in what was written."""
 
 
-def body(ask: Ask) -> JsonObject:
+def body(ask: TurnRequest) -> JsonObject:
     return {"prompt": "".join(part.text for part in ask.parts), **sampling(ask)}
 
 
-def sampling(ask: Ask) -> JsonObject:
+def sampling(ask: TurnRequest) -> JsonObject:
     """Fields that every such server knows. Greedy unless asked otherwise: left out, the temperature would be 1."""
     said: JsonObject = {
         "model": ask.model,
@@ -29,6 +29,6 @@ def sampling(ask: Ask) -> JsonObject:
     return said
 
 
-def read(answer: JsonObject) -> Written:
+def read(answer: JsonObject) -> ServerTurn:
     choice = item(answer, "choices", 0)
-    return Written(text_of(item(choice, "text")), cut_off=item(choice, "finish_reason") == "length")
+    return ServerTurn(text_of(item(choice, "text")), cut_off=item(choice, "finish_reason") == "length")

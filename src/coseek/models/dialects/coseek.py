@@ -1,7 +1,7 @@
 """coseek: `coseek serve model`. vLLM's fields, and the row's own seed: draws depend on seed and position alone."""
 
-from coseek.data.files import JsonObject
-from coseek.models.dialect import Ask
+from coseek.core.files import JsonObject
+from coseek.models.dialect import TurnRequest
 from coseek.models.dialects import vllm
 
 PATH = vllm.PATH
@@ -10,5 +10,5 @@ SCALED = True
 read = vllm.read
 
 
-def body(ask: Ask) -> JsonObject:
+def body(ask: TurnRequest) -> JsonObject:
     return {**vllm.body(ask), "seed": ask.seed}

@@ -2,8 +2,8 @@
 
 from typing import cast
 
-from coseek.data.files import Json, JsonObject
-from coseek.models.dialect import Ask, Written, ids_of, item, logprobs_of, text_of
+from coseek.core.files import Json, JsonObject
+from coseek.models.dialect import ServerTurn, TurnRequest, ids_of, item, logprobs_of, text_of
 
 PATH = "/generate"
 EXACT = True
@@ -11,7 +11,7 @@ SCALED = True
 """Unless it was started with SGLANG_RETURN_ORIGINAL_LOGPROB."""
 
 
-def body(ask: Ask) -> JsonObject:
+def body(ask: TurnRequest) -> JsonObject:
     """Everything that shapes the distribution is said: what is left out is taken from the model's own settings."""
     sampling: JsonObject = {
         "max_new_tokens": ask.max_tokens,
@@ -33,7 +33,7 @@ def body(ask: Ask) -> JsonObject:
     return {"input_ids": [*ask.ids], "sampling_params": sampling, "return_logprob": True, "stream": False}
 
 
-def read(answer: JsonObject) -> Written:
+def read(answer: JsonObject) -> ServerTurn:
     """The ids stand beside their log-probabilities; `output_ids` may lack what was trimmed."""
     pairs = item(answer, "meta_info", "output_token_logprobs")
     if not isinstance(pairs, list):
@@ -42,7 +42,7 @@ def read(answer: JsonObject) -> Written:
     kind = finish.get("type") if isinstance(finish, dict) else finish
     if kind not in ("stop", "length"):
         raise ValueError(f"it broke off: {str(kind)[:40]!r}")
-    return Written(
+    return ServerTurn(
         text=text_of(item(answer, "text")),
         cut_off=kind == "length",
         ids=ids_of(cast(Json, [item(pair, 1) for pair in pairs])),

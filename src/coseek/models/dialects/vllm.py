@@ -1,7 +1,7 @@
 """vLLM: `/v1/completions` with its own extra fields: ids in, ids and log-probabilities out."""
 
-from coseek.data.files import JsonObject
-from coseek.models.dialect import Ask, Written, ids_of, item, logprobs_of, text_of
+from coseek.core.files import JsonObject
+from coseek.models.dialect import ServerTurn, TurnRequest, ids_of, item, logprobs_of, text_of
 
 PATH = "/v1/completions"
 EXACT = True
@@ -9,7 +9,7 @@ SCALED = False
 """Its default is `--logprobs-mode raw_logprobs`: those before the temperature."""
 
 
-def body(ask: Ask) -> JsonObject:
+def body(ask: TurnRequest) -> JsonObject:
     """Everything that shapes the distribution is said: what is left out is taken from the model's own settings."""
     return {
         "model": ask.model,
@@ -33,9 +33,9 @@ def body(ask: Ask) -> JsonObject:
     }
 
 
-def read(answer: JsonObject) -> Written:
+def read(answer: JsonObject) -> ServerTurn:
     choice = item(answer, "choices", 0)
-    return Written(
+    return ServerTurn(
         text=text_of(item(choice, "text")),
         cut_off=item(choice, "finish_reason") == "length",
         ids=ids_of(item(choice, "token_ids")),

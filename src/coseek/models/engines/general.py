@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.models.engine import TokenBlock
+from coseek.models.kv_cache import KVCache
 from coseek.models.lora import merge_adapters, merged_state_dict
-from coseek.models.slots import KVCache
 
 KNOWN_LAYERS = ("full_attention", "sliding_attention", "conv")
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from transformers import Lfm2ForCausalLM, PreTrainedModel
 
 from coseek.models.engine import TokenBlock
+from coseek.models.kv_cache import KVCache
 from coseek.models.lora import merged_state_dict
-from coseek.models.slots import KVCache
 
 # N tokens of all rows behind each other · H hidden size · D size of a head · K width of the convolution
 

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from coseek.data.files import read_json
+from coseek.core.files import read_json
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.settings import Settings
+from coseek.retrieval.lexical.analyzer import Stem, stemmer, words
 from coseek.retrieval.lexical.postings import Counted, Ints, Postings, count_words
-from coseek.retrieval.lexical.words import Stem, stemmer, words
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import Scores, check_k
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.views import View, render_view
@@ -95,10 +95,10 @@ class Bm25:
     def identity(self) -> str:
         return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json())
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return render_view(self.settings.view, query, bare=True)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages a query; none for a query without a known word."""
         check_k(k)
         return [self._search(self.seen(query), k) for query in queries]

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from pydantic import Field
 
+from coseek.core.cache import TextCache
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
-from coseek.data.settings import Settings
-from coseek.data.store import TextCache
-from coseek.retrieval.opening import OpenContext
-from coseek.retrieval.query import Asked
+from coseek.retrieval.factory import OpenContext
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
 
@@ -76,17 +76,17 @@ class Cached:
         """The engine's: remembering changes no hit. Asked for once, since it may mean reading files or a network."""
         return self.engine.identity
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return self.engine.seen(query)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The engine's lists. What is missing goes to it in one batch, equal queries once."""
         check_k(k)
         # JSON first: text from outside may hold half a surrogate pair, which has no bytes.
         keys = [digest_of(self.identity, json.dumps(self.seen(query)), str(k)) for query in queries]
         known = self._store.read(list(dict.fromkeys(keys)))
         found = {key: _hits(text) for key, text in (known or {}).items()}
-        missing: dict[str, Asked] = {}
+        missing: dict[str, QueryLike] = {}
         for key, query in zip(keys, queries, strict=True):
             if key not in found:
                 missing.setdefault(key, query)

@@ -7,10 +7,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
-from coseek.retrieval.building import Report
-from coseek.retrieval.vectors.embedding import (
+from coseek.retrieval.resumable_build import Report
+from coseek.retrieval.vectors.corpus_encoding import PassageEncoder, begin, encode_corpus, open_encoder
+from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
     EmbeddingSettings,
@@ -21,11 +22,10 @@ from coseek.retrieval.vectors.embedding import (
 )
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, usable_device
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.retrieval.vectors.encoding import PassageEncoder, begin, encode_corpus, open_encoder
 from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, Searcher
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
+from coseek.retrieval.vectors.search_method import fastest_way
 from coseek.retrieval.vectors.store import VectorStore
-from coseek.retrieval.vectors.way import fastest_way
 
 VECTORS, CODES = "vectors", "int8"
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, cast
 from pydantic import Field
 
 from coseek.data.passage import Corpus
-from coseek.retrieval.building import Report, silent
-from coseek.retrieval.opening import needs
-from coseek.retrieval.vectors.embedding import (
+from coseek.retrieval.factory import require_library
+from coseek.retrieval.resumable_build import Report, silent
+from coseek.retrieval.vectors.corpus_encoding import open_encoder
+from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
     EmbeddingSettings,
@@ -20,7 +21,6 @@ from coseek.retrieval.vectors.embedding import (
 )
 from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.retrieval.vectors.encoding import open_encoder
 from coseek.retrieval.vectors.faiss_index import Lift, add_all, build_file, open_file, search_file
 from coseek.retrieval.vectors.store import VectorStore
 
@@ -79,7 +79,7 @@ SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"ef_search"}
 
 def settle(settings: HnswSettings) -> HnswSettings:
     """Fill in what the encoder's card says."""
-    needs("faiss", "the hnsw retriever", "faiss")
+    require_library("faiss", "the hnsw retriever", "faiss")
     return settled(settings)
 
 
@@ -95,6 +95,6 @@ def resume(corpus: Corpus, settings: HnswSettings, folder: Path, report: Report)
 
 def load(folder: Path, corpus: Corpus, settings: HnswSettings) -> Hnsw:
     """Open an index; graph and vectors are mapped into memory."""
-    needs("faiss", "the hnsw retriever", "faiss")
+    require_library("faiss", "the hnsw retriever", "faiss")
     queries = open_encoder(folder, settings)
     return Hnsw(corpus, settings, queries, HnswSearch(folder / GRAPH, settings.ef_search))

@@ -14,12 +14,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.data.errors import IndexMismatch, RetrieverError, SettingError
+from coseek.core.errors import IndexMismatch, RetrieverError, SettingError
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.settings import Settings
+from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.fusion import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
-from coseek.retrieval.opening import OpenContext
-from coseek.retrieval.query import Asked
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
 
@@ -57,11 +57,11 @@ class Hybrid:
         settings = self.settings.model_dump_json(exclude={"parts"})
         return digest_of(self.name, settings, *(part.identity for part in self.parts))
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         """What every part sees, as a JSON list: two queries that differ for one part differ here."""
         return json.dumps([part.seen(query) for part in self.parts], ensure_ascii=False)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         check_k(k)
         if not queries:
             return []
@@ -69,7 +69,7 @@ class Hybrid:
         found = [self._ask(number, part, queries, depth) for number, part in enumerate(self.parts, start=1)]
         return [self._fuse(rankings, k) for rankings in zip(*found, strict=True)]
 
-    def _ask(self, number: int, part: Retriever, queries: Sequence[Asked], depth: int) -> list[list[Hit]]:
+    def _ask(self, number: int, part: Retriever, queries: Sequence[QueryLike], depth: int) -> list[list[Hit]]:
         try:
             found = part.search(queries, depth)
         except RetrieverError as error:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from pydantic import Field
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
-from coseek.retrieval.building import Report, silent
-from coseek.retrieval.opening import needs
-from coseek.retrieval.vectors.embedding import (
+from coseek.retrieval.factory import require_library
+from coseek.retrieval.resumable_build import Report, silent
+from coseek.retrieval.vectors.corpus_encoding import open_encoder
+from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
     EmbeddingSettings,
@@ -24,7 +25,6 @@ from coseek.retrieval.vectors.embedding import (
 )
 from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.retrieval.vectors.encoding import open_encoder
 from coseek.retrieval.vectors.faiss_index import VECTORS, Lift, add_all, build_file, open_file, search_file
 from coseek.retrieval.vectors.shortlist import scores_of
 from coseek.retrieval.vectors.store import VectorStore
@@ -135,7 +135,7 @@ SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"nprobe", "refine"}
 
 def settle(settings: IvfPqSettings) -> IvfPqSettings:
     """Fill in what the encoder's card says."""
-    needs("faiss", "the ivf-pq retriever", "faiss")
+    require_library("faiss", "the ivf-pq retriever", "faiss")
     return settled(settings)
 
 
@@ -152,7 +152,7 @@ def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report
 
 def load(folder: Path, corpus: Corpus, settings: IvfPqSettings) -> IvfPq:
     """Open an index; codes and vectors are mapped into memory."""
-    needs("faiss", "the ivf-pq retriever", "faiss")
+    require_library("faiss", "the ivf-pq retriever", "faiss")
     queries = open_encoder(folder, settings)
     vectors = folder / VECTORS
     if settings.refine and not vectors.exists():

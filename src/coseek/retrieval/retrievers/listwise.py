@@ -14,14 +14,15 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from coseek.data.errors import ModelError, RetrieverError, SettingError
+from coseek.core.errors import ModelError, RetrieverError, SettingError
+from coseek.core.prompt_file import count_words, load_prompt
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.settings import Settings
-from coseek.retrieval.language.listing import LISTWISE_FIELDS, ListwisePrompt, Reading, parse_ranking, show
-from coseek.retrieval.language.prompt import count_words, load_prompt
-from coseek.retrieval.language.windows import sliding_together
-from coseek.retrieval.opening import OpenContext, TextModel
-from coseek.retrieval.query import Asked
+from coseek.retrieval.factory import OpenContext, TextModel
+from coseek.retrieval.llm import PROMPTS
+from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, ParsedRanking, parse_ranking, show
+from coseek.retrieval.llm.sliding_window import sliding_together
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
 from coseek.retrieval.views import View, render_view
@@ -67,7 +68,7 @@ class ListwiseStats:
     invented: int = 0
     """Numbers that no passage had."""
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: ParsedRanking) -> None:
         self.windows += 1
         self.invented += reading.invented
         if reading.unreadable:
@@ -103,11 +104,11 @@ class Listwise:
         prompt = self._prompt.model_dump_json(exclude={"about"})
         return digest_of(self.name, settings, prompt, self._model.identity, self.over.identity)
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         """What the other retriever sees, and what the model is shown before it is cut."""
         return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         check_k(k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
         limit = self.settings.query_words
@@ -140,5 +141,5 @@ SETTINGS = ListwiseSettings
 
 def open(settings: ListwiseSettings, opening: OpenContext) -> Listwise:
     """Open the retriever underneath, the prompt and the model."""
-    prompt = load_prompt(ListwisePrompt, settings.prompt, opening.folder, LISTWISE_FIELDS)
+    prompt = load_prompt(ListwisePrompt, settings.prompt, opening.folder, LISTWISE_FIELDS, PROMPTS)
     return Listwise(opening.open(settings.over), settings, opening.writer(settings.model), prompt)

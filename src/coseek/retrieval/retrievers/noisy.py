@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from coseek.data.errors import SettingError
+from coseek.core.errors import SettingError
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
-from coseek.data.settings import Settings
-from coseek.retrieval.language.curriculum import NoiseSchedule, Progress
-from coseek.retrieval.opening import OpenContext
-from coseek.retrieval.query import Asked
+from coseek.retrieval.factory import OpenContext
+from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
@@ -59,21 +59,21 @@ class Noisy:
         self.corpus: Corpus = over.corpus
         self.settings = settings
         self.stats = NoisyStats()
-        self._at = Progress(settings.step, settings.steps)
+        self._at = TrainingProgress(settings.step, settings.steps)
         self._random = RandomRetriever.over(self.corpus, RandomSettings(seed=settings.noise.seed))
 
     def progress(self, step: int, steps: int) -> None:
         """Say that training is at `step` of `steps`: from now on the noise is that of this step."""
-        self._at = Progress(step, steps)
+        self._at = TrainingProgress(step, steps)
 
     @property
     def identity(self) -> str:
         return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity)
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return self.over.seen(query)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         check_k(k)
         struck = [self.settings.noise.strikes(self.seen(query), self._at) for query in queries]
         # What is seen stands for the query, so that two queries which the retriever cannot tell apart share a fate.

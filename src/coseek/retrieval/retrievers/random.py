@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
-from coseek.data.settings import Settings
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
 
@@ -35,10 +35,10 @@ class RandomRetriever:
     def identity(self) -> str:
         return digest_of(self.name, self.corpus.digest, self.settings.model_dump_json())
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return Query.of(query).text
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """`k` passages a query (all of them when there are fewer), scored 1, 1/2, 1/3, …"""
         check_k(k)
         return [self._draw(self.seen(query), min(k, len(self.corpus))) for query in queries]

@@ -13,16 +13,16 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from coseek.data.calls import HttpClient, HttpFailure, HttpSettings, key_in, parse_base_url
-from coseek.data.errors import RetrieverError
-from coseek.data.files import Json, JsonObject
+from coseek.core.errors import RetrieverError
+from coseek.core.files import Json, JsonObject
+from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
+from coseek.core.settings import Settings
+from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
-from coseek.data.plain_json import InvalidJson, parse_lenient
-from coseek.data.settings import Settings
-from coseek.retrieval.answers import parse_response
-from coseek.retrieval.opening import OpenContext, needs
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.factory import OpenContext, require_library
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.ranking import check_k
+from coseek.retrieval.responses import parse_response
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.views import View, render_view
 
@@ -34,7 +34,7 @@ _MOST_BYTES = 2**30
 """Thousands of passages a query are a long answer."""
 
 
-class RemoteSettings(Settings):
+class RemoteRetrieverSettings(Settings):
     """Where it is, how it speaks, and how patient we are."""
 
     url: str
@@ -73,7 +73,7 @@ class RemoteRetriever:
     name = "remote"
     corpus = None
 
-    def __init__(self, settings: RemoteSettings, rng: random.Random | None = None) -> None:
+    def __init__(self, settings: RemoteRetrieverSettings, rng: random.Random | None = None) -> None:
         """`rng` draws the pauses between tries; they need not repeat from run to run, hence a default."""
         self.settings = settings
         self._base = parse_base_url(settings.url, ("/retrieve",))
@@ -81,7 +81,7 @@ class RemoteRetriever:
             self._base += f"/{quote(settings.index, safe='')}"
         self._name = f"{self._base}/retrieve"
         self._identity: str | None = None
-        token = key_in(settings.token_env, "token")
+        token = read_key(settings.token_env, "token")
         self._calls = HttpClient(self._base, _patience(settings), token, rng, name=self._name, most_bytes=_MOST_BYTES)
 
     @property
@@ -92,14 +92,14 @@ class RemoteRetriever:
             self._identity = digest_of(*parts, self._served())
         return self._identity
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         """What is sent: the string of its view, or all that led to the query where the server may read that."""
         context = self._context(query)
         if context is None:
             return render_view(self.settings.view, query)
         return json.dumps(Query.of(query).to_json(), ensure_ascii=False)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages a query; nothing is asked for a query of blanks."""
         check_k(k)
         asked = [place for place, query in enumerate(queries) if Query.of(query).text.strip()]
@@ -115,7 +115,7 @@ class RemoteRetriever:
         """Close the connections."""
         self._calls.close()
 
-    def _ask_all(self, parts: list[list[Asked]], k: int) -> list[list[list[Hit]]]:
+    def _ask_all(self, parts: list[list[QueryLike]], k: int) -> list[list[list[Hit]]]:
         """Several requests at once, their answers in order. The first fault ends them all."""
         if len(parts) < 2:
             return [self._ask(part, k) for part in parts]
@@ -125,7 +125,7 @@ class RemoteRetriever:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _ask(self, queries: list[Asked], k: int) -> list[list[Hit]]:
+    def _ask(self, queries: list[QueryLike], k: int) -> list[list[Hit]]:
         try:
             text = self._calls.fetch("POST", "/retrieve", self._body(queries, k))
             return parse_response(parse_lenient(text), len(queries), k)
@@ -135,7 +135,7 @@ class RemoteRetriever:
             said = self._calls.quoted(str(error))
             raise RetrieverError(f"{self._name}: its answer cannot be understood: {said}") from None
 
-    def _body(self, queries: list[Asked], k: int) -> JsonObject:
+    def _body(self, queries: list[QueryLike], k: int) -> JsonObject:
         texts = [render_view(self.settings.view, query) for query in queries]
         if self.settings.dialect == "single":
             return {"query": texts[0], "topk": k, "return_scores": True}
@@ -143,7 +143,7 @@ class RemoteRetriever:
         contexts = [self._context(query) for query in queries]
         return body | {"contexts": cast(Json, contexts)} if any(contexts) else body
 
-    def _context(self, query: Asked) -> JsonObject | None:
+    def _context(self, query: QueryLike) -> JsonObject | None:
         """What led to a query, if there is anything and the server may read it."""
         if isinstance(query, str) or self.settings.dialect != "coseek" or self.settings.view != "query":
             return None
@@ -166,7 +166,7 @@ class RemoteRetriever:
         return str(card.get("identity", "")) if isinstance(card, dict) else ""
 
 
-def _patience(settings: RemoteSettings) -> HttpSettings:
+def _patience(settings: RemoteRetrieverSettings) -> HttpSettings:
     return HttpSettings(
         concurrency=_MOST_AT_ONCE,
         connect_s=settings.connect_s,
@@ -180,10 +180,10 @@ def _patience(settings: RemoteSettings) -> HttpSettings:
     )
 
 
-SETTINGS = RemoteSettings
+SETTINGS = RemoteRetrieverSettings
 
 
-def open(settings: RemoteSettings, opening: OpenContext) -> RemoteRetriever:
+def open(settings: RemoteRetrieverSettings, opening: OpenContext) -> RemoteRetriever:
     """A client; nothing is sent before the first search."""
-    needs("httpx", "a remote retriever", "remote")
+    require_library("httpx", "a remote retriever", "remote")
     return RemoteRetriever(settings)

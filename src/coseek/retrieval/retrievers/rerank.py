@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from coseek.data.errors import IndexMismatch
-from coseek.data.fingerprint import fingerprint
+from coseek.core.errors import IndexMismatch
+from coseek.core.fingerprint import fingerprint
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.settings import Settings
 from coseek.retrieval.cross_encoder import CrossEncoder, check_folder
-from coseek.retrieval.opening import OpenContext
-from coseek.retrieval.query import Asked
+from coseek.retrieval.factory import OpenContext
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import Retriever, digest_of
 from coseek.retrieval.views import View, render_view
@@ -67,16 +67,16 @@ class Rerank:
         settings = self.settings.model_dump_json(exclude={"over", "model"})
         return digest_of(self.name, settings, self._fingerprint, self.over.identity)
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         """What the other retriever sees, and what the cross-encoder is shown before it is cut."""
         return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         check_k(k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
         return [self._order(query, hits)[:k] for query, hits in zip(queries, candidates, strict=True)]
 
-    def _order(self, query: Asked, hits: Sequence[Hit]) -> list[Hit]:
+    def _order(self, query: QueryLike, hits: Sequence[Hit]) -> list[Hit]:
         if not hits:
             return []
         model = self._open()

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from coseek.data.errors import ModelError, RetrieverError
+from coseek.core.errors import ModelError, RetrieverError
+from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
-from coseek.data.settings import Settings
-from coseek.retrieval.language.curriculum import NoiseSchedule, Progress
-from coseek.retrieval.language.documents import parse_documents
-from coseek.retrieval.language.prompt import PromptFile, count_words, fill, load_prompt, one_line
-from coseek.retrieval.opening import OpenContext, TextModel
-from coseek.retrieval.query import Asked, Query
+from coseek.retrieval.factory import OpenContext, TextModel
+from coseek.retrieval.llm import PROMPTS
+from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
+from coseek.retrieval.llm.simulated_documents import parse_documents
+from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.views import View, render_view
@@ -93,11 +94,11 @@ class Simulated:
         self._model = model
         self._prompt = prompt
         self._answers = answers
-        self._at = Progress(settings.step, settings.steps)
+        self._at = TrainingProgress(settings.step, settings.steps)
 
     def progress(self, step: int, steps: int) -> None:
         """Say that training is at `step` of `steps`: from now on the noise is that of this step."""
-        self._at = Progress(step, steps)
+        self._at = TrainingProgress(step, steps)
 
     @property
     def identity(self) -> str:
@@ -106,11 +107,11 @@ class Simulated:
         answers = json.dumps(dict(self._answers), ensure_ascii=False, sort_keys=True)
         return digest_of(self.name, settings, prompt, answers, self._model.identity, str(self._at))
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         """What the model is shown: the view before it is cut, and the question where its answer is known."""
         return json.dumps([render_view(self.settings.view, query), *self._known(query)], ensure_ascii=False)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         check_k(k)
         if not queries:
             return []
@@ -126,14 +127,14 @@ class Simulated:
         self.stats.short += sum(len(passages) < k for passages in found)
         return [_ranked(passages) for passages in found]
 
-    def _asked(self, query: Asked, k: int, noisy: bool) -> str:
+    def _asked(self, query: QueryLike, k: int, noisy: bool) -> str:
         known = self._known(query)
-        hint = fill(self._prompt.hint, question=known[0], answer=known[1]).rstrip("\n") if known else ""
+        hint = fill_template(self._prompt.hint, question=known[0], answer=known[1]).rstrip("\n") if known else ""
         template = self._prompt.noisy if noisy else self._prompt.useful
         shown = render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
-        return fill(template, query=one_line(shown), count=str(k), hint=hint)
+        return fill_template(template, query=one_line(shown), count=str(k), hint=hint)
 
-    def _known(self, query: Asked) -> tuple[()] | tuple[str, str]:
+    def _known(self, query: QueryLike) -> tuple[()] | tuple[str, str]:
         """The question and its answer, each on one line; empty when no answer is known."""
         question = Query.of(query).question
         if question not in self._answers:
@@ -150,7 +151,7 @@ SETTINGS = SimulatedSettings
 
 def open(settings: SimulatedSettings, opening: OpenContext) -> Simulated:
     """Open the model, the prompt, and the questions whose answers it is told."""
-    prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, _FIELDS)
+    prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, _FIELDS, PROMPTS)
     questions = load_questions(opening.path(settings.questions)) if settings.questions else []
     answers = {question.question: question.answers[0] for question in questions if question.answers}
     return Simulated(settings, opening.writer(settings.model), prompt, answers)

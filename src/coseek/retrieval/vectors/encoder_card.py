@@ -11,9 +11,9 @@ from typing import Literal, cast
 import yaml
 from pydantic import Field
 
-from coseek.data.errors import DataError, SettingError
-from coseek.data.files import Json, JsonObject, atomic_write, read_json, read_yaml
-from coseek.data.settings import Settings, dump_settings, make_settings
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import Json, JsonObject, atomic_write, read_json, read_yaml
+from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.retrieval.views import View
 
 CARD = "coseek.yaml"

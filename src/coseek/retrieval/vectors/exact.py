@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from coseek.data.settings import Settings
-from coseek.retrieval.vectors.products import GROUP, Product, peaks_of
-from coseek.retrieval.vectors.shortlist import Bounds, Found, Queries, Shortlist, score_error, search
+from coseek.core.settings import Settings
+from coseek.retrieval.vectors.block_scores import GROUP, Product, peaks_of
+from coseek.retrieval.vectors.shortlist import Bounds, Queries, SearchResult, Shortlist, score_error, search
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 
 _UNIT = 2.0**-24
@@ -32,7 +32,7 @@ class Searcher(Protocol):
         """`(rows_QK, scores_QK)`, best first, equal scores by row; K is k, or N when there are fewer rows."""
         ...
 
-    def find(self, queries_QD: Queries, k: int) -> Found:
+    def find(self, queries_QD: Queries, k: int) -> SearchResult:
         """The same, and how many rows each query had rescored."""
         ...
 
@@ -61,7 +61,7 @@ class ExactSearch:
         found = self.find(queries_QD, k)
         return found.rows_QK, found.scores_QK
 
-    def find(self, queries_QD: Queries, k: int) -> Found:
+    def find(self, queries_QD: Queries, k: int) -> SearchResult:
         return search(self._store, queries_QD, k, self._scan, self._settings.together)
 
     def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coseek.data.errors import DataError, DiskFault
+from coseek.core.errors import DataError, DiskFault
 from coseek.data.passage import Corpus
-from coseek.retrieval.building import Report, sync
-from coseek.retrieval.vectors.embedding import EmbeddingSettings, Rows, in_order
+from coseek.retrieval.resumable_build import Report, sync
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, Rows, in_order
 from coseek.retrieval.vectors.encoder import Vectors
-from coseek.retrieval.vectors.encoding import begin, encode_corpus
 from coseek.retrieval.vectors.store import Floats, VectorStore
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.data.errors import DataError, IndexMismatch
-from coseek.data.files import JsonObject, atomic_folder, read_json, write_json
-from coseek.retrieval.vectors.products import GROUP, Doubles, Product, peaks_of
-from coseek.retrieval.vectors.shortlist import Bounds, Found, Queries, Shortlist, score_error, search
+from coseek.core.errors import DataError, IndexMismatch
+from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
+from coseek.retrieval.vectors.block_scores import GROUP, Doubles, Product, peaks_of
+from coseek.retrieval.vectors.shortlist import Bounds, Queries, SearchResult, Shortlist, score_error, search
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, mapped
 
 SCHEMA = 1
@@ -135,7 +135,7 @@ class Int8Search:
         found = self.find(queries_QD, k)
         return found.rows_QK, found.scores_QK
 
-    def find(self, queries_QD: Queries, k: int) -> Found:
+    def find(self, queries_QD: Queries, k: int) -> SearchResult:
         return search(self._store, queries_QD, k, self._scan, self._together)
 
     def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.data.errors import RetrieverError
+from coseek.core.errors import RetrieverError
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.vectors.products import GROUP, Doubles, Integers, Product, below, reaching
+from coseek.retrieval.vectors.block_scores import GROUP, Doubles, Integers, Product, below, reaching
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 
 Queries: TypeAlias = NDArray[np.float32]
@@ -33,7 +33,7 @@ _WIDE = 1 << 18
 """Numbers multiplied in one go when pairs are scored: 2 MB of float64, which stays in the cache."""
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search found."""
 
     rows_QK: Rows
@@ -57,7 +57,7 @@ def score_error(dim: int) -> float:
     return 2.0 * dim * ROUNDING
 
 
-def checked(queries_QD: Queries, dim: int, k: int) -> Queries:
+def check_queries(queries_QD: Queries, dim: int, k: int) -> Queries:
     """The queries as contiguous float32; other dimensions and numbers that are not finite are refused."""
     check_k(k)
     if queries_QD.ndim != 2 or queries_QD.shape[1] != dim:
@@ -160,7 +160,7 @@ class Shortlist:
         if sum(len(block.rows_B) for block in self._waiting) >= max(_FIRST_ROWS, 2 * GROUP * min(self._k, 8_192)):
             self._start()
 
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         """The k best rows of every query."""
         self._start()
         self._score_best()
@@ -169,7 +169,7 @@ class Shortlist:
         shape = (len(self._floor_Q), self._k)
         largest = float(np.finfo(np.float32).max)
         scores_QK = best.lower_M.clip(-largest, largest).astype(np.float32).reshape(shape)
-        return Found(best.rows_M.reshape(shape), scores_QK, self._rescored_Q)
+        return SearchResult(best.rows_M.reshape(shape), scores_QK, self._rescored_Q)
 
     def _start(self) -> None:
         """k rows of k groups have lower bounds: a floor before anything is looked at closely."""
@@ -295,9 +295,9 @@ class Scan(Protocol):
     def __call__(self, queries_QD: Queries, shortlist: Shortlist) -> None: ...
 
 
-def search(store: VectorStore, queries_QD: Queries, k: int, scan: Scan, together: int) -> Found:
+def search(store: VectorStore, queries_QD: Queries, k: int, scan: Scan, together: int) -> SearchResult:
     """The k best rows for each query (all of them when there are fewer), `together` queries in one scan."""
-    queries_QD = checked(queries_QD, store.dim, k)
+    queries_QD = check_queries(queries_QD, store.dim, k)
     shape = (len(queries_QD), min(k, len(store)))
     # A query of zeros scores 0 everywhere: the first rows are its best, and no bound could tell any apart.
     rows_QK = np.broadcast_to(np.arange(shape[1]), shape).copy()
@@ -308,4 +308,4 @@ def search(store: VectorStore, queries_QD: Queries, k: int, scan: Scan, together
         shortlist = Shortlist(store, queries_QD[tile], k)
         scan(queries_QD[tile], shortlist)
         rows_QK[tile], scores_QK[tile], rescored_Q[tile] = shortlist.found()
-    return Found(rows_QK, scores_QK, rescored_Q)
+    return SearchResult(rows_QK, scores_QK, rescored_Q)

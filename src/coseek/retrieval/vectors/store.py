@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.data.errors import DataError
-from coseek.data.files import JsonObject, read_json, write_json
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, read_json, write_json
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Rows: TypeAlias = NDArray[np.int64]

@@ -13,7 +13,7 @@ IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-class Refused(ValueError):
+class RefusedAddress(ValueError):
     """A host that nothing is fetched from; the message says why."""
 
 
@@ -25,11 +25,11 @@ def public_address(host: str, port: int, allow_private: bool = False) -> str:
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise Refused("the host has no address") from None
+        raise RefusedAddress("the host has no address") from None
     # A scope such as `%eth0` belongs to link-local addresses, which are refused with or without it.
     found = [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows]
     if not allow_private and not all(is_public(address) for address in found):
-        raise Refused("the host is on this machine or in a private network")
+        raise RefusedAddress("the host is on this machine or in a private network")
     return str(found[0])
 
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from email.message import Message
 
-from coseek.retrieval.web.fetching import FetchedPage, Fetcher, PageFault
+from coseek.retrieval.web.fetch import FetchedPage, Fetcher, PageFault
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""", re.IGNORECASE)
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))

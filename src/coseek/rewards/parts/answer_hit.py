@@ -5,11 +5,11 @@ from coseek.measure import retrieval
 from coseek.rewards.reward import PartOptions, needs_answers
 
 
-class Options(PartOptions):
+class AnswerHitOptions(PartOptions):
     """There is nothing of its own to set."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: AnswerHitOptions) -> float:
     """𝕀[a gold answer is a run of words in a retrieved passage].
 
     QAgent's Hit looks at the agent's own text too, which pays for writing the answer down; this one does not.

@@ -2,23 +2,23 @@
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.accuracy import Accuracy, is_right, needs_of
+from coseek.rewards.grades import Grades, Need
 from coseek.rewards.reward import PartOptions, PartValue, needs_answers
-from coseek.rewards.said import Need, Said
 
 
-class Options(PartOptions):
+class ComponentOptions(PartOptions):
     """When the generator's answer counts as right."""
 
     accuracy: Accuracy = "cover_match"
     """001, eq. 10 takes the relaxed EM (`cover_match`), since a generator was never taught to answer in few words."""
 
 
-def needs(options: Options) -> tuple[Need, ...]:
+def needs(options: ComponentOptions) -> tuple[Need, ...]:
     """The generator, and a judge where the accuracy has one."""
     return ("component", *needs_of(options.accuracy))
 
 
-def reward(trajectory: Trajectory, options: Options, said: Said) -> PartValue:
+def reward(trajectory: Trajectory, options: ComponentOptions, said: Grades) -> PartValue:
     """Acc(G(Q, K), A) with K what the run serves: all that it retrieved, or its selection (001, eq. 8–10)."""
     needs_answers(trajectory, "component")
     right = is_right(options.accuracy, trajectory.question, said.component_answer(), said)

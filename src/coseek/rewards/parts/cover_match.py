@@ -5,11 +5,11 @@ from coseek.measure import answers
 from coseek.rewards.reward import PartOptions, needs_answers
 
 
-class Options(PartOptions):
+class CoverMatchOptions(PartOptions):
     """Cover-EM has nothing of its own to set."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: CoverMatchOptions) -> float:
     """𝕀[a normalised gold answer is a run of words in the normalised answer].
 
     Pays for long answers that list everything; strict EM does not.

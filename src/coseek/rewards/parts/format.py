@@ -9,7 +9,7 @@ from coseek.measure import answers
 from coseek.rewards.reward import PartOptions, needs_answers
 
 
-class Options(PartOptions):
+class FormatOptions(PartOptions):
     """How much the form is worth."""
 
     lambda_f: float = Field(default=0.2, ge=0, le=1)
@@ -20,7 +20,7 @@ class Options(PartOptions):
     """What the `code` variant pays for an answer that is neither right nor in a valid form."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: FormatOptions) -> float:
     """1 if right and valid, 1 − λf if only right, λf if only valid, else 0 (variant `code`: 0.1 with an answer)."""
     right = answers.exact_match(trajectory.answer, needs_answers(trajectory, "format"))
     if right:

@@ -2,23 +2,23 @@
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.accuracy import Accuracy, is_right, needs_of
+from coseek.rewards.grades import Grades, Need
 from coseek.rewards.reward import PartOptions, PartValue, needs_answers
-from coseek.rewards.said import Need, Said
 
 
-class Options(PartOptions):
+class GbrOptions(PartOptions):
     """When an answer of the generator counts as right, on both sides."""
 
     accuracy: Accuracy = "gen_acc"
     """004 takes GenAcc, and compares the others in table 5."""
 
 
-def needs(options: Options) -> tuple[Need, ...]:
+def needs(options: GbrOptions) -> tuple[Need, ...]:
     """The generator twice, and a judge where the accuracy has one."""
     return ("component", "baseline", *needs_of(options.accuracy))
 
 
-def reward(trajectory: Trajectory, options: Options, said: Said) -> PartValue:
+def reward(trajectory: Trajectory, options: GbrOptions, said: Grades) -> PartValue:
     """Acc(G(Q, D_agent), A) − Acc(G(Q, D_RAG), A), in {−1, 0, 1} (004, eq. 1).
 
     Never below 0 on questions that were chosen because naive RAG fails them. The published code pays this plus

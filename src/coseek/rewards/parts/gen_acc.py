@@ -4,23 +4,23 @@ from typing import Literal
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import cover_match
+from coseek.rewards.grades import Grades, Need
 from coseek.rewards.reward import PartOptions, PartValue, needs_answers
-from coseek.rewards.said import Need, Said
 
 
-class Options(PartOptions):
+class GenAccOptions(PartOptions):
     """Whose answer is looked at."""
 
     of: Literal["component", "own"] = "component"
     """The frozen generator's from the run's passages, or the agent's own."""
 
 
-def needs(options: Options) -> tuple[Need, ...]:
+def needs(options: GenAccOptions) -> tuple[Need, ...]:
     """A judge, and the generator unless the agent's own answer is meant."""
     return ("judge",) if options.of == "own" else ("component", "judge")
 
 
-def reward(trajectory: Trajectory, options: Options, said: Said) -> PartValue:
+def reward(trajectory: Trajectory, options: GenAccOptions, said: Grades) -> PartValue:
     """span ∨ judge (004, eq. 3). The judge is asked only where the span is not found, and so is logged for those."""
     golds = needs_answers(trajectory, "gen_acc")
     response = trajectory.answer if options.of == "own" else said.component_answer()

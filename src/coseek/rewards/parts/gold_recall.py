@@ -11,7 +11,7 @@ from coseek.measure.retrieval import run_recall
 from coseek.rewards.reward import PartOptions, needs_gold_passages
 
 
-class Options(PartOptions):
+class GoldRecallOptions(PartOptions):
     """How much reading is paid for."""
 
     max_passages: int | None = Field(default=None, ge=1)
@@ -23,7 +23,7 @@ class Options(PartOptions):
     fail, so that a search which finds nothing costs something."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: GoldRecallOptions) -> float:
     """|gold ∩ retrieved| / |gold|, in [0, 1]. A run without a search has 0."""
     gold = needs_gold_passages(trajectory, "gold_recall")
     if options.over == "run":

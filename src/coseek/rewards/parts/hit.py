@@ -12,7 +12,7 @@ _MARKUP = str.maketrans(dict.fromkeys('<>{}[]"', " "))
 """Would else be dropped by normalising, and `<answer>Velora</answer>` be one word."""
 
 
-class Options(PartOptions):
+class HitOptions(PartOptions):
     """Where the gold answer may stand."""
 
     variant: Literal["paper", "code", "documents"] = "paper"
@@ -20,7 +20,7 @@ class Options(PartOptions):
     is paid as finding it is. `documents`: in a retrieved passage only."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: HitOptions) -> float:
     """𝕀[a gold answer is a run of words in one stretch of the run, or in a retrieved passage] (001, eq. 10).
 
     The prompt does not count: it holds the question, and with it the answer to "which of the two".

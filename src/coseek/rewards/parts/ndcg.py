@@ -8,11 +8,11 @@ from pydantic import Field
 from coseek.data.evidence import evidence_of
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
-from coseek.measure.found import relevance
+from coseek.measure.searched import relevance
 from coseek.rewards.reward import PartOptions, needs_gold_passages
 
 
-class Options(PartOptions):
+class NdcgOptions(PartOptions):
     """Which ranking is looked at, and how deep."""
 
     k: int | None = Field(default=10, ge=1)
@@ -22,7 +22,7 @@ class Options(PartOptions):
     searches that did not fail."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: NdcgOptions) -> float:
     """nDCG@k in [0, 1], with the question's graded relevance where it has some. A run without a search has 0."""
     needs_gold_passages(trajectory, "ndcg")
     gold = relevance(trajectory.question)

@@ -8,14 +8,14 @@ from coseek.measure.retrieval import answer_hit
 from coseek.rewards.parts import format as form
 
 
-class Options(form.Options):
+class RetrievalOptions(form.FormatOptions):
     """The format reward's options, and λr."""
 
     lambda_r: float = Field(default=0.1, ge=0, le=1)
     """λr: added when the answer is wrong, the form valid and a gold answer stands in a retrieved passage."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: RetrievalOptions) -> float:
     """Eq. 3, and λf + λr where wrong & valid & the gold answer is in what was retrieved.
 
     The paper looks for a substring; here it is whole words in passages only, since a substring pays for short golds

@@ -6,13 +6,13 @@ from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import PartOptions
 
 
-class Options(PartOptions):
+class SearchesOptions(PartOptions):
     """What a search costs starts after the free ones."""
 
     free: int = Field(default=0, ge=0)
     """Searches that are not counted."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: SearchesOptions) -> float:
     """max(0, searches − free)."""
     return float(max(0, len(trajectory.searches) - options.free))

@@ -4,10 +4,10 @@ from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import PartOptions
 
 
-class Options(PartOptions):
+class ValidOptions(PartOptions):
     """Validity is the protocol's own; there is nothing to set."""
 
 
-def reward(trajectory: Trajectory, options: Options) -> float:
+def reward(trajectory: Trajectory, options: ValidOptions) -> float:
     """𝕀[format], as the grammar that made the run judged it."""
     return float(trajectory.valid)

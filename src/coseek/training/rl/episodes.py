@@ -12,19 +12,19 @@ from typing import TypeAlias
 
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.graders.scoring import EpisodeScorer
 from coseek.measure.answers import exact_match
 from coseek.rewards.reward import Reward, RewardFault
-from coseek.training.learning.workers import ALONE, Workers
-from coseek.training.rl.scoring import Scoring
+from coseek.training.trainer.workers import ALONE, Workers
 
 RolloutFunction: TypeAlias = Callable[[Sequence[Question], Sequence[int]], list[Trajectory]]
 """(questions, a seed for each) → their trajectories in that order, sampled from the policy as it is now."""
-ScoreFunction: TypeAlias = Callable[[Trajectory], Reward | None] | Scoring
+ScoreFunction: TypeAlias = Callable[[Trajectory], Reward | None] | EpisodeScorer
 """A finished trajectory → its reward, `None` for a run in which a part failed; or what scores a step's runs at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class ScoredEpisode:
     """A run that was scored."""
 
     group: int
@@ -38,7 +38,7 @@ class Episode:
 class EpisodeBatch:
     """The scored runs of a step, and how many there should have been."""
 
-    scored: tuple[Episode, ...]
+    scored: tuple[ScoredEpisode, ...]
     faults: Mapping[str, int]
     """Runs in which a part failed, by what failed: no reward, no place in a group."""
     timings: Mapping[str, float]
@@ -84,7 +84,7 @@ def score(
     The first worker scores for all: a judge need not say the same twice, and only one may write to a cache.
     """
     found_N = workers.agree(partial(_rewards, runs, reward))
-    scored: list[Episode] = []
+    scored: list[ScoredEpisode] = []
     faults: dict[str, int] = {}
     timings: dict[str, float] = {}
     for group, run, found in zip(groups, runs, found_N, strict=True):
@@ -93,14 +93,14 @@ def score(
         if isinstance(found, RewardFault):
             faults[found.part] = faults.get(found.part, 0) + 1
         else:
-            scored.append(Episode(group, run, found))
+            scored.append(ScoredEpisode(group, run, found))
     return EpisodeBatch(tuple(scored), faults, timings)
 
 
 def _rewards(runs: Sequence[Trajectory], reward: ScoreFunction) -> list[Reward | RewardFault]:
-    if isinstance(reward, Scoring):
+    if isinstance(reward, EpisodeScorer):
         return reward(runs)
-    return [RewardFault(str(run.failure[0])) if run.failure else reward(run) or RewardFault("reward") for run in runs]
+    return [RewardFault(str(run.fault[0])) if run.fault else reward(run) or RewardFault("reward") for run in runs]
 
 
 def describe(episodes: EpisodeBatch) -> dict[str, float]:

@@ -11,27 +11,27 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from coseek.data.errors import SettingError
-from coseek.data.files import read_jsonl
+from coseek.core.errors import SettingError
+from coseek.core.files import read_jsonl
+from coseek.core.progress import Evaluate, NoProgress, Progress
+from coseek.core.settings import dump_settings
 from coseek.data.question import Question
-from coseek.data.settings import dump_settings
-from coseek.training.learning.batch import make_batch
-from coseek.training.learning.checkpoint import HEALTHY
-from coseek.training.learning.critic import Critic
-from coseek.training.learning.journal import RunState
-from coseek.training.learning.learner import Learner
-from coseek.training.learning.policy import Policy
-from coseek.training.metrics import as_written
-from coseek.training.order import QuestionStream
-from coseek.training.progress import Evaluate, NoProgress, Progress
-from coseek.training.rl.advantages import make_experience
-from coseek.training.rl.clock import Clock
 from coseek.training.rl.episodes import EpisodeBatch, RolloutFunction, ScoreFunction, describe
-from coseek.training.rl.health import Health
-from coseek.training.rl.likelihood import LikelihoodProbe, right_rows
+from coseek.training.rl.experience import make_experience
+from coseek.training.rl.likelihood_probe import LikelihoodProbe, right_rows
+from coseek.training.rl.monitor import Monitor
 from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.rl.update import improve, logprob_gap
 from coseek.training.settings import RlSettings
+from coseek.training.trainer.batch import make_batch
+from coseek.training.trainer.checkpoint import HEALTHY
+from coseek.training.trainer.critic import Critic
+from coseek.training.trainer.data_order import QuestionStream
+from coseek.training.trainer.learner import Learner
+from coseek.training.trainer.metrics import as_written
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.run_state import RunState
+from coseek.training.trainer.timer import Timer
 
 Watch: TypeAlias = Callable[[int, EpisodeBatch], None]
 """Hears of every step's runs."""
@@ -72,7 +72,7 @@ def train_rl(
     progress.stage(settings.algorithm.upper(), settings.steps)
     _stop_if_sick(health, settings, folder)
     for step in range(journal.step, settings.steps):
-        clock = Clock()
+        clock = Timer()
         if begin is not None:
             begin(step, settings.steps)
         update = policy.optimiser.update
@@ -88,28 +88,28 @@ def train_rl(
         journal.advance(step + 1, journal.position + sampled.questions)
         if _due(step + 1, settings.checkpoint_every, settings.steps):
             journal.save()
-            journal.keep(bool(health.alarms), settings.health.window)
+            journal.keep(bool(health.alarms), settings.monitor.window)
         if watch is not None:
             watch(step + 1, episodes)
         progress.advance(step + 1, f"reward {last.get('reward', 0.0):.2f}")
-        if health.alarms and settings.health.stop:
+        if health.alarms and settings.monitor.stop:
             journal.save()
         _stop_if_sick(health, settings, folder)
     return last
 
 
-def _stop_if_sick(health: Health, settings: RlSettings, folder: Path) -> None:
+def _stop_if_sick(health: Monitor, settings: RlSettings, folder: Path) -> None:
     """Also a run that goes on: an alarm is not over because somebody started again."""
-    if health.alarms and settings.health.stop:
+    if health.alarms and settings.monitor.stop:
         raise health.stopped(folder / "checkpoints" / HEALTHY)
 
 
-def _watch_over(settings: RlSettings, folder: Path, journal: RunState, progress: Progress) -> Health:
+def _watch_over(settings: RlSettings, folder: Path, journal: RunState, progress: Progress) -> Monitor:
     """Health, with the steps that are over; what a kill left undone after the last checkpoint is done now."""
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "metrics.jsonl")]
-    health = Health(settings, rows, progress)
+    health = Monitor(settings, rows, progress)
     if journal.step:
-        journal.keep(bool(health.alarms), settings.health.window)
+        journal.keep(bool(health.alarms), settings.monitor.window)
     return health
 
 
@@ -138,7 +138,7 @@ def _learn(
     policy: Policy,
     critic: Critic | None,
     reference: Policy | None,
-    clock: Clock,
+    clock: Timer,
 ) -> dict[str, float]:
     """Advantages and updates; a step in which every run failed teaches nothing and says so."""
     episodes = sampled.kept
@@ -146,8 +146,8 @@ def _learn(
         return {"updates": 0, **_probe(policy, sampled.episodes)}
     with clock("advantages_s"):
         experience = make_experience(episodes, settings, policy, critic, reference)
-        right_N = right_rows(episodes.scored, settings.health.outcome)
-        probe = LikelihoodProbe(policy, experience.batch, right_N, ~experience.silent_B, settings.health.probe_runs)
+        right_N = right_rows(episodes.scored, settings.monitor.outcome)
+        probe = LikelihoodProbe(policy, experience.batch, right_N, ~experience.silent_B, settings.monitor.probe_runs)
     with clock("update_s"):
         learnt = improve(experience, settings, policy, critic, random.Random(f"{settings.seed}/minibatches/{step}"))
         if "logprob_gap" not in learnt:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from coseek.data.errors import DataError, SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.training.settings import KlEstimator, Normaliser
 
 Head: TypeAlias = Callable[[Tensor], Tensor]

@@ -7,13 +7,13 @@ asked. What was dropped is still reported: rewards of the groups that happened t
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coseek.training.learning.workers import ALONE, Workers
-from coseek.training.order import QuestionStream, derive_seed
-from coseek.training.rl.advantages import is_flat, row_rewards
-from coseek.training.rl.clock import Clock
 from coseek.training.rl.episodes import EpisodeBatch, RolloutFunction, ScoreFunction, collect, score
+from coseek.training.rl.experience import is_flat, row_rewards
 from coseek.training.rl.overlong import charge_overlong
 from coseek.training.settings import RlSettings
+from coseek.training.trainer.data_order import QuestionStream, derive_seed
+from coseek.training.trainer.timer import Timer
+from coseek.training.trainer.workers import ALONE, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def sample_step(
     settings: RlSettings,
     rollout: RolloutFunction,
     reward: ScoreFunction,
-    clock: Clock,
+    clock: Timer,
     update: int,
     workers: Workers = ALONE,
 ) -> SampledStep:

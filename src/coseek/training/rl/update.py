@@ -8,18 +8,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from coseek.training.learning.batch import Batch
-from coseek.training.learning.critic import Critic
-from coseek.training.learning.learner import Loss
-from coseek.training.learning.policy import Policy
-from coseek.training.learning.workers import Workers
-from coseek.training.rl.advantages import Experience
+from coseek.training.rl.experience import Experience
 from coseek.training.rl.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
 from coseek.training.settings import RlSettings
+from coseek.training.trainer.batch import Batch
+from coseek.training.trainer.critic import Critic
+from coseek.training.trainer.learner import Loss
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.workers import Workers
 
 
 @dataclass(slots=True)
-class Tally:
+class MetricAverager:
     """Means and maxima over the tokens of many micro-batches."""
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Tally:
 
     def add(self, workers: Workers) -> None:
         """Make this the tally of all workers, each of which saw its own micro-batches."""
-        whole = Tally()
+        whole = MetricAverager()
         for other in workers.gather(self):
             for name, total in other.sums.items():
                 whole.sums[name] = whole.sums.get(name, 0.0) + total
@@ -60,7 +60,7 @@ def improve(
     experience: Experience, settings: RlSettings, policy: Policy, critic: Critic | None, rng: random.Random
 ) -> dict[str, float]:
     """All updates of a step; returns its metrics."""
-    tally = Tally()
+    tally = MetricAverager()
     updates = 0
     for _ in range(settings.epochs):
         for rows_B in minibatches(experience, settings, rng):
@@ -87,7 +87,7 @@ def _exact(settings: RlSettings) -> bool:
     return settings.entropy > 0.0 or settings.measure_entropy
 
 
-def _tally_staleness(tally: Tally, experience: Experience, rows_B: Tensor, update: int) -> None:
+def _tally_staleness(tally: MetricAverager, experience: Experience, rows_B: Tensor, update: int) -> None:
     """How many updates older than the weights that are about to step those were that wrote the rows."""
     staleness_B = (update - experience.sampled_at_B[rows_B]).float()
     tally.tokens("staleness", staleness_B, torch.ones_like(staleness_B).bool())
@@ -98,7 +98,7 @@ def logprob_gap(policy: Policy, batch: Batch, rows: int) -> dict[str, float]:
     """Mean and largest |trainer's - sampler's log-probability| over the agent's tokens of the first `rows` rows."""
     few = batch.select(torch.arange(min(rows, len(batch))))
     gap_BT = (policy.forward(few, few.agent_BT) - few.logprobs_BT).abs()
-    tally = Tally()
+    tally = MetricAverager()
     tally.tokens("logprob_gap", gap_BT, few.agent_BT)
     tally.largest("logprob_gap_max", gap_BT, few.agent_BT)
     return tally.result()
@@ -123,7 +123,9 @@ def _weights(experience: Experience, settings: RlSettings, rows_B: Tensor) -> Te
     return loss_weights(mask_BT, settings.normaliser, settings.constant_tokens, experience.groups_B)
 
 
-def _policy_loss(experience: Experience, settings: RlSettings, weights_BT: Tensor, tally: Tally, first: bool) -> Loss:
+def _policy_loss(
+    experience: Experience, settings: RlSettings, weights_BT: Tensor, tally: MetricAverager, first: bool
+) -> Loss:
     """Clipped policy loss, β KL where that is in the loss, entropy bonus; `first`: nothing was updated yet."""
 
     def loss(said: Tensor, rows_b: Tensor) -> Tensor:
@@ -156,7 +158,7 @@ def _policy_loss(experience: Experience, settings: RlSettings, weights_BT: Tenso
     return loss
 
 
-def _describe(tally: Tally, new_bt: Tensor, old_bt: Tensor, mask_bt: Tensor, settings: RlSettings) -> None:
+def _describe(tally: MetricAverager, new_bt: Tensor, old_bt: Tensor, mask_bt: Tensor, settings: RlSettings) -> None:
     ratio_bt = ratios(new_bt, old_bt, mask_bt)
     outside_bt = (ratio_bt > 1.0 + settings.clip_high) | (ratio_bt < 1.0 - settings.clip_low)
     tally.tokens("outside_clip", outside_bt.float(), mask_bt)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
-from coseek.data.errors import DataError
+from coseek.core.errors import DataError
 from coseek.data.trajectory import Trajectory
 from coseek.training.settings import Phase
 

@@ -42,7 +42,7 @@ def _drill(
     rng: random.Random,
 ) -> Trajectory:
     hits = [Hit(world.corpus.by_id(entity.id), 0.0) for entity in dict.fromkeys(entities)]
-    shown = protocol.wording.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
+    shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
     said = [
         f" The {fact.noun} of {rng.choice(entity.names)} is {fact.value} ."
         for entity in dict.fromkeys(entities)

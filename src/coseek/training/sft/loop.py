@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coseek.data.settings import dump_settings
-from coseek.training.learning.batch import Batch, make_batch, micro_batches
-from coseek.training.learning.journal import RunState
-from coseek.training.learning.learner import Loss
-from coseek.training.learning.policy import Policy
-from coseek.training.order import derive_seed
-from coseek.training.progress import Evaluate, NoProgress, Progress
+from coseek.core.progress import Evaluate, NoProgress, Progress
+from coseek.core.settings import dump_settings
 from coseek.training.rl.losses import weighted_nll
 from coseek.training.settings import LearnerSettings, SftSettings
+from coseek.training.sft.copy_task import repeat_batch, varied_batch
 from coseek.training.sft.curriculum import Draw
-from coseek.training.sft.repeats import repeat_batch, varied_batch
+from coseek.training.trainer.batch import Batch, make_batch, micro_batches
+from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.learner import Loss
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.run_state import RunState
 
 CHUNK_STEPS = 16
 """Demonstrations are drawn for this many steps at once, so that rows of like length can share a step."""

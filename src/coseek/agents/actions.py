@@ -1,0 +1,186 @@
+"""Reading: what stands inside a tag that asks for something. Total: any text is read, and what is wrong is said.
+
+What can be understood is carried out even where its form is wrong: the form costs a run its validity, not its turn.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coseek.core.files import Json, JsonObject
+from coseek.core.strict_json import InvalidJson, parse_lenient
+
+
+class QueryFormat(StrEnum):
+    """How the text of a search is read."""
+
+    TEXT = "text"
+    """All of it is one query."""
+    ITEMS = "items"
+    """Each inner tag holds a query."""
+    JSON = "json"
+    """`{"query": "…"}`, `{"query": ["…", …]}`, or the text or list alone."""
+    SENTENCE = "sentence"
+    """The first sentence is the query (IRCoT)."""
+
+
+class Does(StrEnum):
+    """What a tool does."""
+
+    SEARCH = "search"
+    VISIT = "visit"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the agent may call, and the names of its arguments."""
+
+    does: Does
+    query: str = "query"
+    id: str = "id"
+    page: str = "page"
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A document to be opened; pages count from 1."""
+
+    id: str
+    page: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAction:
+    """What was asked, and what is wrong with how it was asked."""
+
+    queries: tuple[str, ...] = ()
+    visit: Visit | None = None
+    problem: str = ""
+
+
+def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int | None = None) -> ParsedAction:
+    """The queries of a search in the order written: none is empty, and there are at most `most`."""
+    if reads is QueryFormat.ITEMS:
+        reading = _items(text, item)
+    elif reads is QueryFormat.JSON:
+        reading = _json_queries(text, item)
+    else:
+        query = first_sentence(text) if reads is QueryFormat.SENTENCE else text.strip()
+        reading = ParsedAction((query,) if query else ())
+    if most is not None and len(reading.queries) > most:
+        problem = reading.problem or f"{len(reading.queries)} queries in one search, and at most {most} are allowed"
+        return ParsedAction(reading.queries[:most], problem=problem)
+    return reading
+
+
+def _items(text: str, item: str) -> ParsedAction:
+    marks = re.split(rf"(</?{re.escape(item)}>)", text)
+    queries: list[str] = []
+    problem, inside = "", False
+    for place, piece in enumerate(marks):
+        if place % 2:
+            if (piece[1] == "/") != inside:
+                problem = problem or f"{piece} at the wrong place in a search"
+            inside = piece[1] != "/"
+        elif inside:
+            closed = marks[place + 1 : place + 2] == [f"</{item}>"]
+            if closed and piece.strip():
+                queries.append(piece.strip())
+            else:
+                problem = problem or (f"an empty <{item}>" if closed else f"<{item}> is not closed")
+        elif piece.strip():
+            problem = problem or f"text outside <{item}> in a search: {piece.strip()[:40]!r}"
+    return ParsedAction(tuple(queries), problem=problem or ("" if queries else f"a search without a <{item}>"))
+
+
+def _json_queries(text: str, key: str) -> ParsedAction:
+    text = text.strip()
+    value = _from_json(text)
+    if not isinstance(value, str | list | dict):
+        # A plain question is what was meant; half a JSON object is not.
+        meant = () if not text or text[0] in "{[" else (text,)
+        return ParsedAction(meant, problem="the query is no JSON")
+    named = value.get(key) if isinstance(value, dict) else value
+    queries = _texts(named)
+    wanted = len(named) if isinstance(named, list) else 1
+    return ParsedAction(
+        queries, problem="" if queries and len(queries) == wanted else f"the JSON holds no {key!r} text"
+    )
+
+
+def parse_tool_call(text: str, tools: Mapping[str, Tool], most: int | None = None) -> ParsedAction:
+    """A tool call: `{"name": "…", "arguments": {…}}`."""
+    call = _from_json(text.strip())
+    if not isinstance(call, dict):
+        return ParsedAction(problem='a tool call is a JSON object with "name" and "arguments"')
+    name, arguments = call.get("name"), call.get("arguments")
+    if isinstance(arguments, str):  # as the OpenAI format has it
+        arguments = _from_json(arguments)
+    tool = tools.get(name) if isinstance(name, str) else None
+    if tool is None:
+        return ParsedAction(problem=f"no tool named {str(name)[:40]!r}; there are: {', '.join(tools)}")
+    if not isinstance(arguments, dict):
+        return ParsedAction(problem=f"the arguments of {name!r} are no JSON object")
+    return _visit(arguments, tool) if tool.does is Does.VISIT else _tool_search(arguments, tool, most)
+
+
+def _tool_search(arguments: JsonObject, tool: Tool, most: int | None) -> ParsedAction:
+    queries = _texts(arguments.get(tool.query))
+    if not queries:
+        return ParsedAction(problem=f"a search needs {tool.query!r}, a text or a list of texts")
+    if most is not None and len(queries) > most:
+        return ParsedAction(
+            queries[:most], problem=f"{len(queries)} queries in one call, and at most {most} are allowed"
+        )
+    return ParsedAction(queries)
+
+
+def _visit(arguments: JsonObject, tool: Tool) -> ParsedAction:
+    ident, page = arguments.get(tool.id), arguments.get(tool.page, 1)
+    if isinstance(ident, list) and ident:
+        ident = ident[0]
+    if isinstance(ident, bool) or not isinstance(ident, str | int) or not str(ident).strip():
+        return ParsedAction(problem=f"a visit needs {tool.id!r}, the id of a document that a search has found")
+    if isinstance(page, bool) or not isinstance(page, int):
+        return ParsedAction(problem=f"{tool.page!r} is a whole number from 1")
+    return ParsedAction(visit=Visit(str(ident).strip(), page))
+
+
+# Possessive (`*+`) here and below: text of a model decides how many blanks, marks and numbers there are.
+_NUMBERS = re.compile(r"""\[?\s*+(?:["']?[0-9]{1,6}+["']?(?:\s*+,\s*+["']?[0-9]{1,6}+["']?)*+)?\s*+\]?""")
+_DIGITS = re.compile("[0-9]+")
+
+
+def parse_numbers(text: str) -> tuple[int, ...] | None:
+    """`[1, 3]` or `1, 3` → each number once, in order; `[]` and nothing → none; `None` for any other text."""
+    if not _NUMBERS.fullmatch(text.strip()):
+        return None
+    return tuple(dict.fromkeys(int(number) for number in _DIGITS.findall(text)))
+
+
+def parse_flag(text: str) -> bool | None:
+    """`True` or `1`, `False` or `0`; `None` for any other text."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
+
+
+_SENTENCE_END = re.compile(r"""(?:(?<![!?])[!?]++|(?:(?<=\w\w\w)|(?<=[\d\s]))\.++)["')\]]*+(?=\s|$)""")
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first `!` or `?`, or full stop that ends no short word (`Dr.`, `J.`)."""
+    text = text.strip()
+    end = _SENTENCE_END.search(text)
+    return text[: end.end()] if end else text
+
+
+def _from_json(text: str) -> Json:
+    try:
+        return parse_lenient(text)
+    except InvalidJson:
+        return None
+
+
+def _texts(value: Json) -> tuple[str, ...]:
+    several: Sequence[Json] = value if isinstance(value, list) else [value]
+    return tuple(text.strip() for text in several if isinstance(text, str) and text.strip())

@@ -1,0 +1,250 @@
+"""Agents by name: what stands behind `--agent`. A model folder, a server, or a writer that needs no model.
+
+name: http://127.0.0.1:8000       # a YAML file of such lines says all about a server that the options cannot
+tokenizer: models/policy          # the model's own folder; bytes, for a server that is asked for text
+protocol: search-r1
+prompt_template: default
+server: {dialect: vllm, model: policy, key_env: MY_KEY}
+"""
+
+import hashlib
+from pathlib import Path
+from typing import cast
+
+from pydantic import Field
+
+from coseek.agents.agent_card import AgentCard
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.rollout import Agent, Limits
+from coseek.agents.scripted_agent import ScriptedAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.cli.terminal import say
+from coseek.core.errors import DataError, SettingError, UserError, nearest
+from coseek.core.files import JsonObject, read_yaml
+from coseek.core.fingerprint import TOKENIZER, fingerprint
+from coseek.core.hub import fetch_command, missing
+from coseek.core.plugins import PluginSpec, is_plugin_path
+from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.settings import Settings, make_settings
+from coseek.data.audit import Decode
+from coseek.data.run import Run
+from coseek.hardware.precision import S, SamplingPrecision
+from coseek.hardware.speed import resolve_here, warning
+from coseek.models.dialect import dialect_of
+from coseek.models.model import Model, Tokenizer
+from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
+from coseek.models.shape import hidden_size
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
+
+WRITERS = "coseek.agents.scripted"
+"""The package of agents that need no model; its files' names are theirs."""
+OFFERS: PluginSpec = {"WORDING": str, "make": None}
+"""What a writer of one's own must have."""
+BYTES = "bytes"
+"""Stands for a tokenizer whose tokens are bytes."""
+
+
+class AgentSettings(Settings):
+    """Which agent runs, and how it writes."""
+
+    name: str
+    """A model folder, the address of a server, or a writer: `rules`, `expert` …, or the path of its `.py` file."""
+    protocol: str
+    """A protocol by name, or a YAML file."""
+    prompt_template: str
+    """`default`, `laptop`, or a YAML file with a prompt of your own."""
+    temperature: float = Field(default=0.0, ge=0.0)
+    """0 takes the most likely token; no effect on writers."""
+    precision: SamplingPrecision = "float32"
+    """Of weights and cache; no effect on writers."""
+    tokenizer: str | None = None
+    """A model folder in whose ids a writer or a server writes, or `bytes`. A folder has its own; writers have bytes."""
+    server: RemoteModelSettings | None = None
+    """How a server is asked; nothing for the others."""
+
+    @property
+    def is_remote(self) -> bool:
+        return self.name.startswith(("http://", "https://"))
+
+
+def is_writer(name: str) -> bool:
+    """Whether an agent needs no model."""
+    return is_plugin_path(name) or name in plugin_names(WRITERS)
+
+
+def settings_for(
+    name: str, protocol: str | None = None, prompt_template: str | None = None, tokenizer: str | None = None
+) -> AgentSettings:
+    """Fill in the protocol and prompt template that belong to an agent; a name that is none is refused."""
+    file = Path(name) if name.endswith((".yaml", ".yml")) else None
+    tree = _file(file) if file else {"name": name}
+    given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer}
+    typed = {key: value for key, value in given.items() if value is not None}
+    tree |= typed
+    card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
+    whole = {"protocol": card.protocol, "prompt_template": card.prompt_template, **tree}
+    settings = make_settings(AgentSettings, whole, file or "", tuple(typed))
+    if settings.is_remote and settings.server is None:
+        return settings.model_copy(update={"server": RemoteModelSettings()})
+    return settings
+
+
+def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
+    """The protocol and prompt template that belong to an agent unless one asks for others."""
+    if is_writer(name):
+        return AgentCard(prompt_template=str(find_plugin("writer", WRITERS, name, OFFERS).PROMPT_TEMPLATE))
+    if name.startswith(("http://", "https://")):
+        if tokenizer is None:
+            raise SettingError(
+                f"{name} is a server, whose model's tokenizer is needed: name the model's folder with --tokenizer "
+                "(or `bytes`, for a server that is asked for text)"
+            )
+        return AgentCard() if tokenizer == BYTES else AgentCard.read(Path(tokenizer))
+    folder = Path(name)
+    if not folder.is_dir():
+        if fetch_command(name):
+            raise DataError(missing("model folder", name))
+        known = plugin_names(WRITERS)
+        raise UserError(
+            f"no agent named {name!r}{nearest(name, known)} Known: {', '.join(known)}, the path of a model folder or "
+            "a YAML file, or the address of a server"
+        )
+    check_folder(folder)
+    return AgentCard.read(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds no model; said here, before torch is woken to say the same."""
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder} is not a model folder: it has no config.json")
+
+
+def _file(path: Path) -> JsonObject:
+    lines = "`name: value` lines, `name` itself among them"
+    tree = read_yaml(path, "agent file", lines)
+    if not isinstance(tree.get("name"), str):
+        raise DataError(f"{path} must hold {lines}")
+    return tree
+
+
+def limits_for(settings: AgentSettings) -> Limits:
+    """The budgets that suit an agent and its protocol. Where tokens are bytes, text has more of them."""
+    suited = load_protocol(settings.protocol, settings.prompt_template).limits_over
+    if settings.tokenizer == BYTES or (is_writer(settings.name) and settings.tokenizer is None):
+        return suited(Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000))
+    return suited(Limits())
+
+
+def open_agent(settings: AgentSettings) -> Agent:
+    """The agent, ready to run."""
+    protocol = load_protocol(settings.protocol, settings.prompt_template)
+    tokenizer = open_tokenizer(settings, protocol)
+    if is_writer(settings.name):
+        model: Model = ScriptedAgentModel(open_writer(settings.name), protocol, tokenizer)
+    elif settings.is_remote:
+        model = open_server(settings, protocol, tokenizer)
+    else:
+        model = open_model(settings, protocol, tokenizer)
+    return Agent(protocol, model, made_of(settings, model))
+
+
+def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:
+    """What the agent's turns depend on: see `Agent.identities`. A server does not show its weights, but says which
+    model it serves."""
+    agent = f"{model.served.model} at {settings.name}" if isinstance(model, RemoteModel) else content_of(settings.name)
+    sampling = [f"temperature {settings.temperature:g}"]
+    if not (is_writer(settings.name) or settings.is_remote):
+        sampling.append(f"precision {settings.precision}")
+    tokenizer = settings.tokenizer or (BYTES if is_writer(settings.name) else settings.name)
+    return {
+        "agent": agent,
+        "tokenizer": content_of(tokenizer, TOKENIZER),
+        "sampling": ", ".join(sampling),
+    }
+
+
+def content_of(name: str, files: str = "*") -> str:
+    """A digest of the folder (its `files`) or of the Python file behind a name; the name itself where there is neither
+    (`rules`, `bytes`)."""
+    path = Path(name).expanduser()
+    if is_plugin_path(name) and path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return fingerprint(path, files) if not is_writer(name) and path.is_dir() else name
+
+
+def open_writer(name: str) -> ScriptedAgent:
+    """Make a writer with its ordinary settings."""
+    return cast(ScriptedAgent, find_plugin("writer", WRITERS, name, OFFERS).make())
+
+
+def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
+    """A model's own tokenizer; for a writer the one it was given, or plain bytes when no model reads its words."""
+    folder = settings.tokenizer or settings.name
+    if folder == BYTES or is_writer(folder):
+        return ByteTokenizer(protocol.grammar.special_tokens)
+    return HfTokenizer.load(Path(folder))
+
+
+def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> RemoteModel:
+    """The model of a server, which is asked for its dialect where the settings do not say."""
+    grammar = protocol.grammar
+    model = open_remote(
+        settings.name,
+        settings.server or RemoteModelSettings(),
+        tokenizer,
+        grammar.stops,
+        settings.temperature,
+        grammar.lost_stop,
+    )
+    if dialect_of(model.served.dialect).EXACT and settings.tokenizer == BYTES:
+        raise SettingError(
+            f"{settings.name} exchanges token ids, which are no bytes; name the model's own folder with --tokenizer"
+        )
+    if model.inexact:
+        say(f"these trajectories are not for training: {model.inexact}")
+    return model
+
+
+def spent(model: Model, settings: AgentSettings) -> str:
+    """What a server's model came to, in one line; nothing for others."""
+    if not isinstance(model, RemoteModel):
+        return ""
+    usage, calls = model.usage, model.calls.stats
+    prices = (settings.server or RemoteModelSettings()).prices
+    parts = [f"{usage.answers} answers", f"{usage.read_tokens} tokens read", f"{usage.written_tokens} written"]
+    parts += [f"${usage.cost_usd(prices):.4f}"] if prices.read or prices.written else []
+    parts += [f"{usage.uncounted} answers did not count their tokens"] if usage.uncounted else []
+    parts += [f"{calls.retries} calls repeated"] if calls.retries else []
+    parts += [f"{calls.failed} calls failed"] if calls.failed else []
+    return f"{settings.name}: {', '.join(parts)}"
+
+
+def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> Model:
+    # Here and not above: these bring torch, which writers do without.
+    from coseek.models.pretrained import load_model
+    from coseek.models.sampler import Sampler, SamplerSettings
+
+    if line := warning(settings):
+        say(line)
+    sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
+    return Sampler(load_model(Path(settings.name)), tokenizer, protocol.grammar.stops, sampling)
+
+
+def settled_for(settings: S, agent: AgentSettings | None, began: Path) -> S:
+    """A command's settings with the name of a precision in place of its agent's `auto`: the one that the file `began`
+    holds, where the work goes on, else what is fastest here."""
+    recorded = read_yaml(began, "record").get("settings") if began.exists() else None
+    width = hidden_size(Path(agent.name)) if agent is not None else 0
+    return resolve_here(settings, recorded if isinstance(recorded, dict) else None, lambda _: width)
+
+
+def decoder_of(run: Run) -> Decode | None:
+    """How to turn a run's ids into text again; `None` when its agent is no longer there."""
+    recorded = run.settings.get("agent")
+    if not isinstance(recorded, dict):
+        return None
+    settings = make_settings(AgentSettings, recorded)
+    folder = settings.tokenizer or settings.name
+    if folder != BYTES and not is_writer(folder) and not Path(folder).is_dir():
+        return None
+    return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode

@@ -1,0 +1,199 @@
+"""Prompt template: the words around a grammar (prompt, documents, observation). Files that a user can replace.
+
+Text from outside goes into a template's `{fields}`. It is disarmed and tokenised as plain characters, so it can
+neither close a tag nor become a special token.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from coseek.agents.document_block import shown_documents
+from coseek.agents.grammar import Grammar
+from coseek.core.errors import SettingError
+from coseek.core.files import read_yaml
+from coseek.core.registry import find_yaml
+from coseek.core.settings import Settings, make_settings
+from coseek.data.passage import Hit
+from coseek.data.trajectory import Search
+from coseek.models.model import Tokenizer
+
+FOLDER = Path(__file__).parent / "prompt_templates"
+_FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
+_LITERAL = re.compile(r"\{(\{\w+\})\}")
+"""`{{word}}` in a template stands for `{word}` as it is."""
+
+
+class PromptTemplateFile(Settings):
+    """The templates of one prompt template."""
+
+    about: str = ""
+    """One line for people."""
+    prompt: str
+    """What the agent reads first; `{question}` is filled in."""
+    prompts: dict[str, str] = Field(default={})
+    """Prompts of single protocols, by name, in place of `prompt`: each must be told apart from the others."""
+    observation: str = ""
+    """Around the documents of a search; `{documents}` is filled in."""
+    document: str = ""
+    """One passage; `{rank}` from 1 within its block, `{id}`, `{title}` and `{text}` are filled in."""
+    space_before: bool = False
+    """Put a space in front of a field that has none, so that its first word is the token it is inside a sentence."""
+    nothing_found: str = ""
+    """Stands for the documents when a search found none."""
+    failed: str = "\n(no result: the search for {query} failed)\n"
+    """Stands for the documents of a query that failed while others of its turn did not; `{query}` is filled in."""
+    retry: str = ""
+    """What the agent reads after a turn that asked for nothing that can be done; `{problem}` is filled in."""
+    page: str = "\n{title} (page {page} of {pages})\n{text}\n"
+    """A page of an opened document; `{id}`, `{title}`, `{page}`, `{pages}` and `{text}` are filled in."""
+    missing: str = "\n(there is no page {page} of a document {id} among those that were found)\n"
+    """Stands for a page that does not exist; `{id}` and `{page}` are filled in."""
+    notes: str = ""
+    """Asks the same model, in a context of its own, for notes on what a search found. `{question}`, `{reasoning}` (what
+    the agent wrote in front of its query), `{query}` and `{documents}` are filled in."""
+
+
+_FIELDS = {
+    "prompt": {"question"},
+    "observation": {"documents"},
+    "document": {"rank", "id", "title", "text"},
+    "failed": {"query"},
+    "retry": {"problem"},
+    "page": {"id", "title", "page", "pages", "text"},
+    "missing": {"id", "page"},
+    "notes": {"question", "reasoning", "query", "documents"},
+}
+_OF_A_SEARCH = ("observation", "document")
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """Turns questions and passages into token ids."""
+
+    file: PromptTemplateFile
+    grammar: Grammar
+
+    @classmethod
+    def load(cls, name: str, grammar: Grammar, protocol: str, needs: Sequence[str] = ()) -> "PromptTemplate":
+        """`name` is one of ours (`default`, `laptop`) or the path of a YAML file.
+
+        `protocol` chooses the prompt, or the file `NAME/PROTOCOL.yaml` where there is one; `needs` names templates
+        that must not be empty.
+        """
+        own = FOLDER / name / f"{protocol}.yaml"
+        path = own if own.is_file() else find_yaml("prompt_template", FOLDER, name)
+        file = make_settings(PromptTemplateFile, read_yaml(path, "prompt_template file"), path)
+        return cls.of(file, grammar, protocol, needs, str(path))
+
+    @classmethod
+    def of(
+        cls, file: PromptTemplateFile, grammar: Grammar, protocol: str, needs: Sequence[str], source: str
+    ) -> "PromptTemplate":
+        """Check templates against a grammar."""
+        file = file.model_copy(update={"prompt": file.prompts.get(protocol, file.prompt), "prompts": {}})
+        for template, fields in _FIELDS.items():
+            for field in _FIELD.findall(getattr(file, template)):
+                if field not in fields:
+                    known = ", ".join(sorted(fields))
+                    raise SettingError(f"{source}: {template} names {{{field}}}; it may hold {known}")
+        observed = grammar.by_name.get(grammar.observation)
+        for template in (*needs, *(_OF_A_SEARCH if observed else ())):
+            if not getattr(file, template):
+                raise SettingError(f"{source} has no {template!r}, and the protocol {protocol} needs it")
+        if observed and not _holds(file.observation, observed.opening, "{documents}", observed.closing):
+            around = f"{observed.opening}{{documents}}{observed.closing}"
+            raise SettingError(f"{source}: the observation of the protocol {protocol} must hold {around}")
+        return cls(file, grammar)
+
+    def prompt_ids(self, tokenizer: Tokenizer, question: str) -> tuple[int, ...]:
+        return tuple(self._fill(self.file.prompt, {"question": self._data(tokenizer, question)}, tokenizer))
+
+    def observation_ids(self, tokenizer: Tokenizer, hits: Sequence[Hit], max_tokens: int) -> tuple[int, ...]:
+        """The observation of one search that found `hits`."""
+        return self.block_ids(tokenizer, [Search("", tuple(hits))], max_tokens)
+
+    def block_ids(self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int) -> tuple[int, ...]:
+        """The observation of one turn's searches: their documents, each once, and a failure block for each fault."""
+        return self._observed(tokenizer, self._documents(tokenizer, searches, max_tokens))
+
+    def _documents(self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int) -> list[int]:
+        """Each document is cut to an equal share of `max_tokens` before anything is put around it."""
+        block = shown_documents(searches)
+        ids: list[int] = [] if block else tokenizer.encode(self.file.nothing_found)
+        for place, search in enumerate(searches):
+            if search.fault is not None:
+                ids += self._fill(self.file.failed, {"query": self._data(tokenizer, search.query)}, tokenizer)
+            for rank, (owner, hit) in enumerate(block, start=1):
+                if owner == place:
+                    ids += self._document(tokenizer, rank, hit)[: max_tokens // len(block)]
+        return ids
+
+    def _document(self, tokenizer: Tokenizer, rank: int, hit: Hit) -> list[int]:
+        fields = {
+            "rank": tokenizer.encode(str(rank)),
+            "id": self._data(tokenizer, hit.passage.id),
+            "title": self._data(tokenizer, hit.passage.title),
+            "text": self._data(tokenizer, hit.passage.text),
+        }
+        return self._fill(self.file.document, fields, tokenizer)
+
+    def page_ids(self, tokenizer: Tokenizer, hit: Hit | None, ident: str, page: int, size: int) -> tuple[int, ...]:
+        """Page `page` (from 1) of a whole document in pages of `size` tokens; a sentence when there is no such page."""
+        text = self._data(tokenizer, hit.passage.text) if hit else []
+        pages = max(1, -(-len(text) // size))
+        fields = {
+            "id": self._data(tokenizer, ident),
+            "title": self._data(tokenizer, hit.passage.title if hit else ""),
+            "page": tokenizer.encode(str(page) if abs(page) < 10**9 else "?"),
+            "pages": tokenizer.encode(str(pages)),
+            "text": text[(page - 1) * size : page * size],
+        }
+        template = self.file.page if hit and 1 <= page <= pages else self.file.missing
+        return self._observed(tokenizer, self._fill(template, fields, tokenizer))
+
+    def retry_ids(self, tokenizer: Tokenizer, problem: str) -> tuple[int, ...]:
+        return tuple(self._fill(self.file.retry, {"problem": self._data(tokenizer, problem)}, tokenizer))
+
+    def notes_prompt_ids(
+        self, tokenizer: Tokenizer, question: str, reasoning: str, searches: Sequence[Search], max_tokens: int
+    ) -> tuple[int, ...]:
+        """What the model reads in order to write notes on what one turn's searches found."""
+        fields = {
+            "question": self._data(tokenizer, question),
+            "reasoning": self._data(tokenizer, reasoning),
+            "query": self._data(tokenizer, " · ".join(search.query for search in searches)),
+            "documents": self._documents(tokenizer, searches, max_tokens),
+        }
+        return tuple(self._fill(self.file.notes, fields, tokenizer))
+
+    def notes_ids(self, tokenizer: Tokenizer, notes: str, max_tokens: int) -> tuple[int, ...]:
+        """The observation that holds notes in place of documents."""
+        written = self._data(tokenizer, notes)[:max_tokens] if notes else tokenizer.encode(self.file.nothing_found)
+        return self._observed(tokenizer, written)
+
+    def _observed(self, tokenizer: Tokenizer, documents: list[int]) -> tuple[int, ...]:
+        return tuple(self._fill(self.file.observation, {"documents": documents}, tokenizer))
+
+    def _data(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        if self.file.space_before and not text.startswith(" "):
+            text = f" {text}"
+        return tokenizer.encode_data(self.grammar.escape(text))
+
+    def _fill(self, template: str, fields: Mapping[str, list[int]], tokenizer: Tokenizer) -> list[int]:
+        ids: list[int] = []
+        for at, part in enumerate(_FIELD.split(template)):
+            ids += fields[part] if at % 2 else tokenizer.encode(_LITERAL.sub(r"\1", part)) if part else []
+        return ids
+
+
+def _holds(text: str, *parts: str) -> bool:
+    """Whether the parts stand in the text in this order, none inside another."""
+    for part in parts:
+        _, found, text = text.partition(part)
+        if not found:
+            return False
+    return True

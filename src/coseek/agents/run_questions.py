@@ -1,0 +1,90 @@
+"""Answering: many questions through one agent into a run folder, which a killed run goes on with."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from coseek.agents.protocol import Protocol
+from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.unwritable import fault_of, fault_trajectory, mended, storable
+from coseek.core.errors import RetrieverError
+from coseek.data.identities import Identities, digest, questions_digest
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
+from coseek.retrieval.retriever import Retriever
+
+
+def row_seed(seed: int, question_id: str, sample: int) -> int:
+    """The seed of one trajectory: it depends on nothing else in the run. 48 bits: every JSON reader keeps those."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{sample}/{question_id}".encode()).digest()[:6], "big")
+
+
+def identities_of(
+    made_of: Identities,
+    protocol: Protocol,
+    retriever: Retriever,
+    questions: Sequence[Question],
+    limits: Limits,
+    seed: int,
+) -> dict[str, str]:
+    """All that the trajectories of a run depend on. `made_of` is the agent's own: see `Agent.identities`."""
+    prompt_template = protocol.template.file.model_dump_json(exclude={"about"}, exclude_defaults=True)
+    searched = {}
+    # A server that does not answer is a fault, and faults are data: what it serves stays unsaid, and is not compared.
+    with suppress(RetrieverError):
+        searched["retriever"] = retriever.identity
+    return {
+        "questions": questions_digest(questions),
+        **made_of,
+        "protocol": protocol.identity,
+        "prompt_template": digest(prompt_template),
+        "limits": digest(limits.model_dump_json(exclude_defaults=True)),
+        "seed": str(seed),
+        **searched,
+    }
+
+
+def run_questions(
+    run: Run,
+    agent: Agent,
+    retriever: Retriever,
+    questions: Sequence[Question],
+    limits: Limits,
+    *,
+    seed: int = 0,
+    samples: int = 1,
+    concurrency: int = 256,
+    overlap: bool = False,
+    tell: Callable[[int, int], None] | None = None,
+) -> None:
+    """Answer what the run does not hold yet, appending every trajectory as it ends. `tell` gets (ended, in all).
+
+    A run that holds trajectories of other questions, another agent or another retriever is refused (`SettingError`),
+    as is one that another process is writing (`InUse`). A question that no file can hold is recorded as a fault and not
+    asked, so that neither this run nor a resumed one ends at it. `concurrency` and `overlap` are `rollout`'s.
+    """
+    faults = {mended(question).id: why for question in questions if (why := fault_of(question))}
+    asked_for = [mended(question) for question in questions] if faults else questions
+    identities = identities_of(agent.identities, agent.protocol, retriever, asked_for, limits, seed)
+    rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in asked_for]
+    with run.open_for_append(identities) as file:
+        done = run.done()
+        left = [row for row in rows if (row[0].id, row[1]) not in done]
+        ended = len(rows) - len(left)
+
+        def keep(trajectory: Trajectory) -> None:
+            nonlocal ended
+            Run.append(file, storable(trajectory))
+            ended += 1
+            if tell is not None:
+                tell(ended, len(rows))
+
+        if tell is not None:
+            tell(ended, len(rows))
+        for question, own_seed in left:
+            if question.id in faults:
+                keep(fault_trajectory(question, agent.protocol.name, own_seed, faults[question.id]))
+        left = [row for row in left if row[0].id not in faults]
+        asked, seeds = [row[0] for row in left], [row[1] for row in left]
+        rollout(agent, retriever, asked, seeds, limits, concurrency=concurrency, overlap=overlap, on_done=keep)

@@ -1,0 +1,203 @@
+"""Expert: the scripted demonstrator of the laptop world. It knows the plan of a question and nothing of the answer.
+
+It states a fact only after a search has brought the passage that tells it, one hop a search, in short sentences of one
+form: what was found, then what is needed next. Its faults are deliberate and can be set; a policy warm-started on
+faulty demonstrations has something to gain from its rewards.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import Field
+
+from coseek.agents.scripted_agent import Move
+from coseek.core.files import JsonObject
+from coseek.core.settings import Settings
+from coseek.data.question import Question
+from coseek.data.trajectory import Search
+from coseek.models.model import EpisodeState
+from coseek.world.names import draw_name
+from coseek.world.passages import spaced
+from coseek.world.questions import Step, kind_of, plan_of
+from coseek.world.relations import BY_NOUN
+
+
+class ExpertSettings(Settings):
+    """How faulty the expert is. All faults at 0 make the perfect one."""
+
+    stop_early: float = Field(default=0.5, ge=0, le=1)
+    """Share of questions with several steps that it answers before the last one, with what it has."""
+    bad_query: float = Field(default=0.2, ge=0, le=1)
+    """Share of searches with a query that says too little."""
+    blind_guess: float = Field(default=0.04, ge=0, le=1)
+    """Share of questions that it answers without any search."""
+    give_up: float = Field(default=0.5, ge=0, le=1)
+    """How often it gives up after a search that missed, instead of searching again in other words."""
+    retries: int = Field(default=2, ge=0)
+    """Other prompt templates tried for one fact before it gives up in any case."""
+    max_searches: int = Field(default=8, ge=1)
+    """After so many searches it answers with what it has."""
+
+
+PROMPT_TEMPLATE = "laptop"
+NEEDS = "the plan of a laptop world's question"
+
+PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
+
+
+class ExpertAgent:
+    """A writer for questions of a laptop world; others have no plan and are refused."""
+
+    def __init__(self, settings: ExpertSettings | None = None) -> None:
+        self.settings = settings or ExpertSettings()
+
+    @classmethod
+    def perfect(cls) -> "ExpertAgent":
+        """The expert without faults: what the world and the retriever allow."""
+        return cls(PERFECT)
+
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """The next move; the same state and the same `rng` give the same one."""
+        move = self._move(so_far, rng)
+        return replace(move, selected=_worth(so_far)) if so_far.searches else move
+
+    def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """An answer from what was found so far, if only the title found first."""
+        plan = plan_of(so_far.question)
+        done, _ = progress(plan, so_far.searches)
+        if done == len(plan):
+            return _conclude(so_far.question, plan)
+        answer = _last_resort(so_far.question, plan, done, so_far.searches, rng)
+        return Move(spaced(f"I can not find {_wanted(so_far.question, plan[done])} ."), answer=spaced(answer))
+
+    def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        question, searches = so_far.question, so_far.searches
+        plan = plan_of(question)
+        done, misses = progress(plan, searches)
+        if not searches and rng.random() < self.settings.blind_guess:
+            return Move(spaced("I guess ."), answer=spaced(_blind_guess(question, plan, rng)))
+        if done == len(plan):
+            return _conclude(question, plan)
+        if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
+            thought = f"I can not find {_wanted(question, plan[done])} ."
+            return Move(spaced(thought), answer=spaced(_last_resort(question, plan, done, searches, rng)))
+        if done and not misses and rng.random() < self._stops_here(len(plan)):
+            answer = _last_resort(question, plan, done, searches, rng)
+            return Move(spaced(_found(question, plan[done - 1])), answer=spaced(answer))
+        bad = rng.random() < self.settings.bad_query
+        query = _bad_query(plan[done], rng) if bad else _query(question, plan[done], misses)
+        return Move(spaced(_report(question, plan, done, misses)), queries=(spaced(query),))
+
+    def _gives_up(self, misses: int, rng: random.Random) -> bool:
+        return misses > self.settings.retries or (misses > 0 and rng.random() < self.settings.give_up)
+
+    def _stops_here(self, steps: int) -> float:
+        """The chance per step that adds up to `stop_early` over a question: 1 − (1 − p)^(1 / (steps − 1))."""
+        return float(1 - (1 - self.settings.stop_early) ** (1 / (steps - 1)))
+
+
+def make() -> ExpertAgent:
+    """The expert without faults."""
+    return ExpertAgent.perfect()
+
+
+def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int]:
+    """Steps whose passage was found, one at most a search, and searches that missed since then."""
+    done = misses = 0
+    for search in searches:
+        if done == len(plan):
+            break
+        if any(hit.passage.id == plan[done].gold_id for hit in search.hits):
+            done, misses = done + 1, 0
+        else:
+            misses += 1
+    return done, misses
+
+
+def _worth(so_far: EpisodeState) -> tuple[str, ...]:
+    """The passages found that tell a step of the plan."""
+    wanted = {step.gold_id for step in plan_of(so_far.question)}
+    found = (hit.passage.id for search in so_far.searches for hit in search.hits)
+    return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
+
+
+def _constraints(question: Question) -> list[JsonObject]:
+    rows = question.meta.get("constraints", [])
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _wanted(question: Question, step: Step) -> str:
+    if kind_of(question) == "constraint":
+        values = " and ".join(f"{row['relation']} {row['value']}" for row in _constraints(question))
+        return f"the {step.relation} with {values}"
+    return f"the {step.relation} of {step.mention}"
+
+
+def _found(question: Question, step: Step) -> str:
+    wanted = _wanted(question, step)
+    return f"T{wanted[1:]} is {step.sub_answer} ."
+
+
+def _report(question: Question, plan: Sequence[Step], done: int, misses: int) -> str:
+    """What was found, or that nothing was, and what is needed next."""
+    needed = f"I need {_wanted(question, plan[done])} ."
+    if misses:
+        return f"Not found . {needed}"
+    return f"{_found(question, plan[done - 1])} {needed}" if done else needed
+
+
+def _query(question: Question, step: Step, misses: int) -> str:
+    """The name and the relation; after a miss the name and what it is; then the name as a second name."""
+    if kind_of(question) == "constraint":
+        values = " ".join(str(row["value"]) for row in _constraints(question))
+        return f"{step.relation} {values}" if misses % 2 == 0 else values
+    # What kind of person it is, the expert cannot know before it has read the passage.
+    word = "" if "person" in BY_NOUN[step.relation].subjects else f" {step.word}"
+    return step.mention + (f" {step.relation}", word, " also known as")[misses % 3]
+
+
+def _bad_query(step: Step, rng: random.Random) -> str:
+    """Half of the name with the relation, or the relation alone."""
+    words = step.mention.split()
+    half = words[len(words) // 2 :] if len(words) > 1 and rng.random() < 0.7 else []
+    return " ".join([*half, step.relation])
+
+
+def _conclude(question: Question, plan: Sequence[Step]) -> Move:
+    if kind_of(question) != "comparison":
+        return Move(spaced(_found(question, plan[-1])), answer=spaced(plan[-1].sub_answer))
+    verdict, answer = _compare(question, plan)
+    found = " ".join(_found(question, step) for step in plan)
+    return Move(spaced(f"{found} {verdict}"), answer=spaced(answer))
+
+
+def _compare(question: Question, plan: Sequence[Step]) -> tuple[str, str]:
+    if question.meta.get("compare") == "same":
+        alike = plan[0].sub_answer == plan[1].sub_answer
+        return ("They are the same .", "yes") if alike else ("They are not the same .", "no")
+    first, last = sorted(plan, key=lambda step: step.sub_answer)
+    return f"{first.sub_answer} is before {last.sub_answer} .", first.mention
+
+
+def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
+                 rng: random.Random) -> str:  # fmt: skip
+    """An answer from what was seen: the last fact found, else the title found first, else a name of the question."""
+    if kind_of(question) == "comparison":
+        return _guess_comparison(question, plan, rng)
+    if done:
+        return plan[done - 1].sub_answer
+    titles = [hit.passage.title.strip() for search in searches for hit in search.hits[:1]]
+    return titles[-1] if titles else plan[0].mention
+
+
+def _guess_comparison(question: Question, plan: Sequence[Step], rng: random.Random) -> str:
+    return rng.choice(("yes", "no") if question.meta.get("compare") == "same" else (plan[0].mention, plan[1].mention))
+
+
+def _blind_guess(question: Question, plan: Sequence[Step], rng: random.Random) -> str:
+    """Something that could be an answer to such a question."""
+    if kind_of(question) == "comparison":
+        return _guess_comparison(question, plan, rng)
+    relation = BY_NOUN.get(plan[-1].relation)
+    return draw_name(relation.target if relation else plan[-1].relation, rng)

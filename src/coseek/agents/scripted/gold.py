@@ -1,0 +1,24 @@
+"""Gold: a writer that knows the gold answer. It demonstrates the protocols that only answer (`direct`, `rag`)."""
+
+import random
+
+from coseek.agents.scripted_agent import Move
+from coseek.core.errors import DataError
+from coseek.models.model import EpisodeState
+
+PROMPT_TEMPLATE = "laptop"
+NEEDS = "gold answers"
+
+
+class GoldAnswerAgent:
+    """Answers at once with the first gold answer."""
+
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """The leading space keeps the answer's words the tokens that they are inside a sentence."""
+        if not so_far.question.answers:
+            raise DataError(f"question {so_far.question.id!r} has no gold answers, and the writer `gold` needs one")
+        return Move("", answer=f" {so_far.question.answers[0].strip()}")
+
+
+def make() -> GoldAnswerAgent:
+    return GoldAnswerAgent()

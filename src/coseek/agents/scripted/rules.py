@@ -1,0 +1,223 @@
+"""Rules: a search agent that needs no model. It looks up the question, then what the passages it takes lead to.
+
+After every search it takes one more passage, the best by
+
+    score(p) = fusion(p) + 1 · [p's title stands in the question] + 2 · [p's title stands in a passage taken before]
+
+where fusion is the reciprocal rank fusion of all searches so far (about the number of searches that found p). It then
+asks for the question's words that no taken title has met, with the names that the passage just taken brings in. It
+stops when what it takes is tied to nothing (neither named by the question nor by a taken passage), or after four
+searches. It never sees a gold answer or a gold passage, and uses no randomness.
+
+Following titles is what suits encyclopedias, and above all questions that were made along their links (HotpotQA,
+2WikiMultihopQA): a corpus without telling titles leaves it with fusion alone.
+"""
+
+import random
+import re
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from pydantic import Field
+
+from coseek.agents.scripted_agent import Move
+from coseek.core.settings import Settings
+from coseek.data.passage import Passage
+from coseek.data.trajectory import Search, Trajectory
+from coseek.models.model import EpisodeState
+from coseek.retrieval.fusion import reciprocal_rank_fusion
+from coseek.retrieval.lexical.analyzer import words
+
+PROMPT_TEMPLATE = "default"
+
+
+class RulesSettings(Settings):
+    """The agent's few numbers."""
+
+    max_searches: int = Field(default=4, ge=1)
+    """It answers after this many."""
+    max_names: int = Field(default=12, ge=0)
+    """New names that one query takes over from a passage."""
+    named: float = 1.0
+    """Worth of a title that stands in the question."""
+    linked: float = 2.0
+    """Worth of a title that stands in a passage taken before."""
+
+
+class RuleAgent:
+    """The rule-based agent: implements `ScriptedAgent`."""
+
+    def __init__(self, settings: RulesSettings | None = None) -> None:
+        self.settings = settings or RulesSettings()
+
+    def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """The next move; a pure function of the question and the searches."""
+        question = so_far.question.question
+        if not so_far.searches:
+            return Move(thought=" I search the question .", queries=(f" {question}",))
+        notes = self._read(question, so_far.searches)
+        query = None if self._is_done(notes) else self._query(notes)
+        if query is None:
+            return self.conclude(so_far, rng)
+        return Move(f"{_report(notes)} I search {query} .", (f" {query}",), selected=_worth(notes))
+
+    def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
+        """An answer from what was found so far."""
+        notes = self._read(so_far.question.question, so_far.searches)
+        tied = [passage for place, passage in enumerate(notes.taken) if notes.is_tied(place)]
+        answer = guess(so_far.question.question, tied)
+        return Move(f"{_report(notes)} I answer {answer} .", answer=f" {answer}", selected=_worth(notes))
+
+    def evidence(self, question: str, searches: Sequence[Search]) -> list[str]:
+        """Ids of all passages found, best first: those taken, in the order taken, then the rest by score."""
+        notes = self._read(question, searches)
+        return [passage.id for passage in (*notes.taken, *notes.ranked(self.settings))]
+
+    def with_evidence(self, trajectory: Trajectory, count: int = 5) -> Trajectory:
+        """The trajectory with this agent's ranking as its `evidence`, and the `count` best passages as its
+        `selected_ids`: for runs of other agents, and those that are older than `evidence`."""
+        ids = tuple(self.evidence(trajectory.question.question, trajectory.searches))
+        return replace(trajectory, selected_ids=ids[:count], evidence=ids)
+
+    def _read(self, question: str, searches: Sequence[Search]) -> "_Notes":
+        """Go through the searches as they came and take the best passage after each."""
+        notes = _Notes(question, (), ())
+        for search in searches:
+            notes = replace(notes, searches=(*notes.searches, search))
+            notes = replace(notes, taken=(*notes.taken, *notes.ranked(self.settings)[:1]))
+        return notes
+
+    def _is_done(self, notes: "_Notes") -> bool:
+        """The searches are used up, brought nothing new, or the passage just taken is tied to nothing."""
+        used_up = len(notes.searches) >= self.settings.max_searches or len(notes.taken) < len(notes.searches)
+        return used_up or not notes.is_tied(len(notes.taken) - 1)
+
+    def _query(self, notes: "_Notes") -> str | None:
+        """What to look for next; `None` when that was asked already, or nothing is left to ask."""
+        met = {word for passage in notes.taken for word in words(_plain(passage.title))}
+        open_words = _once(_cut(notes.question), met | _COMMON)
+        known = met | _COMMON | _MONTHS | set(words(notes.question))
+        names = _once([word for word in _cut(notes.taken[-1].text) if word[0].isupper()], known)
+        query = " ".join([*open_words, *names[: self.settings.max_names]])
+        return query if query and query not in {search.query.strip() for search in notes.searches} else None
+
+
+def make() -> RuleAgent:
+    """The rule-based agent with its ordinary settings."""
+    return RuleAgent()
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """What the agent knows after some searches."""
+
+    question: str
+    searches: tuple[Search, ...]
+    taken: tuple[Passage, ...]
+
+    def ranked(self, settings: RulesSettings) -> list[Passage]:
+        """The passages found and not taken, best first."""
+        found = {hit.passage.id: hit.passage for search in self.searches for hit in search.hits}
+        fusion = reciprocal_rank_fusion([hit.passage.id for hit in search.hits] for search in self.searches)
+        taken = {passage.id for passage in self.taken}
+
+        def score(passage: Passage) -> float:
+            named = settings.named * _stands_in(passage.title, self.question)
+            return fusion[passage.id] + named + settings.linked * _is_linked(passage, self.taken)
+
+        return sorted((found[ident] for ident in fusion if ident not in taken), key=score, reverse=True)
+
+    def is_tied(self, place: int) -> bool:
+        """The taken passage at `place` is the first, or is named by the question or by one taken before it."""
+        passage = self.taken[place]
+        return place == 0 or _stands_in(passage.title, self.question) or _is_linked(passage, self.taken[:place])
+
+
+def _report(notes: _Notes) -> str:
+    return f" I take {notes.taken[-1].title} ." if notes.taken else " I found nothing ."
+
+
+def _worth(notes: _Notes) -> tuple[str, ...] | None:
+    """All that was taken is worth keeping; where nothing was, there is nothing to say."""
+    return tuple(passage.id for passage in notes.taken) or None
+
+
+def guess(question: str, taken: Sequence[Passage]) -> str:
+    """A cheap answer: `yes`, or a date or number of the last passage, or the title that the question does not name.
+
+    It reads the form of the question and nothing else: a floor for answers, not an attempt at them.
+    """
+    if not taken:
+        return "unknown"
+    asked = words(question)
+    newest = taken[-1]
+    if asked[:1] and asked[0] in _YES_NO and "or" not in asked:
+        return "yes"
+    pattern = _DATE if {"when", "date", "year", "born", "died"} & set(asked) else _NUMBER if "how" in asked else None
+    found = pattern.search(newest.text) if pattern else None
+    if found:
+        return found.group()
+    named = [passage for passage in taken if _stands_in(passage.title, question)]
+    new = [passage for passage in taken if passage not in named]
+    return _plain((named or new)[0].title if "or" in asked or not new else new[-1].title)
+
+
+_YES_NO = frozenset(["are", "is", "was", "were", "do", "does", "did", "has", "have", "had", "can", "could"])
+_COMMON = frozenset(
+    """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
+    to was will with what which who whom whose when where why how did does do has have had were been being both from
+    also same its his her he she him you your i we than more most other one two first name named many much between
+    about after before during while""".split()  # noqa: SIM905 (a list of quoted words reads worse)
+)
+"""Words that say nothing about what is looked for."""
+_MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
+_MONTHS = frozenset(_MONTH.lower().split("|"))
+_DATE = re.compile(rf"\b(?:(?:{_MONTH}) \d{{1,2}}, \d{{4}}|\d{{1,2}} (?:{_MONTH}) \d{{4}}|[12]\d{{3}})\b")
+_NUMBER = re.compile(r"\b\d[\d,.]*\d\b|\b\d\b")
+_WORD = re.compile(r"[^\W_]+")
+
+
+def _cut(text: str) -> list[str]:
+    """Words as they are written: a policy that learns from these runs copies them more easily than lower-cased ones.
+    Lone letters (initials, the s of a genitive) are left out."""
+    return [word for word in _WORD.findall(text) if len(word) > 1 or not word.isascii() or word.isdigit()]
+
+
+def _once(found: Sequence[str], known: Set[str]) -> list[str]:
+    """Each word once, in order, without the known ones; case does not tell words apart."""
+    return list({word.lower(): word for word in reversed(found) if word.lower() not in known}.values())[::-1]
+
+
+def _plain(title: str) -> str:
+    """The title without what tells namesakes apart: `Ed Wood (film)` → `Ed Wood`."""
+    kept: list[str] = []
+    start = at = 0
+    closed = -1
+    while (opened := title.find("(", at)) >= 0:
+        closed = closed if closed > opened else title.find(")", opened)
+        if closed < 0:
+            break
+        if (line := title.find("\n", opened, closed)) >= 0:  # brackets hold no line break
+            at = line
+        else:
+            kept.append(title[start:opened].rstrip())
+            start = at = closed + 1
+    return "".join([*kept, title[start:]]).strip() or title
+
+
+def _is_linked(passage: Passage, others: Sequence[Passage]) -> bool:
+    """One of the others names this passage's title."""
+    return any(_stands_in(passage.title, other.text) for other in others)
+
+
+@lru_cache(maxsize=50_000)
+def _stands_in(title: str, text: str) -> bool:
+    """Whether the plain title stands in the text as whole words; a title of common words never does."""
+    cut = words(_plain(title))
+    return not _COMMON.issuperset(cut) and f" {' '.join(cut)} " in _padded(text)
+
+
+@lru_cache(maxsize=5_000)
+def _padded(text: str) -> str:
+    return f" {' '.join(words(text))} "

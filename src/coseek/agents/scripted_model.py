@@ -1,0 +1,57 @@
+"""Writing: a writer (rules, scripted demonstrations) as a model, so that the ordinary driver runs it."""
+
+import random
+from collections.abc import Sequence
+
+from coseek.agents.grammar import Action
+from coseek.agents.moves import move_ids, note_ids
+from coseek.agents.protocol import Protocol
+from coseek.agents.scripted_agent import CanConclude, Move, Ranks, ScriptedAgent
+from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
+
+
+class ScriptedAgentModel:
+    """Implements `Model`. The move is put into words by the protocol and into ids by the tokenizer handed in:
+    a demonstration for a policy is written in that policy's own ids, once."""
+
+    def __init__(self, writer: ScriptedAgent, protocol: Protocol, tokenizer: Tokenizer) -> None:
+        self.writer, self.protocol, self.tokenizer = writer, protocol, tokenizer
+        self._waiting: list[Request] = []
+
+    def start(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    extend = start
+
+    def step(self) -> list[Turn]:
+        turns = [self._write(request) for request in self._waiting]
+        self._waiting = []
+        return turns
+
+    def _write(self, request: Request) -> Turn:
+        ids = self._ids(request)
+        whole = len(ids) <= request.max_tokens
+        ids = ids[: request.max_tokens]
+        return Turn(request.key, ids, (0.0,) * len(ids), TurnEnd.STOP if whole else TurnEnd.LENGTH)
+
+    def _ids(self, request: Request) -> tuple[int, ...]:
+        so_far = request.state
+        if so_far.aside:
+            return note_ids(self.protocol, so_far.aside, self.tokenizer)
+        rng = random.Random(f"{request.seed}/{len(so_far.searches)}")
+        return move_ids(self.protocol, self._move(request, rng), self.tokenizer, so_far)
+
+    def _move(self, request: Request, rng: random.Random) -> Move:
+        may_search = any(tag.action in (Action.SEARCH, Action.TOOL) for tag in self.protocol.grammar.tags)
+        if not may_search and isinstance(self.writer, CanConclude):
+            return self.writer.conclude(request.state, rng)
+        return self.writer.write(request.state, rng)
+
+    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
+        """Implements `Ranking`: the writer's own order, where it has one."""
+        if not isinstance(self.writer, Ranks):
+            return None
+        return self.writer.evidence(so_far.question.question, so_far.searches)
+
+    def close(self, key: int) -> None:
+        self._waiting = [request for request in self._waiting if request.key != key]

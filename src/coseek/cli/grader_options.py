@@ -1,0 +1,194 @@
+"""Frozen parts by name: what stands behind `--answer-with` and `--judge`, and runs that are scored with them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from coseek.cli.terminal import progress_bar, resumable, say
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject
+from coseek.core.settings import make_settings
+from coseek.data.question import Question, load_questions
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import open_generator, open_judge
+from coseek.graders.generator import Generator, GeneratorSettings
+from coseek.graders.grading import Tell, answer_cache, generate_answers, judge_claims, verdict_cache
+from coseek.graders.judge import Claim, Judge, JudgeSettings
+from coseek.measure.agreement import Agreement, agreements
+from coseek.measure.component_scores import Answers, component_run
+from coseek.measure.score import JUDGED, ScoredRun, Verdicts, score_run
+from coseek.models.text_model import CachedTextModel
+
+AnswerWith: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="A frozen generator (model folder, URL or YAML file) that answers from each run's passages: the agent as "
+        "a component."
+    ),
+]
+BudgetTokens: TypeAlias = Annotated[
+    int, typer.Option(min=1, help="Tokens of passages that the generator is given, at most.")
+]
+PromptFile: TypeAlias = Annotated[str | None, typer.Option(help="The generator's prompt: a YAML file of your own.")]
+JudgePromptFile: TypeAlias = Annotated[str, typer.Option(help="The judge's prompt: a YAML file of your own.")]
+CacheFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="A SQLite file that remembers what models wrote, whatever the run.")
+]
+OneJudge: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Who judges, for judge_acc and gen_acc: a model folder, a URL or YAML file, or the folder of a laptop "
+        "world (its oracle)."
+    ),
+]
+BootstrapSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
+"""Options that several commands share."""
+
+
+def open_parts(
+    answer_with: str | None,
+    budget: int,
+    prompt: str | None,
+    judges: Sequence[str],
+    judge_prompt: str,
+    cache: Path | None,
+) -> "GraderSet":
+    """The generator and the judges that were named."""
+    generator = None
+    if answer_with is not None:
+        tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
+        generator = open_generator(make_settings(GeneratorSettings, tree), cache)
+    asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges)
+    return GraderSet(generator, tuple(open_judge(settings, cache) for settings in asked))
+
+
+def check_judged(metrics: Sequence[str], judges: Sequence[str]) -> None:
+    """Refuse a metric that needs a judge where there is none."""
+    needy = [name for name in metrics if name in JUDGED]
+    if needy and not judges:
+        raise SettingError(f"{needy[0]} needs a judge: name one with --judge")
+
+
+@dataclass(frozen=True)
+class GraderSet:
+    """Who answers from passages, and who judges; the first judge's verdicts are the ones that are scored."""
+
+    generator: Generator | None = None
+    judges: tuple[Judge, ...] = ()
+
+    def names(self) -> list[str]:
+        """The judges as tables call them."""
+        return [f"judge {place}: {_name(judge)}" for place, judge in enumerate(self.judges, start=1)]
+
+    def notes(self) -> list[str]:
+        """Whom the numbers rest on, for below a table."""
+        said = []
+        if self.generator is not None:
+            said.append(f"Generator: {self.generator.settings.model} ({self.generator.identity[:12]}).")
+        if self.judges:
+            said.append(f"Judge: {_name(self.judges[0])} ({self.judges[0].identity[:12]}).")
+        return said
+
+    def to_json(self) -> JsonObject:
+        """The same for programs, with everything that a number depends on."""
+        found: JsonObject = {}
+        if self.generator is not None:
+            found["generator"] = {"identity": self.generator.identity, **self.generator.card}
+        if self.judges:
+            found["judges"] = [{"identity": judge.identity, **judge.card} for judge in self.judges]
+        return found
+
+
+@dataclass(frozen=True)
+class ScoredBothWays:
+    """One run, scored by its own answers and as a component."""
+
+    own: ScoredRun
+    component: ScoredRun | None
+    verdicts: tuple[Verdicts, ...] = field(default=())
+    """By judge, over both kinds of answers."""
+
+
+def ask(run: Run, name: str, parts: GraderSet) -> ScoredBothWays:
+    """Give a run's passages to the generator and all answers to the judges; what is known already is not asked.
+
+    Without frozen parts the trajectories are read once and not kept.
+    """
+    if parts.generator is None and not parts.judges:
+        return ScoredBothWays(score_run(name, run.trajectories()), None)
+    trajectories = list(run.trajectories())
+    answers: Answers = {}
+    if parts.generator is not None:
+        sheet = answer_cache(run.folder, parts.generator)
+        with _told(f"{name}: answers") as tell:
+            answers = generate_answers(parts.generator, trajectories, sheet, tell)
+        warn_of_cuts(parts.generator)
+    claims = claims_of(trajectories, answers)
+    verdicts: list[Verdicts] = []
+    for judge in parts.judges:
+        with _told(f"{name}: verdicts") as tell:
+            verdicts.append(judge_claims(judge, claims, verdict_cache(run.folder, judge), tell))
+    first = verdicts[0] if verdicts else None
+    return ScoredBothWays(
+        score_run(name, trajectories, first),
+        component_run(name, trajectories, answers, first) if parts.generator is not None else None,
+        tuple(verdicts),
+    )
+
+
+def claims_of(trajectories: Sequence[Trajectory], answers: Answers) -> list[Claim]:
+    """Every answer that there is, the agents' own and the generator's."""
+    own = [Claim(run.question, run.answer) for run in trajectories if run.answer is not None and not run.stop.is_fault]
+    questions = {run.question.id: run.question for run in trajectories}
+    return own + [Claim(questions[entry.question_id], entry.answer) for entry in answers.values() if entry.answer]
+
+
+def agreements_over(asked: Sequence[ScoredBothWays], parts: GraderSet) -> dict[tuple[str, str], Agreement]:
+    """How far the judges agree, over all runs."""
+    together: dict[str, Verdicts] = {}
+    for place, name in enumerate(parts.names()):
+        # A response to the same question may stand in several runs; it is one response.
+        together[name] = {key: verdict for one in asked for key, verdict in one.verdicts[place].items()}
+    return agreements(together)
+
+
+def warn_of_cuts(generator: Generator) -> None:
+    """Say so when prompts were too long for a local model: it was given less than the sheet says."""
+    model = generator.model.model if isinstance(generator.model, CachedTextModel) else generator.model
+    cut = getattr(model, "cut_prompts", 0)
+    if cut:
+        say(
+            f"{cut} prompts were too long for {generator.settings.model} and lost their middle; choose a lower --budget"
+        )
+
+
+@contextmanager
+def _told(what: str) -> Iterator[Tell]:
+    """A bar that hears how far the work is."""
+    with resumable("the same command"), progress_bar() as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _name(judge: Judge) -> str:
+    card = judge.card
+    return str(card["model"]) if "model" in card else f"the oracle of {card['oracle']}"
+
+
+def intended(runs: Sequence[Run]) -> list[Question]:
+    """The questions that the runs were to answer, where their files are still there: a run may have been stopped."""
+    found: list[Question] = []
+    for run in runs:
+        source, split, count = (run.settings.get(name) for name in ("questions", "split", "count"))
+        path = Path(str(source)) if source else None
+        if path is not None and path.is_dir():
+            files = sorted(path.glob("questions.*.jsonl"))
+            path = path / f"questions.{split}.jsonl" if split else files[0] if len(files) == 1 else None
+        if path is not None and path.is_file():
+            found += load_questions(path)[: count if isinstance(count, int) else None]
+    return found

@@ -1,0 +1,80 @@
+"""Running: what `coseek run` is told, and the questions that it asks."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from coseek.agents.factory import AgentSettings
+from coseek.agents.rollout import Limits
+from coseek.core.errors import DataError, SettingError, nearest
+from coseek.core.settings import Settings
+from coseek.data.dataset import Dataset
+from coseek.data.question import Question, load_questions
+from coseek.retrieval.retriever import Retriever
+
+
+class RunSettings(Settings):
+    """Everything that decides what `coseek run` writes."""
+
+    questions: str
+    """The questions file, or the data-set folder."""
+    split: str | None = None
+    """The split of a data-set folder."""
+    count: int | None = None
+    """Only the first so many questions."""
+    retriever: str
+    """An index folder, a URL, or a YAML file."""
+    agent: AgentSettings
+    """Who answers."""
+    limits: Limits
+    """Budgets of every episode."""
+    samples: int = 1
+    """Trajectories a question."""
+    seed: int = 0
+    """Seed of the run; each trajectory's own seed follows from it, the question's id and the sample's number."""
+
+
+def load_asked(settings: RunSettings) -> list[Question]:
+    """The questions of a file, or of a split of a data-set folder."""
+    return questions_at(Path(settings.questions), settings.split)[: settings.count]
+
+
+def questions_at(path: Path, split: str | None) -> list[Question]:
+    """The questions of a file, or of a split of a data-set folder, which may be left out where there is only one."""
+    if not path.is_dir():
+        if split is not None and path.exists():
+            raise SettingError(f"{path} is a file, which has no splits; leave --split out, or name the data-set folder")
+        return load_questions(path)
+    dataset = Dataset(path)
+    if split is None and len(dataset.splits) != 1:
+        raise SettingError(f"{path} has the splits {', '.join(dataset.splits) or 'none'}; choose one with --split")
+    return dataset.questions(split or dataset.splits[0])
+
+
+def check_questions(path: Path, split: str | None) -> None:
+    """Refuse questions that are not there, before anything else is opened. What is in the files is not read."""
+    if not path.is_dir():
+        if not path.exists():
+            raise DataError(f"there is no file {path}; check the path")
+        return
+    splits = Dataset(path).splits
+    if split is not None and split not in splits:
+        raise SettingError(
+            f"{path} has no split {split!r}{nearest(split, splits)} It has: {', '.join(splits) or 'none'}"
+        )
+
+
+def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) -> None:
+    """Refuse questions about another corpus: their gold passages could never be found.
+
+    Of a retriever whose corpus is far away nothing can be said.
+    """
+    corpus = retriever.corpus
+    if corpus is None:
+        return
+    for question in questions:
+        for ident in question.gold_ids:
+            if not corpus.has(ident):
+                raise DataError(
+                    f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus that "
+                    f"{index} searches; use the index of these questions' own corpus"
+                )

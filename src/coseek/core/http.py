@@ -1,0 +1,428 @@
+"""Calls: JSON to a server and back, many at once and patiently. Knows HTTP; nothing of what is asked.
+
+What may pass is asked again: no connection, no answer in time, statuses 408, 409, 429 and 5xx but 501, an answer that
+is not JSON. A key comes from the environment, stands in a header and nowhere else: redirects are not followed, since
+they would take it along, and what a server says is never repeated with the key in it.
+"""
+
+import asyncio
+import email.utils
+import ipaddress
+import json
+import os
+import random
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from coseek.core.breaker import CircuitBreaker
+from coseek.core.errors import MissingExtra, SettingError
+from coseek.core.files import JsonObject
+from coseek.core.settings import Settings
+from coseek.core.strict_json import InvalidJson, parse_lenient
+
+if TYPE_CHECKING:
+    import httpx
+
+MOST_BYTES = 64_000_000
+"""Longest answer that is read, unless it is said otherwise."""
+_AGAIN = frozenset({408, 409, 429})
+"""Statuses below 500 that may be others next time."""
+_NOT_THERE = 501
+"""What a server says of a method that it does not know, and will say again."""
+_QUOTED = 300
+"""Characters of a server's own words that an error repeats."""
+
+Method: TypeAlias = Literal["GET", "POST"]
+T = TypeVar("T")
+
+
+class Retries(Settings):
+    """How long a server that does not answer is asked again."""
+
+    attempts: int = Field(default=4, ge=1)
+    """Times that a call is made, at most; only what may pass is asked again."""
+    first_wait_s: float = Field(default=0.5, ge=0)
+    """Before the second attempt; twice as long before each further one, less a random part of up to one half."""
+    longest_wait_s: float = Field(default=30.0, ge=0)
+    """No wait is longer. A server that asks for a longer one (Retry-After) is not asked again."""
+
+
+class HttpSettings(Retries):
+    """How many calls are under way at once, and how long a server that does not answer is asked again."""
+
+    concurrency: int = Field(default=32, ge=1)
+    """Calls under way at once; more wait for their turn."""
+    connect_s: float = Field(default=10.0, gt=0)
+    """Seconds to wait for a connection."""
+    timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds from a call's beginning to the last byte of its answer."""
+    insistent: bool = False
+    """A server that asks for a longer wait than the longest is asked again after that one, all the same."""
+    break_after: int = Field(default=20, ge=1)
+    """After so many failed calls in a row the server is left alone, and calls fail at once."""
+    cool_down_s: float = Field(default=30.0, ge=0)
+    """Seconds until a single call tries whether the server is back."""
+
+
+@dataclass
+class HttpStats:
+    """What the calls came to."""
+
+    calls: int = 0
+    """Requests sent, repeated ones included."""
+    retries: int = 0
+    """Requests that were sent again."""
+    answered: int = 0
+    """Calls that ended with an answer."""
+    failed: int = 0
+    """Calls that ended without one."""
+
+
+class HttpFailure(Exception):
+    """A call that was not answered. `status` is what the server answered instead, where it answered at all."""
+
+    def __init__(self, sentence: str, status: int | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class _Passing(Exception):
+    """A fault that may pass, and the wait that the server asks for."""
+
+    def __init__(self, what: str, wait_s: float = 0.0, status: int | None = None) -> None:
+        super().__init__(what)
+        self.wait_s = wait_s
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One call, as it is sent at every attempt."""
+
+    method: Method
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    """They may hold a secret."""
+    content: bytes | None
+
+
+class HttpClient:
+    """A server, asked from any threads. An event loop in a thread of its own carries the calls.
+
+    A call that is cancelled is broken off, so that the server hears that nobody waits any more.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        patience: HttpSettings | None = None,
+        key: str | None = None,
+        rng: random.Random | None = None,
+        *,
+        name: str | None = None,
+        quotes: bool = True,
+        most_bytes: int = MOST_BYTES,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`key` is sent as a bearer token. `rng` draws waits; no result depends on them, hence a default.
+
+        Errors call the server `name`. Without `quotes` they repeat nothing that it said: for callers that send a secret
+        in a header of their own, which some servers repeat. Longer answers than `most_bytes` are not read.
+        """
+        if find_spec("httpx") is None:
+            raise MissingExtra("httpx", "a server", "remote")
+        self.base = base
+        self.patience = patience or HttpSettings()
+        self.stats = HttpStats()
+        self._key = key
+        self._rng = rng or random.Random()
+        self._name = name or base
+        self._quotes = quotes
+        self._most_bytes = most_bytes
+        self._sleep = sleep
+        self._breaker = CircuitBreaker(self.patience.break_after, self.patience.cool_down_s)
+        self._room = asyncio.Semaphore(self.patience.concurrency)
+        self._clients: list[httpx.AsyncClient] = []
+        self._idle: list[httpx.AsyncClient] = []
+        """Clients of one connection each, the last one used last: httpx's own pool looks at all of its connections
+        for every request, which at 64 of them takes longer than anything else."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="coseek-calls", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, _end, self._loop, self._thread, self._clients)
+
+    def submit(self, method: Method, path: str, body: JsonObject | None = None) -> "Future[JsonObject]":
+        """Begin a call; its result is the answer's JSON object, or it raises `HttpFailure`."""
+        return self._begin(_object, method, path, body, None)
+
+    def request(self, method: Method, path: str, body: JsonObject | None = None) -> JsonObject:
+        """Make a call and wait for the answer."""
+        return _waited(self.submit(method, path, body))
+
+    def fetch(
+        self, method: Method, path: str, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Make a call and wait for the bytes of the answer; whatever they are, they are not asked for again."""
+        return _waited(self._begin(bytes, method, path, body, headers))
+
+    def _begin(
+        self,
+        read: Callable[[bytes], T],
+        method: Method,
+        path: str,
+        body: JsonObject | None,
+        headers: Mapping[str, str] | None,
+    ) -> "Future[T]":
+        if not self._end.alive:
+            raise RuntimeError(f"the calls to {self._name} were closed")
+        # Text from outside may hold half a surrogate pair, which has no bytes: escaped, it has.
+        content = None if body is None else json.dumps(body, allow_nan=False).encode()
+        sent = {} if body is None else {"content-type": "application/json"}
+        request = _Request(method, f"{self.base}{path}", {**sent, **(headers or {})}, content)
+        return asyncio.run_coroutine_threadsafe(self._call(request, read), self._loop)
+
+    def close(self) -> None:
+        """Break off what is under way and close the connections."""
+        self._end()
+
+    def __repr__(self) -> str:
+        return f"Calls({self.base!r})"
+
+    async def _call(self, request: "_Request", read: Callable[[bytes], T]) -> T:
+        async with self._room:
+            try:
+                answer = await self._patiently(request, read)
+            except HttpFailure:
+                self.stats.failed += 1
+                raise
+            self.stats.answered += 1
+            return answer
+
+    async def _patiently(self, request: "_Request", read: Callable[[bytes], T]) -> T:
+        rest_s = self._breaker.wait_s()
+        if rest_s:
+            raise self._failed(f"it failed {self._breaker.faults} times in a row and is left alone for {rest_s:.0f} s")
+        longest_s = self.patience.longest_wait_s
+        for attempt in range(1, self.patience.attempts + 1):
+            self.stats.calls += 1
+            self.stats.retries += attempt > 1
+            try:
+                answer = read(await self._once(request))
+            except _Passing as fault:
+                too_long = fault.wait_s > longest_s and not self.patience.insistent
+                if too_long or attempt == self.patience.attempts:
+                    self._breaker.failed()
+                    asks = f" and asks to wait {fault.wait_s:.0f} s" if too_long else ""
+                    tries = f"{attempt} tries" if attempt > 1 else "1 try"
+                    raise self._failed(f"{fault}{asks} ({tries})", fault.status) from None
+                await self._sleep(min(longest_s, max(fault.wait_s, self._wait_s(attempt))))
+            else:
+                self._breaker.worked()
+                return answer
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _once(self, request: "_Request") -> bytes:
+        import httpx
+
+        try:
+            async with asyncio.timeout(self.patience.timeout_s), self._sent(request) as response:
+                text = await _whole(response, self._most_bytes)
+        except TimeoutError:
+            raise _Passing(f"no answer within {self.patience.timeout_s:g} s") from None
+        except httpx.ConnectTimeout:
+            raise _Passing(f"no connection within {self.patience.connect_s:g} s") from None
+        except httpx.TransportError as error:
+            said = self.quoted(str(error)) or type(error).__name__
+            raise _Passing(f"the connection failed: {said}") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._failed(f"it could not be asked ({type(error).__name__})") from None
+        if text is None:
+            raise self._failed(f"it answered with more than {self._most_bytes} bytes")
+        if response.is_success:
+            return text
+        raise self._refusal(response.status_code, response.headers.get("retry-after"), text)
+
+    @asynccontextmanager
+    async def _sent(self, request: "_Request") -> "AsyncIterator[httpx.Response]":
+        if not self._idle:
+            self._idle.append(_client(self.base, self._key, self.patience))
+            self._clients += self._idle
+        client = self._idle.pop()
+        try:
+            async with client.stream(
+                request.method, request.url, content=request.content, headers=dict(request.headers)
+            ) as response:
+                yield response
+        finally:
+            self._idle.append(client)
+
+    def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
+        """What a status that is no success means: an error that may pass, or one that will not."""
+        said = self.quoted(text.decode(errors="replace"))
+        # An empty object says nothing.
+        what = f"it answered {status}" + (f": {said}" if any(map(str.isalnum, said)) else "")
+        if status in _AGAIN or (status >= 500 and status != _NOT_THERE):
+            return _Passing(what, retry_after_s(retry_after, time.time()) or 0.0, status)
+        self._breaker.worked()  # it refuses this, so it is there
+        if status in (401, 403):
+            # What it says may hold a part of the key.
+            return self._failed(f"it answered {status}: its key is missing, wrong, or not for this", status)
+        if 300 <= status < 400:
+            return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
+        return self._failed(what, status)
+
+    def _failed(self, what: str, status: int | None = None) -> HttpFailure:
+        return HttpFailure(f"{self._name}: {what}", status)
+
+    def quoted(self, text: str) -> str:
+        """The beginning of what a server or a library said, on one line and without the key."""
+        if not self._quotes:
+            return ""
+        if self._key is not None:
+            text = text.replace(self._key, "…")  # first: half a key is no key, and would stay
+        return " ".join(text.split())[:_QUOTED]
+
+    def _wait_s(self, attempt: int) -> float:
+        """Less a random part, so that calls which failed together do not come back together."""
+        # Python's floats end at 2¹⁰²³.
+        longest = min(self.patience.first_wait_s * 2.0 ** min(attempt - 1, 64), self.patience.longest_wait_s)
+        return longest * self._rng.uniform(0.5, 1.0)
+
+
+def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
+    """The address of a server, without any of `ends` at its end; a wrong one is a mistake of the user."""
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        raise SettingError(f"{url!r} is no address of a server; write http://HOST:PORT") from None
+    if parts.username is not None or parts.password is not None:
+        raise SettingError("the address of a server must not hold a password; put a key into an environment variable")
+    holes = url.split() != [url.strip()] or not url.strip().isprintable()
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+        or port == 0
+        or holes
+    ):
+        raise SettingError(f"{url!r} is no address of a server; write http://HOST:PORT")
+    base = url.strip().rstrip("/")
+    for end in ends:
+        base = base.removesuffix(end)
+    return base.rstrip("/")
+
+
+@overload
+def read_key(variable: str, what: str = "key") -> str: ...
+@overload
+def read_key(variable: str | None, what: str = "key") -> str | None: ...
+def read_key(variable: str | None, what: str = "key") -> str | None:
+    """The key that an environment variable holds; `None` where no variable is named."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not (key and key.isascii() and key.isprintable()):
+        raise SettingError(
+            f"the environment variable {variable} holds no {what} (plain printable characters); put it in"
+        )
+    return key
+
+
+def retry_after_s(said: str | None, now: float) -> float | None:
+    """Seconds from a Retry-After header: a number of seconds, or a date; `None` when it is neither."""
+    if said is None:
+        return None
+    said = said.strip()
+    if said.isascii() and said.isdigit():
+        return float(said[:9])
+    try:
+        date = email.utils.parsedate_to_datetime(said)
+        return max(0.0, date.replace(tzinfo=date.tzinfo or UTC).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _client(base: str, key: str | None, patience: HttpSettings) -> "httpx.AsyncClient":
+    import httpx
+
+    # Certificates take long to read, and without TLS there are none.
+    tls = True if base.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx.AsyncClient(
+        verify=tls,
+        headers={} if key is None else {"authorization": f"Bearer {key}"},
+        timeout=httpx.Timeout(None, connect=patience.connect_s),  # the rest is in one deadline for the whole call
+        limits=httpx.Limits(max_connections=1, keepalive_expiry=60.0),
+        trust_env=not is_local(base),  # a proxy for the web is no way to a server on this machine
+    )
+
+
+async def _whole(response: "httpx.Response", most_bytes: int) -> bytes | None:
+    """The body, or nothing when it is too long."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > most_bytes:
+            return None
+    return bytes(body)
+
+
+def _waited(future: "Future[T]") -> T:
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # Ctrl-C while waiting: nobody will read the answer
+        raise
+
+
+def _object(text: bytes) -> JsonObject:
+    try:
+        answer = parse_lenient(text)
+    except InvalidJson:
+        raise _Passing("its answer is not JSON") from None
+    if not isinstance(answer, dict):
+        raise _Passing("its answer is JSON, but no object")
+    return answer
+
+
+def is_local(base: str) -> bool:
+    """Whether a server is on this machine."""
+    host = urlsplit(base).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, clients: "list[httpx.AsyncClient]") -> None:
+    """Break off all calls and end the loop. May be called by the garbage collector, in any thread."""
+
+    async def finish() -> None:
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one that ends may have begun another
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        for client in clients:
+            await client.aclose()
+
+    def begin() -> None:
+        loop.create_task(finish()).add_done_callback(lambda _: loop.stop())
+
+    loop.call_soon_threadsafe(begin)
+    if threading.current_thread() is not thread:
+        thread.join(5.0)
+        if not thread.is_alive():
+            loop.close()

@@ -1,0 +1,253 @@
+"""Settings: typed, described where they are declared, and saved with the run. A misspelt one fails at once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TypeVar, cast, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from coseek.core.errors import Place, SettingError, closest
+from coseek.core.files import Json, JsonObject, read_yaml
+from coseek.core.mistakes import ErrorList
+
+
+class Settings(BaseModel):
+    """Base of every group of settings: frozen, and strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _laid_over_defaults(cls, given: object) -> object:
+        """A group that is given in part keeps the rest of what it is by default here, not of what its class has
+        elsewhere: one precision typed must not bring another learning rate along."""
+        if not isinstance(given, dict):
+            return given
+        whole = dict(given)
+        for name, field in cls.model_fields.items():
+            if isinstance(value := given.get(name), dict) and isinstance(field.default, Settings):
+                whole[name] = merge_settings(type(field.default), dump_settings(field.default), value)
+        return whole
+
+
+S = TypeVar("S", bound=Settings)
+
+NEEDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "`name: value` lines",
+    "model": "`name: value` lines",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+}
+"""What pydantic calls a mistake, or what that begins with → what a setting needs instead."""
+LONGEST = 80
+"""Characters of a refused value that a message shows."""
+MOST = 12
+"""Wrong settings that an error names; whoever has more of them has given another kind of file."""
+
+
+def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
+    """Read a YAML file into settings, then apply `a.b=c` overrides (values are YAML)."""
+    return make_settings(kind, apply_overrides(read_yaml(path, "recipe"), overrides), path, overrides)
+
+
+def apply_overrides(tree: JsonObject, overrides: Sequence[str]) -> JsonObject:
+    """Put `a.b=c` overrides into a tree, whose groups they may change; values are YAML. Returns the tree."""
+    wrong = ErrorList()
+    for override in overrides:
+        wrong.of(_assign, tree, override)
+    wrong.refuse()
+    return tree
+
+
+def _assign(tree: JsonObject, override: str) -> None:
+    name, equals, value = override.partition("=")
+    if not equals or not name:
+        raise SettingError(f"{override!r} is not a setting; write name=value")
+    try:
+        set_path(tree, name.split("."), cast(Json, yaml.safe_load(value)))
+    except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none is no YAMLError
+        raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
+
+
+def set_path(tree: JsonObject, path: Sequence[str], value: Json) -> None:
+    """Set `tree[a][b] = value`, making the groups on the way."""
+    for name in path[:-1]:
+        group = tree.setdefault(name, {})
+        if not isinstance(group, dict):
+            raise SettingError(f"{name!r} holds a value, not a group of settings")
+        tree = group
+    tree[path[-1]] = value
+
+
+def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
+    """One tree of settings laid over another: groups of settings are merged, everything else is replaced whole."""
+    merged = dict(below)
+    for name, value in above.items():
+        group, under = group_of(kind, name), merged.get(name)
+        if group is not None and isinstance(value, dict) and isinstance(under, dict):
+            value = merge_settings(group, under, value)
+        merged[name] = value
+    return merged
+
+
+def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str = "", typed: Sequence[str] = ()) -> S:
+    """Check a tree of plain values; each mistake becomes one sentence of a `SettingError`.
+
+    It begins with the file that the values are from, if it is named, unless the mistake may be in one of the settings
+    that were `typed` over the file.
+    """
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        found = mistakes(error, kind, tree)
+    except SettingError as error:  # a validator's own
+        found = [((), sentence) for sentence in error.sentences]
+    sentences = []
+    for where, said in found:
+        from_file = source and not any(_may_be(override, where) for override in typed)
+        sentences.append(f"{source}: {said}" if from_file else said)
+    raise SettingError(*sentences, places=[where for where, _ in found])
+
+
+def mistakes(
+    error: ValidationError, kind: type[BaseModel] | None = None, tree: Mapping[str, object] | None = None
+) -> list[tuple[Place, str]]:
+    """Each wrong setting with a sentence: which it is, what it needs, and what it was given. At most `MOST`."""
+    by_place: dict[Place, list[ErrorDetails]] = {}
+    for each in error.errors():
+        by_place.setdefault(_place(each, tree), []).append(each)
+    found = [(place, _sentence(place, wrong, kind)) for place, wrong in list(by_place.items())[:MOST]]
+    more = len(by_place) - len(found)
+    return [*found, ((), f"and {more} more settings are wrong")] if more else found
+
+
+def _sentence(place: Place, wrong: Sequence[ErrorDetails], kind: type[BaseModel] | None) -> str:
+    """What is wrong with one setting. What may be several things is refused once for each of them."""
+    first = wrong[0]
+    where = ".".join(map(str, place))
+    if first["type"] == "extra_forbidden":
+        return f"no setting named {where!r}{_hint(kind, place) if kind else ''}"
+    if first["type"] == "missing":
+        return f"the setting {where!r} is missing; add it"
+    needs = dict.fromkeys(map(_need, wrong))
+    if "" not in needs:
+        return f"setting {where!r} needs {' or '.join(needs)}, got {_shown(first['input'])}"
+    said = str(first.get("ctx", {}).get("error", first["msg"]))
+    said = f"setting {where!r}: {said}" if where else said
+    return said if isinstance(first["input"], dict) else f"{said}, got {_shown(first['input'])}"
+
+
+def _need(one: ErrorDetails) -> str:
+    """What a setting needs, in our words; empty where we have none."""
+    for name in (one["type"], one["type"].partition("_")[0]):
+        if name in NEEDS:
+            return NEEDS[name].format(**one.get("ctx", {}))
+    return ""
+
+
+def _shown(value: object) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
+    """The setting that is wrong. Pydantic says behind it which of several kinds of values was tried."""
+    below: object = tree
+    if tree is None:
+        return one["loc"]
+    for depth, part in enumerate(one["loc"]):
+        try:
+            below = cast(Mapping[str | int, object], below)[part]
+        except (LookupError, TypeError):
+            return one["loc"] if one["type"] == "missing" else one["loc"][:depth]
+    return one["loc"]
+
+
+def _may_be(override: str, place: Sequence[str | int]) -> bool:
+    """Whether an `a.b=c` override set this place, or a part or the whole of it."""
+    names = override.partition("=")[0].split(".")
+    return all(name == str(part) for name, part in zip(names, place, strict=False))
+
+
+def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
+    """The nearest setting by its whole name (of the same name further down, nearly called so here, or one group down),
+    and what is known here."""
+    name, group = str(place[-1]), _kind_at(kind, place[:-1])
+    below = sorted(_below(group), key=len)
+    same = [path for path in below if path[-1] == name]
+    near = [(here,)] if (here := closest(name, group.model_fields)) else []
+    down = closest(name, [path[-1] for path in below if len(path) == 2])
+    found = [*same, *near, *(path for path in below if path[-1] == down)]
+    hint = f"; did you mean {'.'.join([*map(str, place[:-1]), *found[0]])!r}?" if found else "."
+    return f"{hint} Known here: {', '.join(sorted(group.model_fields))}"
+
+
+def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """The settings of all groups in this one, each with the groups that lead to it. Lists and tables have no names."""
+    for name, field in kind.model_fields.items():
+        group = group_of(kind, name)
+        if group is not None and get_origin(field.annotation) not in (dict, list, tuple):
+            yield from ((name, leaf) for leaf in group.model_fields)
+            yield from ((name, *path) for path in _below(group))
+
+
+def _kind_at(kind: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:
+    """The settings class of a group."""
+    for part in path:
+        kind = group_of(kind, str(part)) or kind
+    return kind
+
+
+def group_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The settings class of a field that is a group of settings, or may be one."""
+    field = kind.model_fields.get(name)
+    inner = field.annotation if field else None
+    options = getattr(inner, "__args__", (inner,))
+    groups = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+    return groups[0] if groups else None
+
+
+def without(tree: JsonObject, places: Sequence[Place]) -> JsonObject | None:
+    """A copy of a tree without the settings at these places; `None` where one of them is not known, or not there."""
+    made = deepcopy(tree)
+    for place in places:
+        below: Json = made
+        for part in place[:-1]:
+            below = below.get(str(part)) if isinstance(below, dict) else None
+        if not place or not isinstance(below, dict) or place[-1] not in below:
+            return None
+        del below[str(place[-1])]
+    return made
+
+
+def dump_settings(settings: Settings) -> JsonObject:
+    """The settings as plain values, ready for `run.yaml`."""
+    return cast(JsonObject, settings.model_dump(mode="json"))
+
+
+def first_difference(old: Json, new: Json, name: str = "") -> str:
+    """`name = old, and now new` for the first setting that differs, else nothing."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*new, *(key for key in old if key not in new)]:
+            found = first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+            if found:
+                return found
+        return ""
+    return "" if old == new else f"{name} = {old!r}, and now {new!r}"

@@ -1,0 +1,41 @@
+"""Frozen: generators and judges by name: a model folder, the address of a server, a YAML file, or a laptop world."""
+
+from pathlib import Path
+
+from coseek.core.cache import TextCache
+from coseek.core.errors import SettingError
+from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
+from coseek.models.local_text import TextModelSettings, open_text_model
+from coseek.models.text_model import CachedTextModel
+from coseek.models.tokenizer import HfTokenizer
+from coseek.retrieval.factory import TextModel
+from coseek.world.oracle import Oracle
+
+
+def open_generator(
+    settings: GeneratorSettings, cache: Path | None = None, writing: TextModelSettings | None = None
+) -> Generator:
+    """The generator, ready to answer. A sampling server is refused: the same passages must give the same answer."""
+    prompt = load_generator_prompt(settings)
+    tokenizer = HfTokenizer.load(Path(settings.counted_by).expanduser()) if settings.counted_by else None
+    return Generator(open_frozen_model(settings.model, cache, writing), prompt, settings, tokenizer)
+
+
+def open_judge(settings: JudgeSettings, cache: Path | None = None, writing: TextModelSettings | None = None) -> Judge:
+    """The judge: a model, or the oracle where the name is the folder of a laptop world."""
+    if is_world(settings.model):
+        return OracleJudge(Oracle.load(Path(settings.model).expanduser()), settings.model)
+    prompt = load_judge_prompt(settings)
+    return ModelJudge(open_frozen_model(settings.model, cache, writing), prompt, settings)
+
+
+def open_frozen_model(name: str, cache: Path | None, writing: TextModelSettings | None = None) -> TextModel:
+    """A model at temperature 0, whose texts are kept in `cache` where there is one."""
+    model = open_text_model(name, writing)
+    temperature = getattr(model, "temperature", 0.0)
+    if temperature != 0:
+        raise SettingError(
+            f"{name} samples at temperature {temperature}; a generator or judge is frozen: set temperature: 0"
+        )
+    return model if cache is None else CachedTextModel(model, TextCache(cache))

@@ -1,0 +1,245 @@
+"""Relevance: how well each candidate answers what one search turn asked, from 0 to 100 (Agentic-R, eq. 1: LR).
+
+All candidates of a turn, or a window of them, are scored by one look at all of them, since scores are to be compared.
+The scorer is the oracle of a laptop world, the gold passages of a data set, or a model with a prompt from a file.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, cast
+
+from coseek.core.files import JsonObject
+from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
+from coseek.data.passage import Passage
+from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_scores
+from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
+from coseek.labels.label_set import TurnId
+from coseek.labels.search_turn import SearchTurn
+from coseek.labels.tally import CallCounts
+from coseek.retrieval.factory import TextModel
+from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
+from coseek.retrieval.retriever import digest_of
+from coseek.world.oracle import Oracle
+
+PROMPTS = Path(__file__).parent / "prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateList:
+    """Passages that one search turn might have been shown, to be scored together."""
+
+    turn: SearchTurn
+    passages: tuple[Passage, ...]
+    sub_answer: str | None = None
+    """What the search was to find, where that is known."""
+
+    @property
+    def digest(self) -> str:
+        texts = (text for passage in self.passages for text in (passage.id, passage.title, passage.text))
+        return digest_of(self.turn.query.text, self.sub_answer or "", *texts)[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """What a scorer said of passages that it saw together."""
+
+    turn: TurnId
+    context: str
+    """Digest of what it was shown."""
+    scores: Mapping[str, float] | None
+    """By passage id; `None` when it could not be read, or when there was a fault."""
+    texts: tuple[str, ...] = ()
+    """All that the scorer wrote, a text for each time that it was asked."""
+    unreadable: str = ""
+    """Why there are no scores, where it is the answer's fault."""
+    fault: str | None = None
+    """Why there is no answer."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return *self.turn.key, self.context
+
+    def to_json(self) -> JsonObject:
+        return {
+            **self.turn.to_json(),
+            "context": self.context,
+            "scores": None if self.scores is None else dict(self.scores),
+            "texts": list(self.texts),
+            "unreadable": self.unreadable,
+            "fault": self.fault,
+        }
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "Rating":
+        scores, texts, fault = row["scores"], row["texts"], row["fault"]
+        assert isinstance(texts, list) and (scores is None or isinstance(scores, dict))
+        return cls(
+            turn=TurnId.from_json(row),
+            context=str(row["context"]),
+            scores=None if scores is None else {name: float(cast(float, scores[name])) for name in scores},
+            texts=tuple(map(str, texts)),
+            unreadable=str(row["unreadable"]),
+            fault=None if fault is None else str(fault),
+        )
+
+
+class RelevanceScorer(Protocol):
+    """Whoever scores passages for a search turn."""
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that the scores depend on besides what is shown."""
+        ...
+
+    @property
+    def card(self) -> JsonObject:
+        """Who this is, for the head of a sheet."""
+        ...
+
+    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
+        """One rating each, in order. A failure is a rating with a fault."""
+        ...
+
+
+@dataclass(frozen=True)
+class OracleRelevance:
+    """The oracle of a laptop world: it knows which hop a query is for, and what tells that hop's fact.
+
+    A query that names nothing of the plan, or two hops of it alike, is for any hop, and a passage then has its best
+    score over the hops.
+    """
+
+    oracle: Oracle
+    source: str
+
+    @cached_property
+    def identity(self) -> str:
+        return digest_of("oracle", json.dumps(self.oracle.to_json(), sort_keys=True))
+
+    @property
+    def card(self) -> JsonObject:
+        return {"oracle": self.source}
+
+    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
+        return [Rating(one.turn.id, one.digest, self._scores(one)) for one in asked]
+
+    def _scores(self, asked: CandidateList) -> dict[str, float]:
+        question = asked.turn.question
+        hop = self.oracle.hop_of(question, asked.turn.query.text)
+        return {passage.id: float(self.oracle.relevance(question, passage, hop)) for passage in asked.passages}
+
+
+@dataclass(frozen=True)
+class GoldRelevance:
+    """Gold evidence: 100 for a gold passage of the question, 0 for any other, whichever turn asks."""
+
+    @property
+    def identity(self) -> str:
+        return digest_of("gold")
+
+    @property
+    def card(self) -> JsonObject:
+        return {"gold": "100 for a gold passage of the question, 0 for any other"}
+
+    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
+        return [
+            Rating(one.turn.id, one.digest, {p.id: 100.0 * (p.id in one.turn.question.gold_ids) for p in one.passages})
+            for one in asked
+        ]
+
+
+class RelevancePrompt(PromptFile):
+    """What a scorer reads, and how its scores are written."""
+
+    prompt: str
+    """`{passages}`, `{count}`, `{query}`, `{question}` and `{hint}` are filled in."""
+    passage: str
+    """One passage; `{number}` from 1, `{title}` and `{text}` are filled in."""
+    hint: str = ""
+    """Stands in the prompt where what the search was to find is known, as `{sub_answer}`."""
+    again: str = ""
+    """Put behind the prompt when the first answer could not be read; `{count}` is filled in."""
+    form: Form = "numbered"
+    """`numbered`: `[2] 71` for each passage; `bare`: the scores alone, in the order of the passages."""
+    scores_after: str = ""
+    """The scores are what stands behind the last of these marks, for models that think first; empty: all of it."""
+
+
+_FIELDS = {
+    "prompt": {"passages", "count", "query", "question", "hint"},
+    "passage": {"number", "title", "text"},
+    "hint": {"sub_answer"},
+    "again": {"count"},
+}
+
+
+def load_relevance_prompt(name: str) -> RelevancePrompt:
+    """One of ours by name, or a YAML file."""
+    return load_prompt(RelevancePrompt, name, Path(), _FIELDS, PROMPTS)
+
+
+@dataclass(frozen=True)
+class ModelRelevance:
+    """A language model that scores numbered passages."""
+
+    model: TextModel
+    prompt: RelevancePrompt
+    max_tokens: int
+    max_words: int
+    """Words of a passage's text that are shown."""
+    tally: CallCounts
+
+    @cached_property
+    def identity(self) -> str:
+        prompt = self.prompt.model_dump_json(exclude={"about"})
+        return digest_of("relevance", self.model.identity, prompt, str(self.max_tokens), str(self.max_words))
+
+    @property
+    def card(self) -> JsonObject:
+        return {"model_identity": self.model.identity, "prompt": self.prompt.about, "max_words": self.max_words}
+
+    def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
+        said = ask_with_retry(self.model, [self._ask(one) for one in asked], self.max_tokens, self.tally)
+        return [self._rating(one, heard) for one, heard in zip(asked, said, strict=True)]
+
+    def _ask(self, asked: CandidateList) -> OutputRequest[tuple[int, ...]]:
+        count = len(asked.passages)
+        again = fill_template(self.prompt.again, count=str(count))
+        return OutputRequest(self.shown(asked), again, lambda text: self._read(text, count))
+
+    def shown(self, asked: CandidateList) -> str:
+        """The whole prompt. Numbers in brackets are disarmed in whatever comes from outside."""
+        passages = "".join(
+            fill_template(
+                self.prompt.passage,
+                number=str(number),
+                title=neutralise_numbers(one_line(passage.title, self.max_words)),
+                text=neutralise_numbers(one_line(passage.text, self.max_words)),
+            )
+            for number, passage in enumerate(asked.passages, start=1)
+        )
+        known = asked.sub_answer is not None
+        return fill_template(
+            self.prompt.prompt,
+            passages=passages.rstrip("\n"),
+            count=str(len(asked.passages)),
+            query=neutralise_numbers(one_line(asked.turn.query.text)),
+            question=neutralise_numbers(one_line(asked.turn.question.question)),
+            hint=fill_template(self.prompt.hint, sub_answer=neutralise_numbers(one_line(asked.sub_answer or "")))
+            if known
+            else "",
+        )
+
+    def _read(self, text: str, count: int) -> tuple[int, ...] | Unreadable:
+        behind = after_mark(text, self.prompt.scores_after)
+        return behind if isinstance(behind, Unreadable) else read_scores(behind, count, self.prompt.form)
+
+    def _rating(self, asked: CandidateList, said: ParsedOutput[tuple[int, ...]]) -> Rating:
+        found = said.found
+        scores = None
+        if found is not None:
+            scores = {p.id: float(score) for p, score in zip(asked.passages, found, strict=True)}
+        return Rating(asked.turn.id, asked.digest, scores, said.texts, said.unreadable, said.fault)

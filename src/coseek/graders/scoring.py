@@ -1,0 +1,100 @@
+"""Scoring: a whole step's runs rewarded at once, with what frozen parts say of them asked in one batch each.
+
+Rewards are pure functions (`coseek.rewards`); here is who asks the generator and the judge for them. The judge is asked
+only what a reward could not settle without him. A part's fault leaves its run without a reward and takes no others
+along.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coseek.agents.served_context import served_context
+from coseek.core.errors import SettingError
+from coseek.data.grade_cache import GeneratedAnswer, Verdict
+from coseek.data.trajectory import Trajectory
+from coseek.graders.generator import Generator, ReadingInput
+from coseek.graders.grading import generated_answer
+from coseek.graders.judge import Claim, Judge
+from coseek.graders.rag_baseline import RagBaselines
+from coseek.rewards.grades import WAY_OUT, Grades, Need, VerdictNeeded
+from coseek.rewards.reward import Reward, RewardFault, RewardFunction
+
+
+@dataclass(frozen=True)
+class EpisodeScorer:
+    """A reward with the frozen parts that it needs. Question ids tell questions apart, so they must be unique."""
+
+    reward: RewardFunction
+    generator: Generator | None = None
+    judge: Judge | None = None
+    baselines: RagBaselines | None = None
+
+    def __post_init__(self) -> None:
+        there = {"component": self.generator, "judge": self.judge, "baseline": self.baselines}
+        check_needs(self.reward, {need for need, part in there.items() if part is not None})
+
+    def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | RewardFault]:
+        """A reward, or what failed, for every run in order. It depends on that run alone, whatever else is scored."""
+        said = self._said(runs)
+        scored: dict[int, Reward | RewardFault] = {}
+        left = list(range(len(runs)))
+        while left:
+            claims: dict[tuple[str, str], Claim] = {}
+            waiting: list[int] = []
+            for place in left:
+                try:
+                    scored[place] = self.reward.pay(runs[place], said[place])
+                except VerdictNeeded as asks:
+                    question = runs[place].question
+                    claims[question.id, asks.response] = Claim(question, asks.response)
+                    waiting.append(place)
+            known = self._judged(claims)
+            for place in waiting:
+                said[place] = _hears(said[place], runs[place].question.id, known)
+            left = waiting
+        return [scored[place] for place in range(len(runs))]
+
+    def _said(self, runs: Sequence[Trajectory]) -> list[Grades]:
+        """What is known of each run before a judge is asked."""
+        replies = self._replies(runs) if "component" in self.reward.needs else {}
+        baselines = self.baselines if "baseline" in self.reward.needs else None
+        said = []
+        for place, run in enumerate(runs):
+            baseline = baselines.of(run.question) if baselines is not None else None
+            verdicts = (baselines.verdicts_on(run.question) or {}) if baselines is not None else {}
+            said.append(Grades(replies.get(place), baseline, verdicts if self.judge is not None else None))
+        return said
+
+    def _replies(self, runs: Sequence[Trajectory]) -> dict[int, GeneratedAnswer]:
+        """The generator's answers from the passages of the runs without a fault, by place; equal prompts asked once."""
+        assert self.generator is not None
+        places = [place for place, run in enumerate(runs) if run.fault is None]
+        contexts = [
+            self.generator.context(ReadingInput(runs[place].question.question, tuple(served_context(runs[place]))))
+            for place in places
+        ]
+        return {
+            place: generated_answer(runs[place].question.id, runs[place].seed, context, written)
+            for place, context, written in zip(places, contexts, self.generator.answer(contexts), strict=True)
+        }
+
+    def _judged(self, claims: dict[tuple[str, str], Claim]) -> dict[tuple[str, str], Verdict]:
+        if not claims:
+            return {}
+        assert self.judge is not None
+        return dict(zip(claims, self.judge.judge(list(claims.values())), strict=True))
+
+
+def check_needs(reward: RewardFunction, there: set[str]) -> None:
+    """Refuse a reward that pays for what nobody is there to say; `there` are the needs that are met."""
+    order: tuple[Need, ...] = ("component", "baseline", "judge")
+    lacking = [need for need in order if need in reward.needs and need not in there]
+    if lacking:
+        named = {need: next(part.name for part in reward.parts if need in part.needs) for need in lacking}
+        raise SettingError(*(f"the reward {part!r} needs {WAY_OUT[need]}" for need, part in named.items()))
+
+
+def _hears(said: Grades, question_id: str, known: dict[tuple[str, str], Verdict]) -> Grades:
+    """The same with the verdicts on this question added."""
+    fresh = {response: verdict for (ident, response), verdict in known.items() if ident == question_id}
+    return Grades(said.reply, said.baseline, {**(said.verdicts or {}), **fresh})

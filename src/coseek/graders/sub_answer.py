@@ -1,0 +1,175 @@
+"""Sub-answer: what each search of a finished run was to find, inferred by the scorer from the whole run and the
+accepted answers (Agentic-R, section 4.1). It helps to score passages; where the scorer is not sure there is none.
+
+One call a run. An answer that cannot be read even the second time gives no sub-answers, as not being sure does, and is
+counted: a sub-answer is optional, so that a turn without one is labelled all the same.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from coseek.core.files import JsonObject
+from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
+from coseek.data.trajectory import PROMPT, Author, Trajectory
+from coseek.graders.listed_answer import Unreadable, after_mark, read_lines
+from coseek.graders.relevance import PROMPTS
+from coseek.graders.structured_output import OutputRequest, ask_with_retry
+from coseek.labels.tally import CallCounts
+from coseek.retrieval.factory import TextModel
+from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
+from coseek.retrieval.retriever import digest_of
+
+_NOT_SURE = frozenset({"", "not sure", "unsure", "not certain", "unknown", "none", "n/a"})
+_NO_WORD = re.compile(r"[^\w/]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SubAnswers:
+    """What the searches of one run were to find."""
+
+    question_id: str
+    seed: int
+    context: str
+    """Digest of what was shown."""
+    answers: tuple[str | None, ...] | None
+    """One a search, `None` where the scorer was not sure; `None` for all when it could not be read, or at a fault."""
+    texts: tuple[str, ...] = ()
+    unreadable: str = ""
+    fault: str | None = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.question_id, str(self.seed), self.context
+
+    def to_json(self) -> JsonObject:
+        return {
+            "question_id": self.question_id,
+            "seed": self.seed,
+            "context": self.context,
+            "answers": None if self.answers is None else list(self.answers),
+            "texts": list(self.texts),
+            "unreadable": self.unreadable,
+            "fault": self.fault,
+        }
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "SubAnswers":
+        seed, answers, texts, fault = row["seed"], row["answers"], row["texts"], row["fault"]
+        assert isinstance(seed, int) and isinstance(texts, list) and (answers is None or isinstance(answers, list))
+        return cls(
+            question_id=str(row["question_id"]),
+            seed=seed,
+            context=str(row["context"]),
+            answers=None if answers is None else tuple(None if one is None else str(one) for one in answers),
+            texts=tuple(map(str, texts)),
+            unreadable=str(row["unreadable"]),
+            fault=None if fault is None else str(fault),
+        )
+
+
+class SubAnswerPrompt(PromptFile):
+    """What the scorer reads of a run."""
+
+    prompt: str
+    """`{question}`, `{answers}`, `{run}`, `{searches}` and `{count}` are filled in."""
+    agent: str
+    """What the agent wrote in one turn, as `{text}`."""
+    shown: str
+    """What it was shown thereupon, as `{text}`."""
+    search: str
+    """One search; `{number}` from 1 and `{query}` are filled in."""
+    again: str = ""
+    """Put behind the prompt when the first answer could not be read; `{count}` is filled in."""
+    answers_after: str = ""
+    """The lines are what stands behind the last of these marks; empty: all of it."""
+
+
+_FIELDS = {
+    "prompt": {"question", "answers", "run", "searches", "count"},
+    "agent": {"text"},
+    "shown": {"text"},
+    "search": {"number", "query"},
+    "again": {"count"},
+}
+
+
+def load_sub_answer_prompt(name: str) -> SubAnswerPrompt:
+    """One of ours by name, or a YAML file."""
+    return load_prompt(SubAnswerPrompt, name, Path(), _FIELDS, PROMPTS)
+
+
+@dataclass(frozen=True)
+class SubAnswerer:
+    """The scorer, asked about whole runs."""
+
+    model: TextModel
+    prompt: SubAnswerPrompt
+    max_tokens: int
+    max_words: int
+    """Words of one observation that are shown."""
+    tally: CallCounts
+
+    @cached_property
+    def identity(self) -> str:
+        prompt = self.prompt.model_dump_json(exclude={"about"})
+        return digest_of("sub-answer", self.model.identity, prompt, str(self.max_tokens), str(self.max_words))
+
+    @property
+    def card(self) -> JsonObject:
+        return {"model_identity": self.model.identity, "prompt": self.prompt.about, "max_words": self.max_words}
+
+    def infer(self, runs: Sequence[Trajectory]) -> list[SubAnswers]:
+        """The sub-answers of each run, in order."""
+        said = ask_with_retry(self.model, [self._ask(run) for run in runs], self.max_tokens, self.tally)
+        return [
+            SubAnswers(run.question.id, run.seed, self.digest(run), one.found, one.texts, one.unreadable, one.fault)
+            for run, one in zip(runs, said, strict=True)
+        ]
+
+    def digest(self, run: Trajectory) -> str:
+        """Of all that the scorer is shown of a run."""
+        return digest_of(self.shown(run))[:16]
+
+    def shown(self, run: Trajectory) -> str:
+        """The whole prompt. What comes from outside stays on lines of ours, its numbers in brackets disarmed."""
+        lines = (
+            fill_template(
+                self.prompt.agent if segment.author is Author.AGENT else self.prompt.shown,
+                text=neutralise_numbers(
+                    one_line(segment.text, None if segment.author is Author.AGENT else self.max_words)
+                ),
+            )
+            for segment in run.segments
+            if segment.tag != PROMPT
+        )
+        searches = (
+            fill_template(self.prompt.search, number=str(number), query=neutralise_numbers(one_line(search.query)))
+            for number, search in enumerate(run.searches, start=1)
+        )
+        return fill_template(
+            self.prompt.prompt,
+            question=neutralise_numbers(one_line(run.question.question)),
+            answers=" | ".join(neutralise_numbers(one_line(answer)) for answer in run.question.answers),
+            run="".join(lines).rstrip("\n"),
+            searches="".join(searches).rstrip("\n"),
+            count=str(len(run.searches)),
+        )
+
+    def _ask(self, run: Trajectory) -> OutputRequest[tuple[str | None, ...]]:
+        count = len(run.searches)
+        again = fill_template(self.prompt.again, count=str(count))
+        return OutputRequest(self.shown(run), again, lambda text: self._read(text, count))
+
+    def _read(self, text: str, count: int) -> tuple[str | None, ...] | Unreadable:
+        behind = after_mark(text, self.prompt.answers_after)
+        lines = behind if isinstance(behind, Unreadable) else read_lines(behind, count)
+        return lines if isinstance(lines, Unreadable) else tuple(map(sure, lines))
+
+
+def sure(said: str) -> str | None:
+    """What was said, unless it says that nothing is certain."""
+    words = " ".join(_NO_WORD.sub(" ", said.casefold()).split())
+    return None if words in _NOT_SURE else said

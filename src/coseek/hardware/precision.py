@@ -1,0 +1,88 @@
+"""Precision: the settings that name one, and `auto`, which is what is fastest on this machine.
+
+A setting's type says what the arithmetic is for; `settled` puts the name of a precision in place of each `auto`, so
+that what is stored, digested and resumed says what was computed.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Annotated, Literal, TypeAlias, TypeVar, cast
+
+from pydantic import BaseModel
+
+from coseek.core.files import Json, JsonObject
+from coseek.core.settings import Settings, dump_settings, group_of, make_settings
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+PrecisionSetting: TypeAlias = Literal["float32", "bfloat16", "auto"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+AUTO = "auto"
+
+
+class Use(StrEnum):
+    """What arithmetic is for."""
+
+    TRAINING = "training"
+    SAMPLING = "sampling"
+    """Token by token: few rows at once."""
+    ENCODING = "encoding"
+    """Reading many tokens at once without a gradient."""
+
+
+TrainingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.TRAINING]
+SamplingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.SAMPLING]
+EncodingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.ENCODING]
+
+
+class Replaces:
+    """Marks a table of names, each with settings of the class itself that are laid over it."""
+
+
+ENCODER = "encoder_dtype"
+"""Where settings of a retriever stand as plain lines, their encoder's precision goes by this name."""
+
+Place: TypeAlias = tuple[str, ...]
+"""The names that lead to a setting."""
+Choose: TypeAlias = Callable[[Use, Place], Precision]
+
+S = TypeVar("S", bound=Settings)
+
+
+def resolve_precisions(settings: S, choose: Choose, began: JsonObject | None = None) -> S:
+    """The settings with a name in place of every `auto`: the one that `began` has there, else what is chosen.
+
+    `began` are the settings that a piece of work was begun with, as they were saved. What goes on must compute as it
+    did before, whatever is fastest now.
+    """
+    tree = dump_settings(settings)
+    wishes = [place for place, _, value in named(type(settings), tree) if value == AUTO]
+    if not wishes:
+        return settings
+    uses = {place: use for place, use, _ in named(type(settings), tree)}
+    for place in wishes:
+        before = _at(began, place)
+        group = _at(tree, place[:-1])
+        assert isinstance(group, dict)
+        group[place[-1]] = before if before in PRECISIONS else choose(uses[place], place)
+    return make_settings(type(settings), tree)
+
+
+def named(kind: type[BaseModel] | None, tree: JsonObject, above: Place = ()) -> Iterator[tuple[Place, Use, str]]:
+    """Every precision in a tree of settings: its place, what it is for, and its value."""
+    for name, value in tree.items():
+        field = kind.model_fields.get(name) if kind is not None else None
+        marks = field.metadata if field is not None else []
+        use = next((mark for mark in marks if isinstance(mark, Use)), None)
+        if isinstance(value, str) and (use is not None or (kind is None and name == ENCODER)):
+            yield (*above, name), use or Use.ENCODING, value
+        elif isinstance(value, dict) and any(isinstance(mark, Replaces) for mark in marks):
+            for part, settings in value.items():
+                yield from named(kind, cast(JsonObject, settings), (*above, name, part))
+        elif isinstance(value, dict):
+            yield from named(group_of(kind, name) if kind is not None else None, value, (*above, name))
+
+
+def _at(tree: Json, place: Place) -> Json:
+    for name in place:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree

@@ -1,0 +1,156 @@
+"""Label folder: `labels.yaml` (settings, identities, versions, commit), `labels.jsonl`, `dropped.jsonl` and `scores/`.
+
+Rows are appended as they are known. A killed start loses only the turn that it was at, and a finished folder is the
+same, byte for byte, as one that was never killed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar, cast
+
+import yaml
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import (
+    JsonObject,
+    atomic_write,
+    is_failed_start,
+    json_line,
+    parse_line,
+    read_jsonl,
+    write_jsonl,
+)
+from coseek.core.lock import Lock, kept_lock, lock_folder
+from coseek.core.settings import first_difference
+from coseek.data.run import drop_partial_line, provenance
+from coseek.labels.label_set import DroppedTurn, LabelSet, TurnId
+from coseek.labels.maker import Labelled
+
+R = TypeVar("R", LabelSet, DroppedTurn)
+
+
+class LabelFolder:
+    """Labels on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "labels.yaml").exists():
+            raise DataError(f"{folder} holds no labels: it has no labels.yaml; make them with `coseek label`")
+        self.folder = folder
+        self._lock: Lock | None = None
+        """Kept by those labels that are being made."""
+
+    @classmethod
+    def create(cls, folder: Path, settings: JsonObject, identity: str) -> "LabelFolder":
+        """A new folder, locked as long as the object lives; one that holds labels already is refused."""
+        with kept_lock(folder) as lock:
+            cls.refuse_old(folder)
+            with atomic_write(folder / "labels.yaml") as file:
+                record = {"settings": settings, "identity": identity, **provenance()}
+                yaml.safe_dump(record, file, sort_keys=False, allow_unicode=True)
+            labels = cls(folder)
+            labels._lock = lock
+            return labels
+
+    @staticmethod
+    def refuse_old(folder: Path) -> None:
+        """Refuse a folder that holds labels, so that nothing is ever overwritten; a start that failed left none."""
+        if (folder / "labels.yaml").exists() and not is_failed_start(folder, "labels.yaml"):
+            raise DataError(f"{folder} holds labels already; go on with them with --resume, or choose another --out")
+
+    @classmethod
+    def begin(cls, folder: Path, settings: JsonObject, identity: str, resume: bool) -> "LabelFolder":
+        """A new folder, or the one to go on with, which must have been begun with the same settings and parts. It is
+        locked as long as the object lives."""
+        if not (resume and (folder / "labels.yaml").exists()) or is_failed_start(folder, "labels.yaml"):
+            return cls.create(folder, settings, identity)
+        labels = cls(folder)
+        labels._lock = lock_folder(folder)
+        different = first_difference(labels.record["settings"], settings)
+        if different:
+            raise SettingError(
+                f"{folder} was begun with {different} is asked for; use the same settings, or another --out"
+            )
+        if labels.record["identity"] != identity:
+            raise SettingError(
+                f"{folder} was begun with another retriever, agent or scorer under the same name (an index or weights "
+                "have changed since); choose another --out"
+            )
+        return labels
+
+    @property
+    def record(self) -> JsonObject:
+        """What `labels.yaml` says."""
+        return cast(JsonObject, yaml.safe_load((self.folder / "labels.yaml").read_text(encoding="utf-8")))
+
+    @property
+    def sets_path(self) -> Path:
+        return self.folder / "labels.jsonl"
+
+    @property
+    def dropped_path(self) -> Path:
+        return self.folder / "dropped.jsonl"
+
+    def sets(self) -> Iterator[LabelSet]:
+        """The stored label sets."""
+        return _read(self.sets_path, LabelSet.from_json)
+
+    def dropped(self) -> Iterator[DroppedTurn]:
+        """The turns that give no label, each with its reason."""
+        return _read(self.dropped_path, DroppedTurn.from_json)
+
+    def recover(self) -> set[TurnId]:
+        """The turns that are done. The last of `labels.jsonl` is taken out and done anew: a kill may have left a part
+        of its sets."""
+        drop_partial_line(self.dropped_path)
+        drop_partial_line(self.sets_path)
+        cut_last_turn(self.sets_path)
+        return {one.turn for one in self.sets()} | {one.turn for one in self.dropped()}
+
+    def append(self, rows: Sequence[Labelled]) -> None:
+        sets = [json_line(row.to_json()) for row in rows if isinstance(row, LabelSet)]
+        dropped = [json_line(row.to_json()) for row in rows if isinstance(row, DroppedTurn)]
+        for path, lines in ((self.sets_path, sets), (self.dropped_path, dropped)):
+            with path.open("a", encoding="utf-8") as file:  # made even when there is nothing to say
+                file.writelines(lines)
+
+    def arrange(self, order: Sequence[TurnId]) -> None:
+        """Put the rows in the order of the turns, where a fault or a kill has left another."""
+        place = {turn: number for number, turn in enumerate(order)}
+        for path in (self.sets_path, self.dropped_path):
+            rows = [row for _, row in read_jsonl(path)]
+            there = sorted(rows, key=lambda row: (place[_turn_of(row)], cast(int, row.get("copy", 0))))
+            if there != rows:
+                write_jsonl(path, there)
+
+
+def cut_last_turn(path: Path) -> None:
+    """Take the rows of the last turn off the end of `labels.jsonl`."""
+    if not path.exists():
+        return
+    last: TurnId | None = None
+    begins = end = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            turn = _turn_of(parse_line(line, f"{path}, line {number}"))
+            if turn != last:
+                last, begins = turn, end
+            end += len(line)
+    with path.open("r+b") as file:
+        file.truncate(begins)
+
+
+def _turn_of(row: JsonObject) -> TurnId:
+    """The turn of a line of either file."""
+    question = row.get("question")
+    ident = question["id"] if isinstance(question, dict) else row["question_id"]
+    return TurnId(str(ident), cast(int, row["seed"]), cast(int, row["search"]))
+
+
+def _read(path: Path, make: Callable[[JsonObject], R]) -> Iterator[R]:
+    if not path.exists():
+        return
+    for line, row in read_jsonl(path):
+        try:
+            yield make(row)
+        except (DataError, KeyError, ValueError, TypeError) as error:
+            raise DataError(f"{path}, line {line}: {error}") from None

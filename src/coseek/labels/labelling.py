@@ -1,0 +1,111 @@
+"""Making: labels from runs, chunk by chunk, into a folder that a killed start goes on with."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
+from coseek.data.question import Question
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import TurnId
+from coseek.labels.maker import LabelMaker
+from coseek.labels.search_turn import SearchTurn
+from coseek.labels.tally import CallCounts
+
+TOGETHER = 256
+"""Turns that a maker is given at once: many, so that models have full batches; whole runs, whose turns share a past."""
+
+Tell = Callable[[int, int], None]
+"""Hears (turns done, in all)."""
+
+
+@dataclass(frozen=True)
+class LabelSummary:
+    """What making labels came to."""
+
+    turns: int
+    labelled: int
+    """Turns with a label."""
+    sets: int
+    """Label sets; more than labelled turns where a turn has several positives."""
+    dropped: Mapping[str, int]
+    """Turns by the reason for which they have none."""
+    left: int
+    """Turns that a fault has left undone; the next start tries them again."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Calls, retries, branches and faults of this start."""
+    seconds: float = 0.0
+    """Of this start."""
+
+    def to_json(self) -> JsonObject:
+        return {
+            "turns": self.turns,
+            "labelled": self.labelled,
+            "sets": self.sets,
+            "dropped": dict(self.dropped),
+            "left": self.left,
+            "counts": dict(self.counts),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def make_labels(
+    labels: LabelFolder, maker: LabelMaker, turns: Sequence[SearchTurn], tally: CallCounts, tell: Tell | None = None
+) -> LabelSummary:
+    """Label the turns that are not done yet. Rows are appended chunk by chunk and end up in the order of the turns."""
+    began = time.perf_counter()
+    order = check_distinct(turns)
+    done = labels.recover()
+    left = [turn for turn in turns if turn.id not in done]
+    over = len(turns) - len(left)
+    if tell is not None:
+        tell(over, len(turns))
+    for chunk in chunks(left, TOGETHER):
+        place = {turn.id: number for number, turn in enumerate(chunk)}
+        labels.append(sorted(maker.label(chunk), key=lambda row: place[row.turn]))
+        over += len(chunk)
+        if tell is not None:
+            tell(over, len(turns))
+    labels.append([])  # makes the files where there was nothing to do
+    labels.arrange(order)
+    return summary(labels, order, tally, time.perf_counter() - began)
+
+
+def check_distinct(turns: Sequence[SearchTurn]) -> list[TurnId]:
+    """The turns by name; two of one name are refused."""
+    order = [turn.id for turn in turns]
+    if len(set(order)) < len(order):
+        twice = next(ident for ident, count in Counter(order).items() if count > 1)
+        raise DataError(
+            f"question {twice.question_id!r} has two trajectories with the seed {twice.seed}, which cannot be told "
+            "apart; make one of the runs with another --seed"
+        )
+    return order
+
+
+def chunks(turns: Sequence[SearchTurn], size: int) -> Iterator[list[SearchTurn]]:
+    """At least `size` turns each, but for the last; the turns of one run stay together."""
+    chunk: list[SearchTurn] = []
+    for turn in turns:
+        if len(chunk) >= size and turn.trajectory is not chunk[-1].trajectory:
+            yield chunk
+            chunk = []
+        chunk.append(turn)
+    if chunk:
+        yield chunk
+
+
+def asked_questions(turns: Sequence[SearchTurn]) -> list[Question]:
+    """The questions of these turns, each once, in order."""
+    return list({turn.question.id: turn.question for turn in turns}.values())
+
+
+def summary(labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts, seconds: float = 0.0) -> LabelSummary:
+    """What a folder holds, and what this start came to."""
+    sets = Counter(row.turn for row in labels.sets())
+    dropped = Counter(row.reason for row in labels.dropped())
+    counts = {name: count for name, count in sorted(tally.counts.items()) if count}
+    left = len(order) - len(sets) - dropped.total()
+    return LabelSummary(len(order), len(sets), sets.total(), dict(dropped.most_common()), left, counts, seconds)

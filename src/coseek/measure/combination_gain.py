@@ -1,0 +1,105 @@
+"""Combination gain: what an agent's passages are worth beside those of one search, at equal passages.
+
+Naive RAG with more and more passages shows how far a single ranking carries a generator; the agent's own passages,
+given to the same generator, are one point beside that curve (QAgent, figure 5). The fair neighbour of that point is RAG
+with, question by question, exactly as many passages as the agent served.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coseek.core.files import Json, JsonObject
+from coseek.measure.intervals import Difference, paired_difference
+from coseek.measure.plots import Series, Svg, line_plot
+from coseek.measure.score import ALL, MetricSummary, ScoredRun, summarise
+from coseek.measure.table import Table, interval_json, left_out, show
+
+
+@dataclass(frozen=True)
+class CombinationGain:
+    """The curve, and the agent beside it, all answered by one generator."""
+
+    metric: str
+    rag: Mapping[int, ScoredRun]
+    """Naive RAG by number of passages."""
+    matched: ScoredRun
+    """Naive RAG with as many passages a question as the agent served."""
+    agent: ScoredRun
+    idents: Sequence[str]
+    """The questions that were to be answered."""
+    seed: int = 0
+
+    @property
+    def rows(self) -> list[MetricSummary]:
+        """The curve by rising k, the matched point, the agent."""
+        metrics = (self.metric, "context_passages", "context_tokens", "all_gold@5", "recall", "answer_hit")
+        runs = [*(self.rag[k] for k in sorted(self.rag)), self.matched, self.agent]
+        return [summarise(run, ALL, self.idents, metrics, self.seed) for run in runs]
+
+    def gain(self, other: ScoredRun) -> Difference | None:
+        """Agent − other on the questions of both, paired."""
+        sides = [
+            {ident: row.metrics[self.metric] for ident, row in run.questions.items() if self.metric in row.metrics}
+            for run in (other, self.agent)
+        ]
+        return paired_difference(sides[0], sides[1], np.random.default_rng(self.seed))
+
+    def table(self) -> Table:
+        """One line a point: what it got, what the generator was given, and how far the agent is above it."""
+        runs = [*(self.rag[k] for k in sorted(self.rag)), self.matched]
+        gains = [self.gain(run) for run in runs] + [None]
+        rows = [
+            (
+                row.run,
+                str(row.questions),
+                show(row.metrics.get(self.metric)),
+                show(row.metrics.get("context_passages"), 1),
+                show(row.metrics.get("context_tokens"), 1),
+                show(row.metrics.get("recall")),
+                "–" if gain is None else show(gain.difference),
+            )
+            for row, gain in zip(self.rows, gains, strict=True)
+        ]
+        columns = ("passages from", "questions", self.metric, "passages", "tokens", "recall", "agent above it by")
+        return Table(columns, tuple(rows), tuple(left_out(self.rows, (self.metric,))))
+
+    def plot(self) -> Svg:
+        """The metric by passages: RAG's curve and the agent's point."""
+        *curve, _, agent = self.rows
+        return line_plot([self._line("naive RAG", curve), self._line("agent", [agent])], "passages", self.metric)
+
+    def _line(self, name: str, rows: Sequence[MetricSummary]) -> Series:
+        found = [row for row in rows if self.metric in row.metrics and "context_passages" in row.metrics]
+        means = [row.metrics[self.metric] for row in found]
+        banded = len(found) > 1 and all(mean.low is not None and mean.high is not None for mean in means)
+        return Series(
+            name,
+            x=tuple(row.metrics["context_passages"].mean for row in found),
+            y=tuple(mean.mean for mean in means),
+            low=tuple(_end(mean.low) for mean in means) if banded else (),
+            high=tuple(_end(mean.high) for mean in means) if banded else (),
+            markers=True,
+        )
+
+    def to_json(self) -> JsonObject:
+        """The points, for programs."""
+        points: list[Json] = [
+            {
+                "run": row.run,
+                "questions": row.questions,
+                "faults": row.faults,
+                "missing": row.missing,
+                "metrics": {name: interval_json(value) for name, value in row.metrics.items()},
+            }
+            for row in self.rows
+        ]
+        gain = self.gain(self.matched)
+        found: Json = None if gain is None else {**interval_json(gain.difference), "p": gain.p, "mcnemar": gain.mcnemar}
+        return {"metric": self.metric, "points": points, "gain_at_equal_passages": found}
+
+
+def _end(value: float | None) -> float:
+    assert value is not None
+    return value

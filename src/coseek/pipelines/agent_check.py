@@ -1,0 +1,212 @@
+"""Checking: what can be found wrong with a recipe before torch is imported and anything is written, all at once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.core.errors import DataError, SettingError, UnknownName, nearest
+from coseek.core.hub import missing
+from coseek.core.mistakes import ErrorList
+from coseek.core.plugins import is_plugin_path
+from coseek.core.settings import make_settings, without
+from coseek.data.imports import format_names
+from coseek.graders.generator import load_generator_prompt
+from coseek.graders.judge import is_world, load_judge_prompt
+from coseek.labels.label_folder import LabelFolder
+from coseek.models.laptop import check_shape
+from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings, RecipePath, load_recipe, paths_of, recipe_source
+from coseek.pipelines.grader_settings import check_graders
+from coseek.pipelines.stages import stages_of
+from coseek.retrieval.factory import OpenContext
+from coseek.retrieval.index import check_retriever, retriever_names
+from coseek.retrieval.vectors.encoder import encoder_folder
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.rewards.reward import make_reward
+from coseek.training.encoder.recipe import RetrieverRecipe
+
+
+def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
+    """`load_recipe` and `check_recipe` in one: settings that do not exist and names of what is not there are refused in
+    one error."""
+    wrong = ErrorList()
+    recipe = wrong.of(load_recipe, name, overrides)
+    if recipe is None:
+        recipe = _without_mistakes(name, overrides, wrong)
+    if recipe is not None:
+        wrong.of(check_recipe, recipe)
+    wrong.refuse()
+    assert recipe is not None
+    return recipe
+
+
+def _without_mistakes(name: str, overrides: Sequence[str], wrong: ErrorList) -> AgentRecipe | None:
+    """The recipe without its wrong settings, so that the rest can be looked at; `None` where that is no recipe."""
+    (error,) = wrong.errors
+    if not isinstance(error, SettingError) or not error.places:
+        return None
+    tree = without(recipe_source(name, overrides)[0], error.places)
+    try:
+        return None if tree is None else make_settings(AgentRecipe, tree)
+    except SettingError:  # what is left out was needed
+        return None
+
+
+def check_recipe(recipe: AgentRecipe) -> None:
+    """Refuse a recipe that names what is not there, and settings that do not go together: all mistakes in one error."""
+    wrong = ErrorList()
+    wrong.of(check_paths, recipe)
+    wrong.of(check_settings, recipe)
+    wrong.refuse()
+
+
+def check_settings(recipe: AgentRecipe) -> None:
+    """Refuse settings that do not go together. Looks for no file."""
+    wrong = ErrorList()
+    for stage in stages_of(recipe, Path()):
+        wrong.of(check_stage, stage.recipe)
+    wrong.of(taught, recipe)
+    for check in (check_data, check_demonstrations, check_prompts):
+        wrong.of(check, recipe)
+    if recipe.policy.folder is None:
+        wrong.of(check_shape, recipe.policy.laptop)
+    wrong.refuse()
+
+
+def check_stage(recipe: AgentRecipe) -> None:
+    """Refuse a reward that names no part of ours, or one that nobody can pay."""
+    check_graders(recipe.graders, make_reward(recipe.reward), recipe.data.world is not None)
+    if recipe.select.naive_rag == "wrong" and recipe.graders.generator is None:
+        raise SettingError("select.naive_rag=wrong asks a frozen generator; name one with graders.generator.model")
+
+
+def check_data(recipe: AgentRecipe) -> None:
+    """Refuse names of retrievers, formats and splits that there are not, and a retriever's wrong settings."""
+    wrong, data = ErrorList(), recipe.data
+    if data.retriever not in retriever_names():
+        wrong.of(known, "retriever", data.retriever, retriever_names())
+    elif data.index is None:
+        wrong.of(check_retriever, data.retriever, data.retriever_settings)
+    wrong.of(check_splits, data)
+    if data.imported is not None:
+        if not is_plugin_path(data.imported.format):
+            wrong.of(known, "format", data.imported.format, format_names())
+        if not data.imported.sources:
+            wrong.say("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
+    if data.training_retriever is not None:
+        over = (
+            {"over": data.index or "the run's own index"} if data.training_retriever.get("retriever") == "noisy" else {}
+        )
+        wrong.of(OpenContext().check, {**over, **data.training_retriever}, "data.training_retriever")
+    wrong.refuse()
+
+
+def check_demonstrations(recipe: AgentRecipe) -> None:
+    """Refuse a warm start that nobody can demonstrate."""
+    if recipe.warm_start is None and recipe.learn == "demonstrations":
+        raise SettingError("learn: demonstrations needs some; give the recipe a warm_start")
+    if recipe.warm_start and recipe.warm_start.writer == "expert" and recipe.data.world is None:
+        raise SettingError("the expert demonstrates in laptop worlds only; take warm_start.writer=rules for other data")
+
+
+def check_prompts(recipe: AgentRecipe) -> None:
+    """Refuse prompts of frozen models that are not there."""
+    wrong, frozen = ErrorList(), recipe.graders
+    if frozen.generator is not None:
+        wrong.of(load_generator_prompt, frozen.generator)
+    if frozen.judge is not None:
+        wrong.of(load_judge_prompt, frozen.judge)
+    wrong.refuse()
+
+
+def known(kind: str, name: str, names: Sequence[str]) -> None:
+    """Refuse a name that is none of these."""
+    if name not in names:
+        raise UnknownName(kind, name, names)
+
+
+def check_paths(recipe: AgentRecipe) -> None:
+    """Refuse a recipe that names what is not there, or what is something else."""
+    wrong = ErrorList()
+    for named in paths_of(recipe):
+        wrong.of(check_path, named)
+    wrong.refuse()
+
+
+def check_path(named: RecipePath) -> None:
+    """Refuse a path that is not there, or a folder of another kind."""
+    if not named.path.exists() and named.holds == "model":
+        raise DataError(missing("", named.path, named.setting))
+    if problem := problem_of(named):
+        made = named.setting in ("data.folder", "data.index")
+        way = " (docs/recipes.md says what makes it)" if made else ""
+        raise DataError(f"{problem}, which the recipe names as {named.setting}; check the path{way}")
+
+
+def problem_of(named: RecipePath) -> str:
+    """What is wrong with a path; empty when nothing is."""
+    path = named.path
+    if not path.exists():
+        return missing("", path) if named.holds == "model" else f"there is no {path}"
+    lacking = [kinds[0] for kinds in _inside(named) if not any(any(path.glob(kind)) for kind in kinds)]
+    return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
+
+
+def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
+    """Files that must be in a folder of this kind; of each row one."""
+    if named.setting == "data.folder":
+        return (("corpus.jsonl", "corpus.jsonl.gz"), ("questions.*.jsonl",))
+    if named.setting == "graders.judge.model" and is_world(str(named.path)):
+        return ()
+    if named.setting in ("data.retriever_settings.encoder", "graders.generator.counted_by"):
+        return (("*.json",),)
+    model = (("config.json",), ("*.safetensors", "*.bin"))
+    return {"data": (), "index": (("index.json",),), "model": model}[named.holds]
+
+
+def check_splits(data: DataSettings) -> None:
+    """Refuse splits that the data will not have, where that is known before they are made."""
+    made: dict[str, int] | dict[str, float]
+    if data.world is not None:
+        made = {split: getattr(data.world, split) for split in ("train", "dev", "test")}
+    elif data.imported is not None:
+        made = data.imported.shares
+    else:
+        return  # `paths_of` names the files
+    wrong = ErrorList()
+    for setting in ("train", "dev", "test"):
+        split = getattr(data, setting)
+        if split not in made:
+            hint = f"{nearest(split, made)} They have: {', '.join(made)}"
+            wrong.say(f"data.{setting}={split} is no split of these data{hint}")
+    wrong.refuse()
+
+
+def taught(recipe: AgentRecipe) -> list[Protocol]:
+    """The agent's protocol, then every other one that it is shown; prompts are all that tells them apart."""
+    also = recipe.warm_start.also if recipe.warm_start else {}
+    wrong = ErrorList()
+    found = [wrong.of(load_protocol, name, recipe.prompt_template) for name in (recipe.protocol, *also)]
+    wrong.refuse()
+    own, *others = (protocol for protocol in found if protocol is not None)
+    for other in others:
+        if other.template.file.prompt == own.template.file.prompt:
+            raise SettingError(
+                f"'{other.name}' in warm_start.also has the prompt of '{own.name}' in the prompt template '{recipe.prompt_template}', "
+                "and a policy could not tell them apart; leave it out, or give it a prompt of its own"
+            )
+    return [own, *others]
+
+
+def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
+    """Refuse an encoder or labels that are not there."""
+    wrong = ErrorList()
+    if recipe.encoder is not None:
+        wrong.of(check_encoder, recipe.encoder)
+    for folder in recipe.labels:
+        wrong.of(LabelFolder, Path(folder))
+    wrong.refuse()
+
+
+def check_encoder(name: str) -> None:
+    """Refuse what is no encoder, or one whose card contradicts its files."""
+    EncoderCard.of(encoder_folder(name))

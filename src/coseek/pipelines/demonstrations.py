@@ -1,0 +1,135 @@
+"""Demonstrations: scripted agents write trajectories in the policy's own ids, for supervised training."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.scripted.expert import ExpertAgent
+from coseek.agents.scripted.gold import GoldAnswerAgent
+from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted_agent import ScriptedAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.progress import Progress
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Trajectory
+from coseek.models.model import Tokenizer
+from coseek.pipelines.agent_recipe import AgentRecipe, WarmStartSettings
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.training.sft.drills import make_drills
+from coseek.training.trainer.data_order import derive_seed
+from coseek.world.world import World, make_world
+
+TOKENIZER_WORLDS = 6
+"""Throw-away worlds whose text the tokenizer learns from: every word of the language is in them."""
+
+
+def demonstrate(
+    recipe: AgentRecipe,
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    retriever: Retriever,
+    questions: Callable[[str], Sequence[Question]],
+    progress: Progress,
+) -> list[Trajectory]:
+    """All demonstrations of a recipe. Throw-away worlds are searched with BM25, whatever the agent will search with."""
+    settings = recipe.warm_start
+    assert settings is not None
+    writer = make_writer(settings)
+    shown: list[Trajectory] = []
+    places: Iterator[tuple[Retriever, Sequence[Question]]]
+    if uses_worlds(settings):
+        worlds = list(throw_away_worlds(recipe))
+        places = ((Bm25.over(world.corpus), world.questions["train"]) for world in worlds)
+        for world in worlds:
+            rng = random.Random(f"{recipe.seed}/drills/{world.settings.seed}")
+            count = round(settings.drills * len(world.questions["train"]))
+            shown += make_drills(world, protocol, tokenizer, count, rng)
+        progress.stage("demonstrations", settings.worlds)
+    else:
+        places = iter([(retriever, questions(recipe.data.train))])
+        progress.stage("demonstrations", 1)
+    for number, (place, asked) in enumerate(places, start=1):
+        seed = derive_seed(recipe.seed, "shown", number)
+        shown += _written(writer, protocol, tokenizer, place, asked, recipe.limits, seed)
+        few = asked[: round(settings.one_shot * len(asked))]
+        for name in ("direct", "rag"):
+            limits = recipe.limits.model_copy(update={"passages_per_search": recipe.table.rag_passages})
+            once = load_protocol(name, recipe.prompt_template)
+            answered = [question for question in few if question.answers]
+            shown += _written(
+                GoldAnswerAgent(), once, tokenizer, place, answered, limits, derive_seed(recipe.seed, name, number)
+            )
+        for name, share in settings.also.items():
+            rng = random.Random(f"{recipe.seed}/{name}/{number}")
+            some = rng.sample(asked, round(share * len(asked)))
+            other = load_protocol(name, recipe.prompt_template)
+            seed = derive_seed(recipe.seed, name, number)
+            shown += _written(writer, other, tokenizer, place, some, recipe.limits, seed)
+        progress.advance(number, f"{len(shown)} runs")
+    return shown
+
+
+def make_writer(settings: WarmStartSettings) -> ScriptedAgent:
+    """Who demonstrates."""
+    if settings.writer == "expert":
+        return ExpertAgent(settings.expert)
+    return RuleAgent() if settings.writer == "rules" else GoldAnswerAgent()
+
+
+def uses_worlds(settings: WarmStartSettings) -> bool:
+    return settings.writer == "expert" and settings.worlds > 0
+
+
+def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:
+    """Worlds that share their words with every other one, and no fact."""
+    settings = recipe.warm_start
+    assert settings is not None
+    for number in range(settings.worlds):
+        yield make_world(settings.world.model_copy(update={"seed": derive_seed(recipe.seed, "world", number) % 2**31}))
+
+
+def texts_of(recipe: AgentRecipe, dataset: Dataset) -> Iterator[str]:
+    """What a tokenizer is learnt from: throw-away worlds, or the corpus and the training questions."""
+    settings = recipe.warm_start
+    if settings is not None and uses_worlds(settings):
+        for number, world in enumerate(throw_away_worlds(recipe)):
+            if number == TOKENIZER_WORLDS:
+                return
+            yield from _texts(world.corpus, world.questions["train"])
+    else:
+        yield from _texts(dataset.corpus, dataset.questions(recipe.data.train))
+
+
+def _texts(corpus: Sequence[Passage], questions: Sequence[Question]) -> Iterator[str]:
+    for passage in corpus:
+        yield f"{passage.title} :{passage.text}"
+    for question in questions:
+        yield question.question
+
+
+def _written(
+    writer: ScriptedAgent,
+    protocol: Protocol,
+    tokenizer: Tokenizer,
+    retriever: Retriever,
+    questions: Sequence[Question],
+    limits: Limits,
+    seed: int,
+) -> list[Trajectory]:
+    agent = Agent(protocol, ScriptedAgentModel(writer, protocol, tokenizer))
+    seeds = [derive_seed(seed, question.id) for question in questions]
+    runs = rollout(agent, retriever, questions, seeds, limits)
+    return [part for run in runs for part in (run, *notes_of(run))]
+
+
+def notes_of(run: Trajectory) -> list[Trajectory]:
+    """The notes that a run wrote beside its context (Search-o1), each as a ledger of its own."""
+    return [
+        replace(run, segments=aside, side_contexts=(), searches=(), answer=None, evidence=None)
+        for aside in run.side_contexts
+    ]

@@ -1,0 +1,295 @@
+"""Dry run: everything about a recipe that can be known before its real training.
+
+Three looks: what it names is there; what it needs in memory and time (`estimate.py`); and the recipe itself, run
+through the real driver for one step of every stage, with an untrained model of the same architecture in small, in a
+tiny laptop world. Algorithm, reward, protocol and stages are the recipe's; sizes and budgets are not, and what the
+small model writes means nothing.
+"""
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject, read_jsonl
+from coseek.core.progress import NoProgress, Progress
+from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.measure.table import Table
+from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.pretrained import save_model
+from coseek.models.tokenizer import HfTokenizer, train_tokenizer
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_check import check_settings, problem_of
+from coseek.pipelines.agent_recipe import STAGED, AgentRecipe, RecipePath, paths_of
+from coseek.pipelines.estimate import GIB, Memory, Shape, Work, memory_of, shape_of, work_of
+from coseek.pipelines.grader_settings import ORACLE
+from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.stages import stages_of
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+WORLD = WorldSettings(size="tiny", train=12, dev=4, test=4)
+"""Where the step is taken."""
+LAYERS, HEADS, HEAD_SIZE = 2, 2, 8
+"""What is left of the model; grouped heads stay grouped."""
+VOCABULARY = 1200
+BUDGETS = {
+    "max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 16, "max_observation_tokens": 96, "max_tokens": 2048,
+}  # fmt: skip
+"""Upper bounds of the recipe's own limits."""
+TOO_MUCH = ("", "more than there is", "try policy.workers: fsdp2, checkpointing, lora, fewer micro_batch_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class StageEstimate:
+    """One stage: what it is expected to cost, and what came of a step in small."""
+
+    name: str
+    memory: Memory
+    work: Work
+    step: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What was found."""
+
+    recipe: AgentRecipe
+    paths: tuple[tuple[RecipePath, str], ...]
+    """Every path with what is wrong with it; empty when nothing is."""
+    shape: Shape
+    source: str
+    """Where the shape is known from."""
+    looks: tuple[StageEstimate, ...]
+
+    @property
+    def missing(self) -> list[tuple[RecipePath, str]]:
+        return [(named, problem) for named, problem in self.paths if problem]
+
+    def refuse(self) -> None:
+        """Raise one sentence when something is missing."""
+        if self.missing:
+            listed = "; ".join(f"{problem} ({named.setting})" for named, problem in self.missing)
+            raise DataError(f"the recipe cannot be trained yet: {listed}. Put it there, or name another: SETTING=PATH")
+
+    def to_json(self) -> JsonObject:
+        return {
+            "paths": [
+                {"setting": named.setting, "path": str(named.path), "problem": problem or None}
+                for named, problem in self.paths
+            ],
+            "model": {"parameters": self.shape.parameters, "shape_from": self.source, **self.shape.config()},
+            "machine": dump_settings(self.recipe.machine),
+            "stages": [self._stage(look) for look in self.looks],
+        }
+
+    def _stage(self, look: StageEstimate) -> JsonObject:
+        memory: JsonObject = {f"{name}_gib": value / GIB for name, value in look.memory.parts.items()}
+        work = look.work
+        return {
+            "stage": look.name,
+            "memory": {**memory, "needed_gib": look.memory.needed / GIB},
+            "time": {
+                "runs": work.runs,
+                "written_tokens": work.written,
+                "read_tokens": work.read,
+                "rollout_s": work.rollout_s,
+                "update_s": work.update_s,
+                "steps": work.steps,
+                "hours": work.total_s / 3600,
+            },
+            "step": cast(Json, dict(look.step)),
+        }
+
+    def table(self) -> Table:
+        """For people: part, what, and what it comes to."""
+        rows = [("path", named.setting, problem or f"{named.path}: there") for named, problem in self.paths]
+        rows.append(("model", f"{_count(self.shape.parameters)} weights", self.source))
+        machine = self.recipe.machine
+        for look in self.looks:
+            stage = f" {look.name}" if look.name else ""
+            needed = look.memory.needed / GIB
+            parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in look.memory.parts.items() if value)
+            rows += [
+                (f"memory{stage}", f"{needed:.3g} GiB a device, of {machine.memory_gib:g}", parts),
+                *([TOO_MUCH] if needed > machine.memory_gib else []),
+                (f"time{stage}", f"{_duration(look.work.total_s)} at most", _said_of(look.work)),
+                (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
+            ]
+        note = (
+            f"Time assumes {machine.tflops:g} TFLOP/s a device, of which updates reach {machine.update_mfu:.0%} and "
+            f"writing {machine.rollout_mfu:.0%} (setting machine). Frozen parts, searches and evaluations are left out."
+        )
+        return Table(("part", "what", "detail"), tuple(rows), (note,))
+
+
+def _count(number: float) -> str:
+    return f"{number / 1e9:.3g} billion" if number >= 1e8 else f"{number / 1e6:.3g} million"
+
+
+def _duration(seconds: float) -> str:
+    """In the unit in which it is a number to read."""
+    units = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
+    name, size = next(((name, size) for name, size in units if seconds >= 2.0 * size), units[-1])
+    return f"{seconds / size:.3g} {name}"
+
+
+def _said_of(work: Work) -> str:
+    if not work.runs:
+        return f"{work.steps} updates of {work.read} tokens, {work.update_s:.3g} s each"
+    return (
+        f"{work.steps} steps of {work.runs} runs, {work.written} tokens written and {work.read} read at most; "
+        f"rollouts {work.rollout_s:.3g} s, update {work.update_s:.3g} s"
+    )
+
+
+def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
+    """All three looks. What is missing is told, not raised: see `DryRun.refuse`."""
+    recipe = resolve_recipe(recipe)
+    check_settings(recipe)  # the rehearsal has data of its own, which would hide a misfit
+    shape, source = shape_of(recipe)
+    paths = tuple((named, problem_of(named)) for named in paths_of(recipe))
+    with tempfile.TemporaryDirectory(prefix="coseek-dry-run-") as folder:
+        steps = rehearse(recipe, shape, Path(folder), progress or NoProgress())
+    whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
+    looks = [
+        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step)
+        for (name, one), step in zip(whole, steps, strict=True)
+    ]
+    return DryRun(recipe, paths, shape, source, tuple(looks))
+
+
+# --- one step in small
+
+
+def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path, progress: Progress) -> list[dict[str, float]]:
+    """The last line of metrics of every stage, after one step of each."""
+    protocol = load_protocol(recipe.protocol, recipe.prompt_template)
+    small_model(recipe, shape, protocol, folder / "model")
+    training = AgentTraining(small_recipe(recipe, folder), folder / "run", progress)
+    training.begin(resume=False)
+    training.train()
+    places = [stage.folder for stage in training.stages] or [folder / "run" / "warm-start"]
+    return [_last_line(place) for place in places]
+
+
+def _last_line(folder: Path) -> dict[str, float]:
+    """What is worth telling of the last step: reward, faults, how far sampler and trainer are apart, the update."""
+    path = next(iter(sorted(folder.glob("**/metrics.jsonl"))))
+    *_, (_, row) = read_jsonl(path)
+    wanted = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
+    return {name: float(cast(float, row[name])) for name in wanted if isinstance(row.get(name), int | float)}
+
+
+def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: Path) -> None:
+    """An untrained model of the policy's architecture, with a tokenizer learnt from the tiny world and the prompt template."""
+    texts = [*_texts(protocol)]
+    if recipe.policy.folder is None:
+        laptop = LaptopSettings(
+            hidden=HEADS * HEAD_SIZE, layers=recipe.policy.laptop.layers[:LAYERS], heads=HEADS, kv_heads=1,
+            feed_forward=4 * HEAD_SIZE, vocabulary=VOCABULARY,
+        )  # fmt: skip
+        make_policy(laptop, texts, protocol.grammar.special_tokens, folder, recipe.seed)
+        return
+    tokenizer = HfTokenizer(train_tokenizer(texts, (), VOCABULARY))
+    source = Path(recipe.policy.folder).expanduser()
+    there = (source / "config.json").is_file()
+    config = AutoConfig.from_pretrained(source, local_files_only=True) if there else _config_of(shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = AutoModelForCausalLM.from_config(_shrunk(config, shape, tokenizer))
+    save_model(model, tokenizer, folder)
+
+
+def _config_of(shape: Shape) -> PretrainedConfig:
+    row = shape.config()
+    return AutoConfig.for_model(str(row.pop("model_type")), **row)
+
+
+def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> PretrainedConfig:
+    """The same kind of model, narrow and flat. Whatever else its configuration says stays as it is."""
+    row = config.to_dict()
+    kinds = row.get("layer_types")
+    row |= {
+        "hidden_size": HEADS * HEAD_SIZE,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 1 if shape.kv_heads < shape.heads else HEADS,
+        "intermediate_size": 4 * HEAD_SIZE,
+        "num_hidden_layers": min(shape.layers, LAYERS),
+        "vocab_size": tokenizer.size,
+        "pad_token_id": tokenizer.fast.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_id,
+        **({"head_dim": HEAD_SIZE} if row.get("head_dim") else {}),
+        **({"layer_types": kinds[:LAYERS]} if kinds else {}),
+    }
+    kind = str(row.pop("model_type"))
+    return AutoConfig.for_model(kind, **row)
+
+
+def _texts(protocol: Protocol) -> Iterable[str]:
+    world = make_world(WORLD)
+    yield protocol.template.file.prompt
+    for passage in world.corpus:
+        yield f"{passage.title} :{passage.text}"
+    for question in world.questions["train"]:
+        yield question.question
+
+
+def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
+    """The recipe with one small step a stage, in a tiny world, with the small model in every model's place."""
+    tree = dump_settings(recipe)
+    small = _small(recipe, str(folder / "model"))
+    stages = {
+        name: merge_settings(
+            AgentRecipe, cast(JsonObject, stage), {part: small[part] for part in STAGED if part in small}
+        )
+        for name, stage in cast(dict[str, Json], tree["stages"]).items()
+    }
+    return make_settings(AgentRecipe, {**merge_settings(AgentRecipe, tree, small), "stages": stages})
+
+
+def _small(recipe: AgentRecipe, model: str) -> JsonObject:
+    """What is laid over the recipe and over each of its stages."""
+    tiny = dump_settings(WORLD)
+    engine = dict(recipe.data.training_retriever or {})
+    if engine.get("retriever") == "noisy":
+        engine.pop("over", None)
+    if "model" in engine:
+        engine = {**engine, "model": model, "questions": None}
+    frozen, asked = recipe.graders, {"model": model, "prompt": "generator"}
+    rows: JsonObject = {"micro_batch_tokens": 4096}
+    sft: JsonObject = {
+        "steps": 1, "tokens_per_step": 512, "repeat_steps": 0, "varied_steps": 0, "rounds": 1, "gate": None,
+    }  # fmt: skip
+    small: JsonObject = {
+        "data": {
+            "world": tiny, "folder": None, "imported": None, "unseen": None, "index": None, "retriever": "bm25",
+            "retriever_settings": {}, "training_retriever": cast(Json, engine) or None, "train": "train", "dev": "dev",
+        },
+        "limits": {name: min(most, getattr(recipe.limits, name)) for name, most in BUDGETS.items()},
+        "policy": {"folder": model},
+        "rl": {
+            "steps": 1, "questions_per_step": 2, "group_size": min(2, recipe.rl.group_size), "evaluate_every": 0,
+            "policy": rows, "critic": rows,
+        },
+        "rejection": {"samples": 1, "at_least": -1e9, "sft": sft},
+        "select": {"hops": None, "most": 4},
+        "graders": {
+            **({"generator": {**asked, "max_answer_tokens": 8, "counted_by": None}} if frozen.generator else {}),
+            **({"judge": {"model": ORACLE}} if frozen.judge else {}),
+            "baseline": {"folder": None},
+        },
+        "concurrency": 8,
+        "table": {"dev_questions": 2},
+    }  # fmt: skip
+    if recipe.warm_start is not None:
+        few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
+        small["warm_start"] = {"worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft}
+    return small

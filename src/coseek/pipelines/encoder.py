@@ -1,0 +1,362 @@
+"""Training a retriever: labels, or lessons in throw-away worlds → an encoder folder and what it finds.
+
+    OUT/recipe.yaml      the whole recipe, versions and commit
+    OUT/start            the untrained encoder, where one is made
+    OUT/checkpoints      where a stopped run goes on
+    OUT/metrics.jsonl    one line every few updates, one for each look at what is held out
+    OUT/encoder          the trained encoder: a sentence-transformers folder with its `coseek.yaml`
+    OUT/table.md, .json  what it finds for held-out turns, beside BM25 and what it began as
+
+Every stage is passed over when its result is there, so a stopped run goes on where it was.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+from transformers import set_seed
+
+from coseek.core.errors import DataError, RunError, SettingError
+from coseek.core.files import JsonObject, atomic_folder, atomic_write, read_json, write_json
+from coseek.core.lock import Lock, kept_lock
+from coseek.core.progress import NoProgress, Progress
+from coseek.data.passage import Corpus, Passage
+from coseek.hardware.precision import Use
+from coseek.hardware.speed import precision_of
+from coseek.labels.label_set import LabelSet
+from coseek.measure.table import Table
+from coseek.models.lora import merge_adapters
+from coseek.pipelines.part_identities import retriever_identities
+from coseek.pipelines.run_record import begin
+from coseek.retrieval.query import Query
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
+from coseek.retrieval.vectors.encoder import encoder_folder, quiet
+from coseek.retrieval.vectors.encoder_card import EncoderCard, most_read
+from coseek.training.encoder.collator import Collator, FeatureBuilder
+from coseek.training.encoder.evaluation import EncoderEvaluator, EvaluationResult, HeldOut, HeldOutEvaluator
+from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
+from coseek.training.encoder.laptop_encoder import make_laptop_encoder
+from coseek.training.encoder.loss import RetrieverObjective
+from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.encoder.results import results_json, results_table
+from coseek.training.encoder.synthetic import TOKENIZER_WORLDS, synthetic_labels, texts_of, throw_away_worlds
+from coseek.training.encoder.trainer import (
+    CheckpointNotes,
+    RetrieverTrainer,
+    UpdateDataset,
+    arguments,
+    last_checkpoint,
+    optimiser_of,
+)
+from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.lora import attach
+from coseek.training.trainer.metrics import MetricsLog
+from coseek.training.trainer.workers import ALONE, Workers
+from coseek.world.world import make_world
+
+
+class EncoderData(NamedTuple):
+    """What is learnt from, and what is looked at."""
+
+    train: list[LabelSet]
+    held_out: HeldOut | None
+
+
+@dataclass
+class RetrieverTraining:
+    """One run of a recipe in a folder."""
+
+    recipe: RetrieverRecipe
+    folder: Path
+    progress: Progress = field(default_factory=NoProgress)
+    workers: Workers = ALONE
+    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
+    """The first worker's claim to the folder, from `begin` on."""
+
+    def begin(self, resume: bool) -> None:
+        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
+        self.recipe = self.workers.agree(lambda: self._begun(resume))
+
+    def _begun(self, resume: bool) -> RetrieverRecipe:
+        with kept_lock(self.folder) as self._lock:
+            self.check()
+            identities = retriever_identities(self.recipe)
+            return begin(self.folder, self.recipe, resume, identities=identities, say=self.progress.say)
+
+    def check(self) -> None:
+        """Find what is wrong with labels, encoder and corpus before anything is written."""
+        if self.recipe.encoder is not None:
+            EncoderCard.of(encoder_folder(self.recipe.encoder))
+        read_labels(self.recipe.labels)
+        if self.recipe.held_out.corpus is not None and not Path(self.recipe.held_out.corpus).exists():
+            raise DataError(f"there is no {self.recipe.held_out.corpus}, which held_out.corpus names; check the path")
+
+    @property
+    def encoder_folder(self) -> Path:
+        return self.folder / "encoder"
+
+    @cached_property
+    def start_folder(self) -> Path:
+        """What training begins with."""
+        if self.recipe.encoder is not None:
+            return encoder_folder(self.recipe.encoder)
+        folder = self.folder / "start"
+        if not folder.exists():
+            make_laptop_encoder(self.recipe.laptop, self._texts(), folder, self.recipe.seed)
+        return folder
+
+    def _texts(self) -> list[str]:
+        """What a tokenizer is learnt from."""
+        if self.recipe.lessons is None:
+            return [
+                text
+                for label in read_labels(self.recipe.labels)
+                for candidate in label.candidates
+                for text in (candidate.passage.title, candidate.passage.text, label.question.question)
+            ]
+        few = self.recipe.lessons.model_copy(update={"worlds": min(TOKENIZER_WORLDS, self.recipe.lessons.worlds)})
+        return [text for world in throw_away_worlds(few, self.recipe.seed) for text in texts_of(world)]
+
+    @cached_property
+    def card(self) -> EncoderCard:
+        """How the trained encoder wants to be used."""
+        start, recipe = EncoderCard.of(self.start_folder), self.recipe
+        said: JsonObject = {
+            name: value for name in ("query_prompt", "passage_prompt", "pooling")
+            if (value := getattr(recipe, name)) is not None
+        }  # fmt: skip
+        asked = {"query_tokens": recipe.query_tokens, "passage_tokens": recipe.passage_tokens}
+        said |= {name: self._readable(name, tokens) for name, tokens in asked.items() if tokens is not None}
+        return start.model_copy(update={**said, "view": recipe.view or start.view})
+
+    def _readable(self, name: str, tokens: int) -> int:
+        """So many tokens, or as many as the encoder that is trained can read."""
+        most = most_read(self.start_folder)
+        if most is None or tokens <= most:
+            return tokens
+        self.progress.say(f"{name} is {most} and not {tokens}: {self.start_folder.name} reads no more")
+        return most
+
+    @cached_property
+    def seen(self) -> Callable[[Query], str]:
+        """A query through the view, as the trained encoder will be shown it."""
+        card = self.card
+        settings = EmbeddingSettings(
+            encoder=str(self.start_folder),
+            view=card.view or "query",
+            query_prompt=card.query_prompt,
+            query_tokens=card.query_tokens,
+        )
+        return QueryEncoder(settings, self.start_folder, card).seen
+
+    @cached_property
+    def material(self) -> EncoderData:
+        """Label sets to train on, and those that are looked at."""
+        recipe, seed = self.recipe, derive_seed(self.recipe.seed, "held out")
+        if recipe.lessons is not None:
+            return self._lessons(seed)
+        labels = read_labels(recipe.labels)
+        split = recipe.seed if recipe.held_out.seed is None else recipe.held_out.seed
+        train, held = split_by_question(labels, recipe.held_out.share, split)
+        if not train:
+            raise DataError(f"all {len(labels)} label sets are held out; lower held_out.share, or label more turns")
+        others: list[Passage] = [candidate.passage for label in labels for candidate in label.candidates]
+        if recipe.held_out.corpus is not None:
+            path = Path(recipe.held_out.corpus)
+            others = list(Corpus.load(path / "corpus.jsonl" if path.is_dir() else path))
+        found = HeldOut.of({"held out": held}, others, recipe.held_out, seed) if held else None
+        return EncoderData(train, found)
+
+    def _lessons(self, seed: int) -> EncoderData:
+        settings = self.recipe.lessons
+        assert settings is not None
+        train: list[LabelSet] = []
+        self.progress.stage("worlds", settings.worlds)
+        for number, world in enumerate(throw_away_worlds(settings, self.recipe.seed), start=1):
+            for labels in synthetic_labels(world, "train", settings, self.recipe.seed).values():
+                train += labels
+            self.progress.advance(number, f"{len(train)} lessons")
+        if self.recipe.held_out.share == 0:
+            return EncoderData(train, None)
+        unseen = make_world(settings.held_out)
+        groups = synthetic_labels(unseen, "dev", settings, self.recipe.seed)
+        return EncoderData(train, HeldOut.of(groups, unseen.corpus, self.recipe.held_out, seed))
+
+    @cached_property
+    def looker(self) -> EncoderEvaluator | None:
+        held_out = self.material.held_out
+        return EncoderEvaluator(held_out, self.card, self.seen) if held_out is not None else None
+
+    def rows(self) -> list[TrainingExample]:
+        """What is trained on. A query that the view makes nothing of (an empty one) teaches nothing."""
+        rows = [TrainingExample.of(label, self.seen) for label in self.material.train]
+        if self.recipe.loss.kind == "kl" and not all(row.targets for row in rows):
+            raise DataError("the loss `kl` needs label sets with targets (coseek label --method replug)")
+        kept = [row for row in rows if row.query.strip()]
+        if self.workers.world > 1 and len(kept) < self.workers.world:
+            raise DataError(f"{len(kept)} rows are too few for {self.workers.world} workers")
+        if not kept:
+            raise DataError("no row has a query; there is nothing to learn")
+        return kept
+
+    def train(self) -> None:
+        """Everything up to the trained encoder."""
+        if self.recipe.threads is not None:
+            torch.set_num_threads(self.recipe.threads)
+        if self.encoder_folder.exists():
+            return
+        if not self.workers.first:
+            self.workers.wait()  # the first one makes what is made
+        _ = self.start_folder
+        if self.workers.first:
+            self.workers.wait()
+        settings, model = self.recipe.training, self.open(self.start_folder)
+        self._prepare(model)
+        order = ExampleOrder(self.rows(), settings.batch_size, self.recipe.loss.negatives, self.recipe.seed)
+        steps = settings.steps or order.steps(settings.epochs)
+        began = last_checkpoint(self.folder / "checkpoints")
+        if began is None:
+            self._look_before(model)
+        trainer = self._trainer(model, order, steps, began)
+        self.progress.stage("training", steps)
+        trainer.train(resume_from_checkpoint=str(began) if began is not None else None)
+        if self.workers.first:
+            self._save(model)
+        self.workers.wait()
+
+    def open(self, folder: Path) -> SentenceTransformer:
+        """An encoder on the processor, in float32, pooling as it will."""
+        with quiet():
+            model = SentenceTransformer(
+                str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": torch.float32}
+            )
+        for place, module in enumerate(model):
+            if isinstance(module, Pooling) and self.recipe.pooling not in (None, module.pooling_mode):
+                model[place] = Pooling(module.embedding_dimension, self.recipe.pooling, module.include_prompt)
+        return model
+
+    def _prepare(self, model: SentenceTransformer) -> None:
+        """What is trained, and what is dropped."""
+        settings = self.recipe.training
+        body: nn.Module = model[0]
+        if settings.freeze_layers:
+            freeze(body, settings.freeze_layers)
+        if settings.lora is not None:
+            attach(body, settings.lora)
+        if settings.dropout is not None:
+            for module in model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = settings.dropout
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise SettingError(f"training.freeze_layers={settings.freeze_layers} freezes everything; lower it")
+
+    def _trainer(
+        self, model: SentenceTransformer, order: ExampleOrder, steps: int, began: Path | None
+    ) -> RetrieverTrainer:
+        recipe, settings, looker, notes = self.recipe, self.recipe.training, self.looker, CheckpointNotes.of(began)
+        set_seed(recipe.seed)
+        return RetrieverTrainer(
+            model=model,
+            args=arguments(
+                self.folder / "checkpoints", settings, recipe.held_out, steps, recipe.seed, looker is not None
+            ),
+            objective=self._objective(model, notes),
+            updates=UpdateDataset(order, steps),
+            collator=Collator(
+                FeatureBuilder(model, self.card), recipe.loss.in_batch, recipe.loss.kind == "kl", self.workers
+            ),
+            optimiser=optimiser_of(model, settings, steps),
+            evaluator=HeldOutEvaluator(looker, recipe.held_out.k) if looker is not None else None,
+            metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.first else None,
+            progress=self.progress if self.workers.first else NoProgress(),
+        )
+
+    def _objective(self, model: SentenceTransformer, notes: CheckpointNotes) -> RetrieverObjective:
+        settings = self.recipe.training
+        objective = RetrieverObjective(
+            model,
+            self.recipe.loss,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            cached=settings.cached,
+            normalise=self.card.normalise,
+            bfloat16=precision_of(settings.precision, Use.TRAINING) == "bfloat16",
+            workers=self.workers,
+        )
+        objective.sums |= notes.sums
+        return objective
+
+    def _look_before(self, model: SentenceTransformer) -> None:
+        """What the encoder finds before it is trained; written down, since nobody can ask it later."""
+        if self.looker is not None and self.workers.first:
+            found = {"before": self.looker.look(model)}
+            if self.recipe.held_out.bm25:
+                found["BM25"] = self.looker.bm25()
+            write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
+
+    def _save(self, model: SentenceTransformer) -> None:
+        """The encoder folder, in one rename."""
+        merge_adapters(model)
+        if share := self.recipe.training.start_share:
+            mix_in(model, self.open(self.start_folder), share)
+        if not all(bool(torch.isfinite(weight).all()) for weight in model.state_dict().values()):
+            raise RunError("the trained weights are no numbers; start again with a lower learning rate")
+        model.max_seq_length = max(self.card.query_tokens, self.card.passage_tokens)
+
+        def fill(part: Path) -> None:
+            with quiet():
+                model.save(str(part), create_model_card=False)
+            for file in part.rglob("*"):
+                file.chmod(0o755 if file.is_dir() else 0o644)
+            self.card.save(part)
+
+        atomic_folder(self.encoder_folder, fill)
+
+    def results(self) -> Table | None:
+        """`table.md` and `table.json`; `None` when nothing is held out."""
+        looker = self.looker
+        if looker is None:
+            return None
+        found = {name: EvaluationResult.from_json(row) for name, row in _object(self.folder / "before.json").items()}
+        found["trained"] = looker.look(self.open(self.encoder_folder))
+        shown: dict[str, EvaluationResult] = {
+            name: found[name] for name in ("BM25", "before", "trained") if name in found
+        }
+        table = results_table(shown, looker.held_out, self.recipe)
+        with atomic_write(self.folder / "table.md") as file:
+            file.write(f"# A retriever\n\n{table.markdown()}")
+        write_json(self.folder / "table.json", results_json(shown, looker.held_out, self.recipe))
+        return table
+
+
+def mix_in(model: nn.Module, start: nn.Module, share: float) -> None:
+    """Move every weight towards the one it began as: (1 − share) · trained + share · start."""
+    began = start.state_dict()
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if weight.is_floating_point():
+                weight.lerp_(began[name], share)
+
+
+def freeze(body: nn.Module, layers: int) -> None:
+    """Keep the token embeddings and the lowest layers as they are: the longest list of equal blocks is the layers."""
+    lists = [module for module in body.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise SettingError("training.freeze_layers: this encoder has no list of layers; leave the setting out")
+    blocks = max(lists, key=len)
+    if layers >= len(blocks):
+        raise SettingError(f"training.freeze_layers={layers}: this encoder has {len(blocks)} layers; freeze fewer")
+    frozen = [module for module in body.modules() if isinstance(module, nn.Embedding)]
+    for module in [*frozen, *list(blocks)[:layers]]:
+        module.requires_grad_(False)
+
+
+def _object(path: Path) -> Mapping[str, JsonObject]:
+    value = read_json(path)
+    assert isinstance(value, dict)
+    return {name: row for name, row in value.items() if isinstance(row, dict)}

@@ -1,0 +1,233 @@
+"""Training a laptop generator: throw-away worlds → lessons → supervised training → a model folder and its table.
+
+    OUT/recipe.yaml      the whole recipe, versions and commit
+    OUT/start            the untrained network with its tokenizer
+    OUT/training         metrics and checkpoints
+    OUT/generator        the trained model folder; generator.yaml in it is the prompt that it was trained on
+    OUT/table.md, .json  EM on a world that nothing was trained on, with and without its gold passages
+
+Every stage is passed over when its result is there, so a stopped run goes on where it was.
+"""
+
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from transformers import PreTrainedModel
+
+from coseek.core.files import atomic_write, write_json
+from coseek.core.lock import Lock, kept_lock
+from coseek.core.progress import NoProgress, Progress
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.graders.generator import (
+    OWN_PROMPT,
+    PROMPTS,
+    Generator,
+    GeneratorOutput,
+    GeneratorSettings,
+    ReadingInput,
+    load_generator_prompt,
+)
+from coseek.hardware.precision import Precision, Use
+from coseek.hardware.speed import precision_of
+from coseek.measure.answers import exact_match
+from coseek.measure.score import Scores, score_runs
+from coseek.measure.table import Table, group_table, main_table, scores_json
+from coseek.models.laptop import make_policy
+from coseek.models.local_text import LocalTextModel
+from coseek.models.pretrained import load_model
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.run_record import begin
+from coseek.training.sft.loop import SftOutcome, train_sft
+from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
+from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.policy import Policy
+from coseek.world.world import World, make_world
+
+TOKENIZER_WORLDS = 6
+"""Worlds whose text the tokenizer learns from: every word of the language is in them."""
+PROMPT = "generator-laptop"
+BATCH = 64
+"""Questions answered at once."""
+
+
+@dataclass
+class GeneratorTraining:
+    """One run of a recipe in a folder."""
+
+    recipe: GeneratorRecipe
+    folder: Path
+    progress: Progress = field(default_factory=NoProgress)
+    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
+    """The claim to the folder, from `begin` on."""
+
+    def begin(self, resume: bool) -> None:
+        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
+        with kept_lock(self.folder) as self._lock:
+            self.recipe = begin(self.folder, self.recipe, resume, say=self.progress.say)
+
+    def train(self) -> None:
+        """Everything up to the trained generator."""
+        if self.recipe.threads is not None:
+            torch.set_num_threads(self.recipe.threads)
+        if not self.start_folder.exists():
+            make_policy(self.recipe.laptop, self._texts(), (), self.start_folder, self.recipe.seed)
+        if self.generator_folder.exists():
+            return
+        model = load_model(self.start_folder)
+        outcome = self._train(model)
+        if not outcome.passed:
+            self.progress.say(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
+
+        def extra(part: Path) -> None:
+            self.tokenizer.save(part)
+            shutil.copyfile(PROMPTS / f"{PROMPT}.yaml", part / OWN_PROMPT)
+
+        Policy(model, self.recipe.sft.learner, 0).save(self.generator_folder, extra)
+
+    @property
+    def start_folder(self) -> Path:
+        return self.folder / "start"
+
+    @property
+    def generator_folder(self) -> Path:
+        return self.folder / "generator"
+
+    @property
+    def precision(self) -> Precision:
+        """What it answers in."""
+        return precision_of(self.recipe.precision, Use.SAMPLING, self.recipe.laptop.hidden, "cpu")
+
+    @cached_property
+    def tokenizer(self) -> HfTokenizer:
+        return HfTokenizer.load(self.start_folder)
+
+    @cached_property
+    def rooms(self) -> list[WorldSampler]:
+        """The throw-away worlds."""
+        rooms = []
+        self.progress.stage("worlds", self.recipe.worlds)
+        for number in range(self.recipe.worlds):
+            seed = derive_seed(self.recipe.seed, "generator world", number) % 2**31
+            rooms.append(WorldSampler(make_world(self.recipe.world.model_copy(update={"seed": seed})), "train"))
+            self.progress.advance(number + 1)
+        return rooms
+
+    @cached_property
+    def held_out(self) -> World:
+        return make_world(self.recipe.held_out)
+
+    def generator_of(self, model: PreTrainedModel, identity: str) -> Generator:
+        """The model as it is now, asked with the prompt of its lessons."""
+        sampling = SamplerSettings(
+            temperature=0.0, max_rows=BATCH, max_tokens=self.recipe.laptop.max_positions, dtype=self.precision
+        )
+        writer = LocalTextModel(
+            model=Sampler(model, self.tokenizer, (), sampling),
+            around=((), ()),
+            max_context=self.recipe.laptop.max_positions,
+            identity=identity,
+        )
+        settings = GeneratorSettings(
+            model=str(self.generator_folder), prompt=PROMPT, max_answer_tokens=self.recipe.max_answer_tokens
+        )
+        return Generator(writer, load_generator_prompt(settings), settings)
+
+    def _texts(self) -> list[str]:
+        """What the tokenizer learns from: passages, questions and lessons."""
+        texts: list[str] = []
+        rng = random.Random(f"{self.recipe.seed}/texts")
+        for room in self.rooms[:TOKENIZER_WORLDS]:
+            texts += [f"{passage.title} :{passage.text}" for passage in room.world.corpus]
+            for question in room.questions:
+                lesson = room.lesson(question, 2, rng)
+                texts += [f" Question : {question.question} So", lesson.written]
+        return texts
+
+    def _train(self, model: PreTrainedModel) -> SftOutcome:
+        generator = self.generator_of(model, "in training")
+        teacher = ExampleWriter(self.rooms, generator, self.tokenizer, self.recipe.sft.curriculum, self.recipe.passages)
+        return train_sft(
+            model,
+            teacher.draw,
+            self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
+            self.folder / "training",
+            resume=True,
+            evaluate=lambda _: self.look(generator),
+            progress=self.progress,
+        )
+
+    def look(self, generator: Generator) -> dict[str, float]:
+        """Strict EM on held-out dev questions, in all and by hops."""
+        room = WorldSampler(self.held_out, "dev")
+        asked = room.questions[: self.recipe.table.dev_questions]
+        right = [
+            float(exact_match(run.answer, run.question.answers))
+            for run in self._runs(generator, asked, room, gold=True)
+        ]
+        readings = {"em": fmean(right)}
+        for hops in sorted({question.hops for question in asked if question.hops}):
+            here = [value for value, question in zip(right, asked, strict=True) if question.hops == hops]
+            readings[f"em {hops} hop"] = fmean(here)
+        return readings
+
+    def _runs(
+        self, generator: Generator, asked: Sequence[Question], room: WorldSampler, gold: bool
+    ) -> list[Trajectory]:
+        """Every question answered once: with its gold passages among others, or with what BM25 finds for its text."""
+        count, seed = self.recipe.table.passages, self.recipe.table.seed
+        given = [
+            room.passages(one, count, random.Random(f"{seed}/{one.id}")) if gold else tuple(room.found[one.id][:count])
+            for one in asked
+        ]
+        runs: list[Trajectory] = []
+        for start in range(0, len(asked), BATCH):
+            part = list(zip(asked[start : start + BATCH], given[start : start + BATCH], strict=True))
+            contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in part]
+            written = generator.answer(contexts)
+            runs += [_run(*pair, one) for pair, one in zip(part, written, strict=True)]
+        return runs
+
+    def measure(self) -> Scores:
+        """The trained generator on questions of the held-out world that were never looked at."""
+        model = load_model(self.generator_folder, self.precision)
+        generator = self.generator_of(model, "trained")
+        room = WorldSampler(self.held_out, "test")
+        asked = room.questions[: self.recipe.table.questions]
+        count = self.recipe.table.passages
+        runs = {
+            f"gold among {count}": self._runs(generator, asked, room, gold=True),
+            f"naive RAG, top {count}": self._runs(generator, asked, room, gold=False),
+        }
+        return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
+
+    def write_results(self, scores: Scores) -> Table:
+        """`table.md` and `table.json`; returns the table."""
+        table = group_table(scores)
+        with atomic_write(self.folder / "table.md") as file:
+            file.write(f"# A laptop generator\n\n{table.markdown()}\n{main_table(scores).markdown()}")
+        write_json(self.folder / "table.json", scores_json(scores))
+        return table
+
+
+def _run(question: Question, passages: Sequence[Passage], written: GeneratorOutput) -> Trajectory:
+    """A question and its answer as a trajectory without tokens, so that it is scored like any other."""
+    hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(passages))
+    return Trajectory(
+        question=question,
+        protocol="generator",
+        segments=(),
+        searches=(Search(question.question, hits),),
+        stop=StopReason.ANSWERED if written.fault is None else StopReason.MODEL_ERROR,
+        answer=written.answer,
+        valid=written.answer is not None,
+    )

@@ -1,0 +1,106 @@
+"""Frozen parts of a training run: the generator, the judge and the baseline that rewards may need.
+
+No torch until a model folder is opened. A recipe holds the settings, `open_graders` opens them, `Scoring` asks them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from coseek.core.errors import SettingError
+from coseek.core.settings import Settings
+from coseek.data.question import Question
+from coseek.graders.factory import open_generator, open_judge
+from coseek.graders.generator import Generator, GeneratorSettings
+from coseek.graders.grading import Tell, no_progress
+from coseek.graders.judge import Judge, JudgeSettings
+from coseek.graders.rag_baseline import RagBaselines, make_baselines
+from coseek.graders.scoring import EpisodeScorer, check_needs
+from coseek.hardware.precision import SamplingPrecision
+from coseek.models.local_text import TextModelSettings
+from coseek.retrieval.retriever import Retriever
+from coseek.rewards.accuracy import Accuracy
+from coseek.rewards.reward import RewardFunction
+
+ORACLE = "oracle"
+"""As a judge's model: the oracle of the laptop world that the run is trained in."""
+CACHE = "frozen.sqlite"
+"""What models wrote, in the run's folder, so that a resumed run does not pay twice."""
+
+
+class BaselineSettings(Settings):
+    """Naive RAG, which a gain is measured against."""
+
+    folder: str | None = None
+    """Where `baselines.jsonl` stands, or is made; the run's own folder when not set."""
+    passages: int = Field(default=3, ge=1)
+    """Passages of the one search (004: 3, as many as the agent's searches find)."""
+
+
+class GraderSettings(Settings):
+    """Models that are asked during training and never trained."""
+
+    generator: GeneratorSettings | None = None
+    """Answers from the passages that a run serves."""
+    judge: JudgeSettings | None = None
+    """Says whether an answer is right; `model: oracle` is the oracle of the run's laptop world."""
+    baseline: BaselineSettings = BaselineSettings()
+    """Computed before training where a reward asks for it."""
+    max_rows: int = Field(default=64, ge=1)
+    """Texts that a local model writes at once: a matter of memory and speed, not of the result."""
+    precision: SamplingPrecision = "float32"
+    """Of a local model's weights and cache; `auto` is what is fastest on this machine for the narrowest of them."""
+
+
+@dataclass(frozen=True)
+class Graders:
+    """The parts, opened."""
+
+    settings: GraderSettings
+    folder: Path
+    """Where baselines and cache are kept."""
+    generator: Generator | None = None
+    judge: Judge | None = None
+
+    def baselines(
+        self, questions: Sequence[Question], retriever: Retriever, accuracy: Accuracy, tell: Tell = no_progress
+    ) -> RagBaselines:
+        """The baselines of these questions, told right from wrong by `accuracy`: what is missing is computed."""
+        if self.generator is None:
+            raise SettingError("a baseline needs a frozen generator; name one with graders.generator.model")
+        settings = self.settings.baseline
+        folder = Path(settings.folder).expanduser() if settings.folder is not None else self.folder
+        passages = settings.passages
+        return make_baselines(folder, questions, retriever, self.generator, passages, self.judge, accuracy, tell)
+
+    def scoring(self, reward: RewardFunction, baselines: RagBaselines | None = None) -> EpisodeScorer:
+        """The reward with the parts that it needs."""
+        return EpisodeScorer(reward, self.generator, self.judge, baselines)
+
+
+def check_graders(settings: GraderSettings, reward: RewardFunction, world: bool) -> None:
+    """Refuse a reward that needs a part which the settings do not name; `world`: the run is in a laptop world."""
+    there = {"component", "baseline"} if settings.generator is not None else set()
+    if settings.judge is not None:
+        there.add("judge")
+        if settings.judge.model == ORACLE and not world:
+            raise SettingError(
+                "the oracle judges in laptop worlds only; name a model folder or a URL with graders.judge.model"
+            )
+    check_needs(reward, there)
+
+
+def open_graders(settings: GraderSettings, folder: Path, world: Path | None = None) -> Graders:
+    """Open what the settings name. `world` is the folder of the laptop world whose oracle judges as `oracle`."""
+    writing = TextModelSettings(max_rows=settings.max_rows, precision=settings.precision)
+    cache = folder / CACHE
+    generator = open_generator(settings.generator, cache, writing) if settings.generator is not None else None
+    named = settings.judge
+    if named is not None and named.model == ORACLE:
+        if world is None:
+            raise SettingError("the oracle judges in laptop worlds only; name a model folder or a URL")
+        named = named.model_copy(update={"model": str(world)})
+    judge = open_judge(named, cache, writing) if named is not None else None
+    return Graders(settings, folder, generator, judge)

@@ -1,0 +1,200 @@
+"""Labelling: what `coseek label` is told, and the parts that it opens."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from coseek.agents.factory import AgentSettings, is_writer, limits_for, open_agent, settings_for
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.rollout import Limits
+from coseek.cli.retrievers import open_named
+from coseek.cli.run_command import check_gold
+from coseek.core.errors import DataError, SettingError, nearest
+from coseek.core.files import JsonObject
+from coseek.core.fingerprint import fingerprint
+from coseek.core.plugins import is_plugin_path
+from coseek.core.settings import Settings, make_settings
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.graders.judge import is_world
+from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
+from coseek.labels.search_turn import SearchTurn, search_turns
+from coseek.retrieval.factory import plugin_files
+from coseek.retrieval.index import IndexCard
+from coseek.retrieval.retriever import digest_of
+
+
+class LabelSettings(Settings):
+    """Everything that decides what `coseek label` writes, besides the method's own settings."""
+
+    runs: list[str]
+    """The run folders whose searches are labelled."""
+    count: int | None = None
+    """Only the first so many questions."""
+    method: str
+    """How labels are made."""
+    retriever: str
+    """The current retriever, whose passages are weighed."""
+    agent: AgentSettings | None = None
+    """Who goes on from passages, for methods that ask."""
+    limits: Limits = Limits()
+    """Its budgets."""
+    scorer: str | None = None
+    """Who scores passages, for methods that ask."""
+    likelihood: str | None = None
+    """Which model says how likely answers are, for methods that ask."""
+
+
+def runs_of(settings: LabelSettings) -> list[Run]:
+    return [Run(Path(name)) for name in settings.runs]
+
+
+def run_questions(settings: LabelSettings) -> list[Question]:
+    """The questions of the runs, each once, in the order of the runs: the first `count` of them."""
+    found: dict[str, Question] = {}
+    for run in runs_of(settings):
+        found |= {run.question.id: run.question for run in run.trajectories() if run.question.id not in found}
+    return list(found.values())[: settings.count]
+
+
+def run_turns(settings: LabelSettings, questions: Iterable[Question]) -> list[SearchTurn]:
+    """Every search turn of the runs for these questions, in the order of the runs."""
+    wanted = {question.id for question in questions}
+    turns: list[SearchTurn] = []
+    for run in runs_of(settings):
+        protocols: dict[str, Protocol] = {}
+        for trajectory in run.trajectories():
+            name = trajectory.protocol
+            if trajectory.question.id in wanted:
+                protocols[name] = protocols.get(name) or _protocol_of(run, name)
+                turns += search_turns(trajectory, protocols[name])
+    if not turns:
+        raise DataError(f"{', '.join(settings.runs)}: no searches, so there is nothing to label")
+    return turns
+
+
+def _protocol_of(run: Run, name: str) -> Protocol:
+    """The protocol that a run was written in, with its file where it was the user's."""
+    agent = run.settings.get("agent")
+    recorded = agent if isinstance(agent, dict) else {}
+    return load_protocol(str(recorded.get("protocol", name)), str(recorded.get("prompt_template", "default")))
+
+
+def retriever_of(runs: Sequence[Run], given: str | None) -> str:
+    """The retriever that was named, or the one that the runs searched with."""
+    if given is not None:
+        return given
+    found = str(_common(runs, "retriever", "--retriever"))
+    _refuse_to_run([] if found.startswith(("http://", "https://")) else plugin_files(found), "--retriever", found)
+    return found
+
+
+def agent_of(runs: Sequence[Run], given: str | None, temperature: float) -> AgentSettings | None:
+    """The agent that was named, or the runs' own; it goes on at `temperature`. Nothing where a run names none."""
+    if given is not None:
+        return settings_for(given).model_copy(update={"temperature": temperature})
+    if not all(isinstance(run.settings.get("agent"), dict) for run in runs):
+        return None
+    tree = _common(runs, "agent", "--agent")
+    assert isinstance(tree, dict)
+    if not AgentSettings.model_fields.keys() >= tree.keys():  # naive RAG in a training run's table has no agent
+        return None
+    name = str(tree.get("name"))
+    _refuse_to_run([name] if is_plugin_path(name) else [], "--agent", name)
+    return make_settings(AgentSettings, {**tree, "temperature": temperature})
+
+
+def _refuse_to_run(files: Sequence[str], option: str, name: str) -> None:
+    """Runs are data, and a Python file that only data names is not run."""
+    if files:
+        raise SettingError(f"the runs were made with {files[0]}, which is run only if you name it: {option} {name}")
+
+
+def refuse_equal_runs(samples: int, agent: AgentSettings) -> None:
+    """Several runs of a question are one run as often, where a model always takes its likeliest word. Writers draw."""
+    if samples > 1 and agent.temperature == 0 and not is_writer(agent.name):
+        raise SettingError(f"samples={samples} at temperature 0 would be one run {samples} times; add --temperature 1")
+
+
+def limits_of(runs: Sequence[Run], given: str | None, agent: AgentSettings | None) -> Limits:
+    """The budgets of the runs, when their own agent goes on; else those that suit the agent."""
+    if agent is None:
+        return Limits()
+    if given is None and all("limits" in run.settings for run in runs):
+        tree = _common(runs, "limits", "the settings limits.…")
+        return make_settings(Limits, tree if isinstance(tree, dict) else {})
+    return limits_for(agent)
+
+
+def _common(runs: Sequence[Run], name: str, way_out: str) -> object:
+    """What all runs have under this name."""
+    values = [run.settings.get(name) for run in runs]
+    if any(value != values[0] for value in values):
+        raise SettingError(f"the runs have different {name}s; choose with {way_out}")
+    if values[0] is None:
+        raise SettingError(f"{runs[0].folder} does not say which {name} it had; name one with {way_out}")
+    return values[0]
+
+
+def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question], cache: Path | None) -> LabelResources:
+    """The parts that were named. The agent and models are opened when a method asks for them."""
+    if not settings.retriever.startswith(("http://", "https://")) and not Path(settings.retriever).exists():
+        raise DataError(f"there is no retriever at {settings.retriever}; name another with --retriever")
+    retriever = open_named(settings.retriever)
+    check_gold(questions, retriever, settings.retriever)
+    scorer, world = settings.scorer, None
+    if scorer is not None and is_world(scorer):
+        scorer, world = ORACLE, Path(scorer).expanduser()
+    elif scorer == ORACLE:
+        world = next(_worlds(settings), None)
+    elif scorer is not None and scorer != GOLD and not _could_be_model(scorer):
+        known = [ORACLE, GOLD]
+        raise SettingError(
+            f"no scorer named {scorer!r}{nearest(scorer, known)} Known: {', '.join(known)}, a model folder, the folder "
+            "of a laptop world, a YAML file, or the address of a server"
+        )
+    who, limits = settings.agent, settings.limits
+    return LabelResources(
+        folder=out,
+        found_by=retriever,
+        open_agent=None if who is None else lambda: AgentWithLimits(open_agent(who), limits, identity_of(who)),
+        scorer_name=scorer,
+        world=world,
+        likelihood_name=settings.likelihood,
+        cache=cache,
+    )
+
+
+def _could_be_model(name: str) -> bool:
+    return name.startswith(("http://", "https://")) or Path(name).expanduser().exists()
+
+
+def _worlds(settings: LabelSettings) -> Iterator[Path]:
+    """Laptop worlds beside the questions of the runs, or beside the corpus of the index."""
+    for folder in _folders(settings):
+        if is_world(str(folder)):
+            yield folder
+
+
+def _folders(settings: LabelSettings) -> Iterable[Path]:
+    for name in settings.runs:
+        questions = Run(Path(name)).settings.get("questions")
+        if isinstance(questions, str):
+            yield from (Path(questions), Path(questions).parent)
+    index = Path(settings.retriever)
+    if (index / "index.json").is_file():
+        corpus = IndexCard.read(index).corpus_path
+        if corpus is not None:
+            yield (index.resolve() / corpus).parent
+
+
+def identity_of(agent: AgentSettings) -> str:
+    """A digest of all that an agent's turns depend on besides what it reads: weights and files, not where they lie."""
+    given: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer"})
+    parts = [str(sorted(given.items()))]
+    for name in (agent.name, agent.tokenizer):
+        weights = name is not None and not is_writer(name) and Path(name).expanduser().is_dir()
+        parts.append(fingerprint(Path(str(name)).expanduser()) if weights else str(name))
+    for name in (agent.name, agent.protocol, agent.prompt_template):
+        if name.endswith((".yaml", ".yml")) or is_plugin_path(name):
+            parts.append(Path(name).read_text(encoding="utf-8"))
+    return digest_of("agent", *parts)

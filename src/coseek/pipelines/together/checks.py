@@ -1,0 +1,91 @@
+"""Checking: what can be found wrong with a recipe for co-training before torch is imported and anything is written."""
+
+from pathlib import Path
+from typing import cast
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.hub import missing
+from coseek.core.mistakes import ErrorList
+from coseek.core.registry import find_plugin
+from coseek.core.settings import Settings, make_settings
+from coseek.graders.judge import is_world
+from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, MakerRequirements
+from coseek.labels.resources import GOLD, ORACLE
+from coseek.measure.score import answers_itself
+from coseek.pipelines.agent_check import check_encoder, check_recipe
+from coseek.pipelines.together.recipe import LabellingSettings, TogetherRecipe
+
+
+def check_together(recipe: TogetherRecipe) -> None:
+    """Refuse a recipe that names what is not there, or whose parts do not go together: all mistakes in one error."""
+    wrong = ErrorList()
+    wrong.of(check_recipe, recipe.agent)
+    wrong.of(check_labels, recipe)
+    if recipe.start.encoder is not None:
+        wrong.of(check_encoder, recipe.start.encoder)
+    wrong.refuse()
+
+
+def maker_module(method: str) -> MakerModule:
+    """A method of `coseek label`."""
+    return cast(MakerModule, find_plugin("method", PACKAGE, method, OFFERS))
+
+
+def terms_of(labels: LabellingSettings) -> MakerRequirements:
+    """What the method of these labels needs and gives."""
+    return maker_module(labels.method).terms(own_settings(labels))
+
+
+def own_settings(labels: LabellingSettings) -> Settings:
+    """The method's own settings. How many runs a question has is said once, for methods that make runs as well."""
+    module = maker_module(labels.method)
+    own = make_settings(module.SETTINGS, labels.settings, f"labels.settings (labels.method={labels.method})")
+    if not module.terms(own).rolls_out:
+        return own
+    if "samples" in labels.settings:
+        raise SettingError("labels.samples says how many runs a question has; leave labels.settings.samples out")
+    return own.model_copy(update={"samples": labels.samples})
+
+
+def check_labels(recipe: TogetherRecipe) -> None:
+    """Refuse, before an agent is trained for them, labels that could not be made or learnt from."""
+    labels = recipe.labels
+    method, terms = labels.method, terms_of(labels)
+    wrong = ErrorList()
+    if terms.scorer and labels.scorer is None:
+        wrong.say(
+            f"labels.method={method} needs somebody who scores passages; name with labels.scorer a model (a folder, a "
+            "URL, a YAML file), oracle for laptop worlds, or gold for questions with gold passages"
+        )
+    if terms.likelihood and labels.likelihood is None:
+        wrong.say(
+            f"labels.method={method} needs a model that says how likely an answer is; name its folder with "
+            "labels.likelihood"
+        )
+    if terms.answers and not answers_itself(recipe.agent.protocol):
+        wrong.say(
+            f"labels.method={method} asks whether the agent ends with the right answer, and an agent of the protocol "
+            f"{recipe.agent.protocol} writes none; take labels.settings.{terms.answers}"
+        )
+    if recipe.retriever.loss.kind == "kl" and not terms.targets:
+        wrong.say(
+            f"retriever.loss.kind=kl learns from targets, and labels.method={method} gives none; take "
+            "retriever.loss.kind=contrastive, or labels.method=replug"
+        )
+    wrong.of(_check_names, recipe)
+    wrong.refuse()
+
+
+def _check_names(recipe: TogetherRecipe) -> None:
+    """Whoever scores is there."""
+    labels, data = recipe.labels, recipe.agent.data
+    if labels.scorer == ORACLE and data.world is None and not is_world(data.folder or ""):
+        raise SettingError(
+            "labels.scorer: the oracle knows laptop worlds only; name a model (a folder, a URL, a YAML file), or gold "
+            "for questions with gold passages"
+        )
+    for setting, name in (("scorer", labels.scorer), ("likelihood", labels.likelihood)):
+        if name is None or name in (ORACLE, GOLD) or name.startswith(("http://", "https://")):
+            continue
+        if not Path(name).expanduser().exists():
+            raise DataError(missing("", name, f"labels.{setting}"))

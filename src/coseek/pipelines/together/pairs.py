@@ -1,0 +1,138 @@
+"""Pairs: every agent over every retriever so far, each a run folder of its own, and whether a round has helped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from coseek.agents.run_questions import identities_of, run_questions
+from coseek.core.files import JsonObject
+from coseek.data.dataset import Dataset
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.measure.score import METRICS, MetricSummary, ScoredRun, score_run, summarise
+from coseek.pipelines import generator_table as served
+from coseek.pipelines.agent_results import by_generator, metric_of
+from coseek.pipelines.together.paths import CoTrainingPaths
+
+Split = Literal["test", "dev"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An agent over a retriever."""
+
+    agent: int
+    retriever: int | None
+    """`None` is the retriever that the agent's recipe names itself, and that no round trains."""
+    split: Split = "test"
+
+    def name(self, beside: str) -> str:
+        return f"agent {self.agent}, {beside if self.retriever is None else f'retriever {self.retriever}'}"
+
+    @property
+    def folder(self) -> str:
+        searched = "beside" if self.retriever is None else f"retriever-{self.retriever}"
+        return f"agent-{self.agent}.{searched}" + ("" if self.split == "test" else f".{self.split}")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a course."""
+
+    course: CoTrainingPaths
+
+    @cached_property
+    def metric(self) -> str:
+        """The headline."""
+        stop = self.course.recipe.stop
+        return (stop.metric if stop is not None else None) or metric_of(self.course.agent(1))
+
+    @cached_property
+    def beside(self) -> str:
+        """What the table calls the retriever of the agent's recipe."""
+        return self.course.search(None).name
+
+    def columns(self, rounds: int) -> list[int | None]:
+        """The retrievers of the table after so many rounds."""
+        return [*([None] if self.course.recipe.pairs.beside else []), *range(rounds + 1)]
+
+    def of(self, rounds: int) -> list[Pair]:
+        """Every pair after so many rounds."""
+        return [Pair(agent, retriever) for agent in range(rounds + 1) for retriever in self.columns(rounds)]
+
+    def measure(self, rounds: int) -> None:
+        """Run what there is to run after round `rounds`; what is there already is kept."""
+        deciding = [Pair(rounds, rounds, "dev")] if self.course.recipe.stop is not None else []
+        wanted = [*self.of(rounds), *deciding]
+        self.course.progress.stage(f"pairs after round {rounds}", sum(len(self.questions(one.split)) for one in wanted))
+        done = 0
+        for pair in wanted:
+            self._run(pair, done)
+            done += len(self.questions(pair.split))
+
+    def _run(self, pair: Pair, done: int) -> None:
+        course, questions = self.course, self.questions(pair.split)
+        data = course.recipe.agent.data
+        split = data.test if pair.split == "test" else data.dev
+        asked: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
+        settings = course.run_settings(pair.agent, pair.retriever, asked, 0.0)
+        made_of, protocol = course.made_of(pair.agent, 0.0), course.agent(pair.agent).protocol
+        retriever, limits, seed = course.search(pair.retriever), course.recipe.agent.limits, course.recipe.pairs.seed
+        identities = identities_of(made_of, protocol, retriever, questions, limits, seed)
+        run = Run.made_with(self.path(pair), settings, identities)
+        if len(run.done()) == len(questions):
+            return
+        run_questions(
+            run,
+            course.speaker(pair.agent, 0.0),
+            retriever,
+            questions,
+            limits,
+            seed=seed,
+            tell=lambda ended, _: course.progress.advance(done + ended, pair.name(self.beside)),
+        )
+
+    def path(self, pair: Pair) -> Path:
+        return self.course.folder / "pairs" / pair.folder
+
+    def questions(self, split: Split) -> Sequence[Question]:
+        """The questions of a split, as many as the recipe takes."""
+        return self._questions[split]
+
+    @cached_property
+    def _questions(self) -> dict[Split, list[Question]]:
+        recipe, dataset = self.course.recipe, Dataset(self.course.data_folder)
+        data = recipe.agent.data
+        found: dict[Split, list[Question]] = {"test": dataset.questions(data.test)[: recipe.pairs.questions]}
+        if recipe.stop is not None:
+            found["dev"] = dataset.questions(data.dev)[: recipe.stop.questions]
+        return found
+
+    def scored(self, pair: Pair) -> ScoredRun:
+        """A pair, question by question; where the agent gives no answer, by those of the recipe's generator."""
+        name, folder, training = pair.name(self.beside), self.path(pair), self.course.agent(0)
+        if by_generator(training):
+            return served.scored_by_generator(training.frozen, name, folder, list(Run(folder).trajectories()))
+        return score_run(name, Run(folder).trajectories())
+
+    # --- whether to go on
+
+    def decided_by(self, rounds: int) -> list[float | None]:
+        """The headline of each round's agent over its own retriever, on the dev split, from round 0 on."""
+        found = [self._on_dev(number).metrics.get(self.metric) for number in range(rounds + 1)]
+        return [None if one is None else one.mean for one in found]
+
+    def helped(self, rounds: int) -> bool:
+        """Whether the last of so many rounds raised the headline by what the recipe asks for."""
+        stop = self.course.recipe.stop
+        if stop is None:
+            return True
+        before, after = self.decided_by(rounds)[-2:]
+        return before is None or after is None or after - before >= stop.least
+
+    def _on_dev(self, number: int) -> MetricSummary:
+        asked = [question.id for question in self.questions("dev")]
+        run = self.scored(Pair(number, number, "dev"))
+        return summarise(run, "all", asked, tuple(METRICS), self.course.recipe.pairs.seed)

@@ -1,0 +1,189 @@
+"""Course: where everything of a co-training lies, what each round's agent and retriever are told, and how they are
+opened again. Trains nothing."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from coseek.agents.rollout import Agent
+from coseek.core.files import JsonObject
+from coseek.core.progress import NoProgress, Progress
+from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.models.pretrained import load_model
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.grader_settings import ORACLE
+from coseek.pipelines.together.recipe import TogetherRecipe
+from coseek.retrieval.index import open_index
+from coseek.retrieval.retriever import Retriever
+from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.workers import Workers, workers_here
+
+SHORT = 2**31
+"""Seeds of retrievers stay below: the library that trains them hands its seed to numpy."""
+
+
+@dataclass(frozen=True)
+class RoundPaths:
+    """The folders of one round; round 0 is what there is before the first."""
+
+    folder: Path
+
+    @property
+    def agent(self) -> Path:
+        return self.folder / "agent"
+
+    @property
+    def questions(self) -> Path:
+        return self.folder / "questions.jsonl"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def labels(self) -> Path:
+        return self.folder / "labels"
+
+    @property
+    def labelled(self) -> Path:
+        """What the labels came to; is there when they are done."""
+        return self.folder / "labels.json"
+
+    @property
+    def retriever(self) -> Path:
+        return self.folder / "retriever"
+
+    @property
+    def index(self) -> Path:
+        return self.folder / "index"
+
+
+@dataclass
+class CoTrainingPaths:
+    """One run of a recipe in a folder, as a tree of results."""
+
+    recipe: TogetherRecipe
+    folder: Path
+    progress: Progress = field(default_factory=NoProgress)
+    workers: Workers = field(default_factory=workers_here)
+
+    def __post_init__(self) -> None:
+        if not self.workers.first:
+            self.progress = NoProgress()
+
+    def round(self, number: int) -> RoundPaths:
+        return RoundPaths(self.folder / f"round-{number}")
+
+    # --- agents
+
+    def agent(self, number: int) -> AgentTraining:
+        """The training that makes, or has made, agent `number`."""
+        if not number:
+            return self.first
+        return AgentTraining(self.agent_recipe(number), self.round(number).agent, self.progress, self.workers)
+
+    @cached_property
+    def first(self) -> AgentTraining:
+        """Data and warm start, with the retriever that the agent's recipe names itself."""
+        recipe = self._agent_recipe({"learn": "demonstrations", "stages": {}, "data": {"unseen": None}})
+        return AgentTraining(recipe, self.round(0).agent, self.progress, self.workers)
+
+    def policy(self, number: int) -> Path:
+        """The model folder of an agent."""
+        return self.agent(number).policy_folder("trained" if number else "warm")
+
+    @property
+    def data_folder(self) -> Path:
+        return self.first.data_folder
+
+    def speaker(self, number: int, temperature: float) -> Agent:
+        """Agent `number`, opened."""
+        training = self.agent(number)
+        model = load_model(self.policy(number))
+        sampler = training.sampler(model, training.protocol, temperature)
+        return Agent(training.protocol, sampler, self.made_of(number, temperature))
+
+    def made_of(self, number: int, temperature: float) -> dict[str, str]:
+        """What the turns of agent `number` depend on: see `Agent.identities`."""
+        return self.agent(number).made_of("trained" if number else "warm", temperature)
+
+    def agent_recipe(self, number: int) -> AgentRecipe:
+        """What follows the warm start, over the retriever of the round before."""
+        begins = number - 1 if self.recipe.agent_begins == "previous" else 0
+        folder = str(self.data_folder)
+        above: JsonObject = {
+            "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
+            "data": {
+                "world": None,
+                "imported": None,
+                "unseen": None,
+                "folder": folder,
+                "index": str(self.round(number - 1).index),
+            },
+            "policy": {"folder": str(self.policy(begins))},
+            "warm_start": None,
+        }
+        judge = self.recipe.agent.graders.judge
+        if judge is not None and judge.model == ORACLE:  # the world is a data folder like any other now
+            above["graders"] = {"judge": {"model": folder}}
+        return self._agent_recipe(above)
+
+    def _agent_recipe(self, above: JsonObject) -> AgentRecipe:
+        tree = merge_settings(AgentRecipe, dump_settings(self.recipe.agent), above)
+        if self.recipe.threads is not None:
+            tree["threads"] = self.recipe.threads
+        return make_settings(AgentRecipe, tree)
+
+    # --- retrievers
+
+    def encoder(self, number: int) -> str:
+        """The encoder of a retriever, as settings name it."""
+        if not number and self.recipe.start.encoder is not None:
+            return self.recipe.start.encoder
+        return str(self.round(number).retriever / "encoder")
+
+    def search(self, number: int | None) -> Retriever:
+        """Retriever `number`, opened; `None` for the one that the agent's recipe names itself."""
+        return self.first.retrievers["data"] if number is None else open_index(self.round(number).index)
+
+    def retriever_recipe(self, number: int) -> RetrieverRecipe | None:
+        """`None` for a retriever 0 that is not made here."""
+        if not number:
+            return self._for_the_course(self.recipe.start.recipe) if self.recipe.start.recipe is not None else None
+        own, begins = self.recipe.retriever, number - 1 if self.recipe.retriever_begins == "previous" else 0
+        given = {
+            "seed": derive_seed(self.recipe.seed, "retriever", number, own.seed) % SHORT,
+            "labels": (str(self.round(number).labels),),
+            "encoder": self.encoder(begins),
+        }
+        return self._for_the_course(own.model_copy(update=given))
+
+    def _for_the_course(self, recipe: RetrieverRecipe) -> RetrieverRecipe:
+        """With what all rounds share. One question is held out in every round or in none: a retriever begins as the one
+        before it ended, which must not have been trained on it."""
+        held_out = recipe.held_out
+        if held_out.seed is None:
+            held_out = held_out.model_copy(update={"seed": derive_seed(self.recipe.seed, "held out") % SHORT})
+        threads = recipe.threads if self.recipe.threads is None else self.recipe.threads
+        return recipe.model_copy(update={"held_out": held_out, "threads": threads})
+
+    def index_settings(self, number: int) -> JsonObject:
+        own: JsonObject = {} if number else {**self.recipe.start.index}
+        return {**self.recipe.index.settings, **own, "encoder": self.encoder(number)}
+
+    # --- runs
+
+    def run_settings(self, agent: int, retriever: int | None, asked: JsonObject, temperature: float) -> JsonObject:
+        """What a run folder says, so that the other commands can read it. `asked` says which questions."""
+        recipe = self.recipe.agent
+        who: JsonObject = {
+            "name": str(self.policy(agent)),
+            "protocol": recipe.protocol,
+            "prompt_template": recipe.prompt_template,
+            "temperature": temperature,
+        }
+        own = recipe.data.index or str(self.round(0).agent / "data.index")
+        searched = own if retriever is None else str(self.round(retriever).index)
+        return {**asked, "retriever": searched, "agent": who, "limits": dump_settings(recipe.limits)}

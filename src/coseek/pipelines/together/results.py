@@ -1,0 +1,240 @@
+"""Results: every agent over every retriever, the way through the rounds, what was labelled; a table and a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from coseek.core.files import Json, JsonObject, atomic_write, read_json, write_json
+from coseek.core.settings import dump_settings
+from coseek.measure.intervals import Interval
+from coseek.measure.plots import Series, Svg, line_plot
+from coseek.measure.report import (
+    FilesSection,
+    PlotSection,
+    Section,
+    SettingsSection,
+    TableSection,
+    TextSection,
+    write_report,
+)
+from coseek.measure.score import METRICS, Comparison, Scores, compare, groups_of, summaries_of
+from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, main_table, scores_json, show
+from coseek.pipelines import generator_table as served
+from coseek.pipelines.agent_results import by_generator
+from coseek.pipelines.together.labelling import labelled
+from coseek.pipelines.together.pairs import Pair, Pairs
+from coseek.pipelines.together.paths import CoTrainingPaths
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a co-training of so many rounds came to."""
+
+    course: CoTrainingPaths
+    pairs: Pairs
+    rounds: int
+    scores: Scores
+    """Of every pair, on the test split."""
+
+    @classmethod
+    def of(cls, course: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
+        asked, seed = list(pairs.questions("test")), course.recipe.pairs.seed
+        metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
+        by = served.GROUPS if by_generator(course.first) else ("hops",)
+        runs = {pair: pairs.scored(pair) for pair in pairs.of(rounds)}
+        groups = groups_of(asked, by)
+        found = summaries_of(list(runs.values()), asked, by, metrics, seed)
+        compared: list[Comparison] = [
+            compare(runs[against], runs[pair], group, idents, metrics, seed)
+            for pair, against in compared_pairs(rounds, course.recipe.pairs.beside)
+            for group, idents in groups.items()
+        ]
+        return cls(course, pairs, rounds, Scores(found.summaries, tuple(compared), found.stops))
+
+    # --- tables
+
+    def mean(self, pair: Pair, metric: str) -> Interval | None:
+        return self.scores.of(pair.name(self.pairs.beside)).metrics.get(metric)
+
+    def grid(self, metric: str, decimals: int = 3) -> Table:
+        """Agents by retrievers, in one metric."""
+        columns = self.pairs.columns(self.rounds)
+        names = [self.pairs.beside if one is None else f"retriever {one}" for one in columns]
+        rows = [
+            (f"agent {agent}", *(show(self.mean(Pair(agent, one), metric), decimals) for one in columns))
+            for agent in range(self.rounds + 1)
+        ]
+        return Table((metric, *names), tuple(rows))
+
+    def headline(self) -> Table:
+        """The grid in the metric that the agents were paid for, with what must be said."""
+        grid = self.grid(self.pairs.metric)
+        questions = len(self.pairs.questions("test"))
+        notes = [
+            f"Greedy, on {questions} questions of the test split, with 95 % bootstrap intervals over questions. Agent "
+            "N was trained over retriever N-1, retriever N on the runs of agent N."
+        ]
+        return Table(grid.columns, grid.rows, (*notes, *self.decisions()))
+
+    def decisions(self) -> list[str]:
+        """Whether the rounds helped, on the questions that decide it."""
+        recipe = self.course.recipe
+        if recipe.stop is None:
+            return [f"Rounds: {self.rounds}, without early stopping."]
+        readings = self.pairs.decided_by(self.rounds)
+        shown = " → ".join("–" if one is None else f"{one:.3f}" for one in readings)
+        dev = len(self.pairs.questions("dev"))
+        said = [f"On {dev} questions of the dev split, {self.pairs.metric} from round to round: {shown}."]
+        if self.rounds < recipe.rounds:
+            said.append(
+                f"Stopped early: round {self.rounds} did not raise it by {recipe.stop.least:g}, so there is no round "
+                f"{self.rounds + 1}."
+            )
+        return [*said, f"The best round on the dev split: {self.best}."]
+
+    @property
+    def best(self) -> int:
+        """The round with the best headline on the dev split, the earlier one of equals; without one, the last."""
+        if self.course.recipe.stop is None:
+            return self.rounds
+        readings = [float("-inf") if one is None else one for one in self.pairs.decided_by(self.rounds)]
+        return readings.index(max(readings))
+
+    def label_table(self) -> Table:
+        """What the runs of each round taught."""
+        columns = ("turns", "labelled", "sets")
+        rows = []
+        for number in range(1, self.rounds + 1):
+            found = labelled(self.course, number)
+            dropped = cast(dict[str, int], found["dropped"])
+            why = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+            rows.append((str(number), *(str(found[name]) for name in columns), why or "–"))
+        return Table(("round", *columns, "without a label"), tuple(rows), ("Search turns of the round's runs.",))
+
+    def retriever_table(self) -> Table | None:
+        """What each retriever finds for labelled turns of questions that it was not trained on."""
+        rows: list[tuple[str, ...]] = []
+        readings: list[str] = []
+        for number in range(1, self.rounds + 1):
+            path = self.course.round(number).retriever / "table.json"
+            if not path.exists():
+                continue
+            found = cast(JsonObject, read_json(path))
+            searchers = cast(dict[str, dict[str, float]], found["searchers"])
+            readings = readings or list(next(iter(searchers.values())))
+            for name, values in searchers.items():
+                cells = (f"{values[one]:.3f}" if one in values else "–" for one in readings)
+                rows.append((str(number), name, str(found["turns"]), *cells))
+        return Table(("round", "searcher", "turns", *readings), tuple(rows)) if rows else None
+
+    def tables(self) -> dict[str, Table]:
+        """Heading → table."""
+        component = by_generator(self.course.first)
+        means, paired = (served.MAIN, served.PAIRED) if component else (MAIN, PAIRED)
+        found = {"Every pair": self.headline(), "Searches a question": self.grid("searches", 2)}
+        if self.pairs.metric != "recall":
+            found["Gold passages found"] = self.grid("recall")
+        found |= {
+            "Means": main_table(self.scores, means),
+            "Differences": comparison_table(self.scores, paired),
+            "Labels": self.label_table(),
+        }
+        held_out = self.retriever_table()
+        return found if held_out is None else {**found, "Held-out turns": held_out}
+
+    # --- files
+
+    def write(self) -> Table:
+        """`table.md`, `table.json` and `report.html`; returns the headline."""
+        tables, folder = self.tables(), self.course.folder
+        parts = [f"# {self.course.recipe.about or 'An agent and a retriever, trained together'}\n"]
+        parts += [f"## {name}\n\n{table.markdown()}" for name, table in tables.items()]
+        with atomic_write(folder / "table.md") as file:
+            file.write("\n".join(parts))
+        write_json(folder / "table.json", self.to_json())
+        title = self.course.recipe.about or "An agent and a retriever, trained together"
+        write_report(folder / "report.html", title, self.sections(tables))
+        return tables["Every pair"]
+
+    def to_json(self) -> JsonObject:
+        decided: list[Json] = []
+        if self.course.recipe.stop is not None:
+            decided = list(self.pairs.decided_by(self.rounds))
+        labels: list[Json] = [labelled(self.course, number) for number in range(1, self.rounds + 1)]
+        return {
+            "rounds": self.rounds,
+            "stopped_early": self.rounds < self.course.recipe.rounds,
+            "best_round": self.best,
+            "metric": self.pairs.metric,
+            "dev": decided,
+            "labels": labels,
+            **scores_json(self.scores),
+        }
+
+    def sections(self, tables: dict[str, Table]) -> list[Section]:
+        captions = {self.pairs.metric: "Greedy, on the test split.", "searches": "Searches a question."}
+        plots: list[Section] = [
+            PlotSection(
+                f"Round by round: {metric}",
+                self.plot(metric),
+                f"{text} At .5 the agent of the next round has been trained, at the whole number its retriever, too.",
+            )
+            for metric, text in captions.items()
+        ]
+        shown: list[Section] = [TableSection(name, table) for name, table in tables.items()]
+        again = f"coseek train together {self.course.folder}/recipe.yaml --out ANOTHER"
+        return [
+            shown[0],
+            *plots,
+            *shown[1:],
+            SettingsSection("Settings", dump_settings(self.course.recipe)),
+            FilesSection("Files", self.files()),
+            TextSection("Again", again),
+        ]
+
+    def plot(self, metric: str) -> Svg:
+        """One metric along the way: (agent 0, retriever 0), (1, 0), (1, 1), (2, 1), …"""
+        points = [
+            (agent / 2 + retriever / 2, found)
+            for agent, retriever in way(self.rounds)
+            if (found := self.mean(Pair(agent, retriever), metric)) is not None
+        ]
+        banded = all(one.low is not None and one.high is not None for _, one in points)
+        line = Series(
+            "agent and retriever as they stood",
+            tuple(at for at, _ in points),
+            tuple(one.mean for _, one in points),
+            tuple(one.low or 0.0 for _, one in points) if banded else (),
+            tuple(one.high or 0.0 for _, one in points) if banded else (),
+            markers=True,
+        )
+        return line_plot([line], "round", metric)
+
+    def files(self) -> dict[str, str]:
+        """Path → what it is, of every file a reader may want."""
+        course, best = self.course, self.best
+        named = {
+            str(course.folder / "report.html"): "the report",
+            str(course.folder / "table.md"): "all tables",
+            str(course.folder / "table.json"): "the same for programs",
+            str(course.folder / "pairs"): "a run folder for every pair",
+            str(course.policy(best)): f"agent {best}, of the best round on the dev split",
+            course.encoder(best): f"encoder {best}, of the same round",
+            str(course.round(best).index): "the corpus in its vectors, for --retriever",
+            str(course.folder / "recipe.yaml"): "the recipe, with versions and commit",
+        }
+        return named
+
+
+def way(rounds: int) -> list[tuple[int, int]]:
+    """(agent, retriever) as training goes: every one is trained over the other as it stood."""
+    return [(0, 0), *(step for number in range(1, rounds + 1) for step in ((number, number - 1), (number, number)))]
+
+
+def compared_pairs(rounds: int, beside: bool) -> Sequence[tuple[Pair, Pair]]:
+    """What is compared question by question: each step of the way with the one before, the last with the first, and
+    the last retriever with the one that no round trained."""
+    steps = [Pair(agent, retriever) for agent, retriever in way(rounds)]
+    compared = list(zip(steps[1:], steps, strict=False))
+    compared.append((steps[-1], steps[0]))
+    return [*compared, (steps[-1], Pair(rounds, None))] if beside else compared

@@ -1,0 +1,100 @@
+"""Words: how text is cut for lexical search. Queries and passages go through the same knife."""
+
+import re
+import threading
+import unicodedata
+from collections.abc import Callable
+from typing import Annotated, TypeAlias, cast
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from coseek.core.errors import MissingExtra, UnknownName
+
+_RUN = re.compile(r"[^\W_]+")
+# Han, kana and Hangul are written without (reliable) spaces: overlapping pairs stand in for words.
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
+_ANY_CJK = re.compile(f"[{_CJK}]")
+_CJK_OR_NOT = re.compile(f"([{_CJK}]+)|([^{_CJK}]+)")
+
+_PLAIN = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
+"""What each ASCII character becomes: twice as quick as looking for runs, and most text is plain."""
+_OURS = ("none", "plural")
+_LOCAL = threading.local()
+"""Snowball stemmers by language: each keeps a buffer of its own, so no two threads may share one."""
+
+
+def check_stem(name: str) -> str:
+    """The name again when there is such a stemmer; a Snowball language needs PyStemmer."""
+    if name not in _OURS:
+        try:
+            _snowball(name)
+        except UnknownName as error:
+            raise PydanticCustomError("unknown_stemmer", "{sentence}", {"sentence": str(error)}) from None
+    return name
+
+
+Stem: TypeAlias = Annotated[str, AfterValidator(check_stem)]
+"""`none`; `plural` takes the English plural off (`cities` → `city`, `films` → `film`) and nothing else; the name of a
+language (`english`, `german` …) is its Snowball stemmer."""
+
+
+def words(text: str, stem: str = "none") -> list[str]:
+    """Lower-cased Unicode words in order; repeated ones are kept.
+
+    Letters and digits make words, everything else parts them. Compatibility forms are unified (NFKC), accents are
+    kept. A run of n > 1 CJK characters gives its n - 1 overlapping pairs, a lone one itself.
+    """
+    if text.isascii():
+        found = text.translate(_PLAIN).split()
+    else:
+        unified = unicodedata.normalize("NFKC", text).lower()
+        found = _RUN.findall(unified)
+        if _ANY_CJK.search(unified):  # not in `text`: a radical or half-width kana becomes CJK only now
+            found = [word for run in found for word in _split(run)]
+    return found if stem == "none" else list(map(stemmer(stem), found))
+
+
+def stemmer(stem: str) -> Callable[[str], str]:
+    """What takes the ending off a word."""
+    if stem == "none":
+        return str
+    return singular if stem == "plural" else _snowball(stem)
+
+
+def _snowball(language: str) -> Callable[[str], str]:
+    """This thread's stemmer of a language."""
+    made = cast(dict[str, Callable[[str], str]], _LOCAL.__dict__)
+    if language not in made:
+        try:
+            import Stemmer  # type: ignore[import-not-found]
+        except ModuleNotFoundError:
+            raise MissingExtra("PyStemmer", f"the stemmer {language!r} of BM25", "stem") from None
+        known = Stemmer.algorithms()
+        if language not in known:
+            raise UnknownName("stemmer", language, [*_OURS, *known])
+        made[language] = Stemmer.Stemmer(language).stemWord
+    return made[language]
+
+
+def singular(word: str) -> str:
+    """The word without its English plural ending (Harman's S-stemmer, JASIS 1991); others are left alone."""
+    if word.endswith("ies") and len(word) > 4 and word[-4] not in "ea":
+        return word[:-3] + "y"
+    if word.endswith("es") and len(word) > 3 and word[-3] not in "aeo":
+        return word[:-1]
+    if word.endswith("s") and len(word) > 3 and word[-2] not in "us":
+        return word[:-1]
+    return word
+
+
+def _split(run: str) -> list[str]:
+    if run.isascii():
+        return [run]
+    found: list[str] = []
+    for cjk, other in _CJK_OR_NOT.findall(run):
+        if other or len(cjk) == 1:
+            found.append(other or cjk)
+        else:
+            found.extend(cjk[start : start + 2] for start in range(len(cjk) - 1))
+    return found

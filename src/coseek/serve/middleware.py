@@ -1,0 +1,104 @@
+"""Door: what every request passes on its way in and out: its id, the token, the time it took, the line in the log.
+
+Plain ASGI around the application, since frameworks' middlewares cost more than the rest of a request.
+"""
+
+import hmac
+import itertools
+import json
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Protocol, TypeAlias, cast
+
+from coseek.core.files import Json, JsonObject
+from coseek.serve.logs import Log
+
+Scope: TypeAlias = MutableMapping[str, object]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, object]]]
+Send: TypeAlias = Callable[[MutableMapping[str, object]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+RECORD = "coseek.record"
+"""Where, in an ASGI scope, an endpoint finds the JSON object that becomes the line in the log."""
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_OPEN = frozenset({"/health"})
+"""Paths that need no token."""
+
+
+class Stoppable(Protocol):
+    """A service that may be about to stop."""
+
+    stopping: bool
+
+
+class AccessMiddleware:
+    """The outermost application."""
+
+    def __init__(self, app: App, service: Stoppable, token: str | None, log: Log | None) -> None:
+        self._app = app
+        self._service = service
+        self._token = None if token is None else b"Bearer " + token.encode()
+        self._log = log
+        self._start = secrets.token_hex(4)
+        self._count = itertools.count()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        headers = cast(Headers, scope["headers"])
+        ident = _header(headers, b"x-request-id")
+        if not _ID.fullmatch(ident):
+            ident = f"{self._start}-{next(self._count)}".encode()
+        record: JsonObject = {"status": 500}
+        scope[RECORD] = record
+
+        async def send_marked(message: MutableMapping[str, object]) -> None:
+            if message["type"] == "http.response.start":
+                record["status"] = cast(int, message["status"])
+                marked = cast(Headers, message.setdefault("headers", []))
+                marked.append((b"x-request-id", ident))
+                if self._service.stopping:
+                    marked.append((b"connection", b"close"))
+            await send(message)
+
+        try:
+            if self._may_pass(str(scope["path"]), headers):
+                await self._app(scope, receive, send_marked)
+            else:
+                await _turn_away(send_marked)
+        finally:
+            if self._log is not None:
+                self._log.add(self._line(scope, record, ident.decode(), time.perf_counter() - began))
+
+    def _may_pass(self, path: str, headers: Headers) -> bool:
+        if self._token is None or path in _OPEN:
+            return True
+        return hmac.compare_digest(_header(headers, b"authorization"), self._token)
+
+    def _line(self, scope: Scope, record: JsonObject, ident: str, took_s: float) -> JsonObject:
+        line: JsonObject = {
+            "time": round(time.time(), 3),
+            "id": ident,
+            "method": cast(Json, scope["method"]),
+            "path": str(scope["path"])[:200],
+        }
+        return {**line, **record, "total_ms": round(took_s * 1_000, 2)}
+
+
+def _header(headers: Headers, name: bytes) -> bytes:
+    return next((value for key, value in headers if key == name), b"")
+
+
+async def _turn_away(send: Send) -> None:
+    body = json.dumps({"error": "this service needs a token: send the header Authorization: Bearer …"}).encode()
+    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+    headers.append((b"content-length", str(len(body)).encode()))
+    # Its body was not read, so nothing else can come over this connection.
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

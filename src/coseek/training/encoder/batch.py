@@ -1,0 +1,102 @@
+"""Batch: the rows of an update as tensors: every different text once, and who is whose positive and negative.
+
+The passages of a batch stand in *slots*, one for each passage of each row, as in the formula of the loss; a passage
+that stands in several slots is encoded once.
+
+False negatives. Two rows of the same question, or with the same words for the encoder to read, are *kin*:
+what is right for one is not wrong for the other. A slot is no negative of a row when it holds the positive of the row
+or of its kin (the same id or the same text), whoever gives it, the row's own labels included; nor when it comes from
+another row of the same question. Every worker sees the rows of all, so all mask alike.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coseek.training.encoder.examples import ExamplePassage, TrainingExample
+
+
+@dataclass(frozen=True)
+class EncoderBatch:
+    """B rows with S slots, U different passages and V different queries."""
+
+    queries: tuple[str, ...]
+    passages: tuple[str, ...]
+    query_B: Tensor
+    """Place of each row's query in `queries`."""
+    passage_S: Tensor
+    """Place of each slot's passage in `passages`."""
+    allowed_BS: Tensor
+    """Whether the slot is in the row's sum: its positive and its negatives."""
+    positive_B: Tensor
+    """The slot of each row's positive (`contrastive`)."""
+    targets_BS: Tensor
+    """What each slot deserves of each row's probability (`kl`); 0 where it says nothing."""
+
+    @classmethod
+    def contrastive(cls, rows: Sequence[TrainingExample], in_batch: bool) -> "EncoderBatch":
+        """Each row's positive and negatives, and, with `in_batch`, those of all other rows."""
+        slots = [(number, given) for number, row in enumerate(rows) for given in (row.positive, *row.negatives)]
+        owner_S = torch.tensor([number for number, _ in slots])
+        own_BS = owner_S == torch.arange(len(rows))[:, None]
+        positive_B = own_BS.int().argmax(dim=1)  # a row's first slot
+        question_B, query_B = _numbered([row.question for row in rows]), _numbered([row.query for row in rows])
+        id_S, text_S = _numbered([given.id for _, given in slots]), _numbered([given.text for _, given in slots])
+
+        kin_BB = _same(question_B, question_B) | _same(query_B, query_B)
+        holds_BS = _same(id_S[positive_B], id_S) | _same(text_S[positive_B], text_S)  # the positive of row B
+        right_BS = (kin_BB.float() @ holds_BS.float()) > 0
+        negative_BS = ~right_BS & (own_BS | (~_same(question_B, question_B[owner_S]) & torch.tensor(in_batch)))
+        allowed_BS = negative_BS | (torch.arange(len(slots)) == positive_B[:, None])
+        return cls._of(rows, [given for _, given in slots], allowed_BS, positive_B, torch.zeros(allowed_BS.shape))
+
+    @classmethod
+    def weighed(cls, rows: Sequence[TrainingExample]) -> "EncoderBatch":
+        """Each row's candidates with their targets; other rows are no business of it."""
+        slots = [given for row in rows for given in row.candidates]
+        owner_S = torch.tensor([number for number, row in enumerate(rows) for _ in row.candidates])
+        own_BS = owner_S == torch.arange(len(rows))[:, None]
+        targets_S = torch.tensor([target for row in rows for target in row.targets])
+        targets_BS = torch.where(own_BS, targets_S, torch.zeros(()))
+        return cls._of(rows, slots, own_BS, torch.zeros(len(rows), dtype=torch.long), targets_BS)
+
+    @classmethod
+    def _of(
+        cls,
+        rows: Sequence[TrainingExample],
+        slots: Sequence[ExamplePassage],
+        allowed_BS: Tensor,
+        positive_B: Tensor,
+        targets_BS: Tensor,
+    ) -> "EncoderBatch":
+        # The longest first: micro-batches of texts of one length are padded little.
+        queries = _longest_first(row.query for row in rows)
+        passages = _longest_first(given.text for given in slots)
+        query_at = {text: place for place, text in enumerate(queries)}
+        passage_at = {text: place for place, text in enumerate(passages)}
+        return cls(
+            queries=queries,
+            passages=passages,
+            query_B=torch.tensor([query_at[row.query] for row in rows]),
+            passage_S=torch.tensor([passage_at[given.text] for given in slots]),
+            allowed_BS=allowed_BS,
+            positive_B=positive_B,
+            targets_BS=targets_BS,
+        )
+
+
+def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(dict.fromkeys(texts), key=lambda text: (-len(text), text)))
+
+
+def _same(keys_M: Tensor, keys_N: Tensor) -> Tensor:
+    """Which of the one equals which of the other (M × N)."""
+    return keys_M[:, None] == keys_N
+
+
+def _numbered(keys: Sequence[Hashable]) -> Tensor:
+    """Equal keys, equal numbers."""
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])

@@ -1,0 +1,186 @@
+"""Evaluation of an encoder: does it find, among many passages, the one that was labelled for a held-out turn?
+
+A turn's rank is the place of its positive in the exact order of all passages; equal scores stand in the pool's order,
+as they do in an index. Readings are means over turns:
+
+    recall@k   share of turns whose positive is among the best k
+    mrr        mean of 1 / rank
+    gold@k     share of the question's gold passages among the best k, where it has some
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.base.model import BaseModel
+
+from coseek.core.files import Json, JsonObject
+from coseek.data.passage import Corpus, Passage
+from coseek.labels.label_set import LabelSet
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.vectors.embedding_retriever import passage_text
+from coseek.retrieval.vectors.encoder import Encoder, Vectors, _SentenceTransformer
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.training.encoder.examples import Seen
+from coseek.training.encoder.recipe import HeldOutSettings
+
+Ranks: TypeAlias = NDArray[np.int64]
+
+BATCH = 64
+"""Texts encoded at once."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Turns that are looked at, in named groups, and the passages that are searched."""
+
+    groups: Mapping[str, Sequence[LabelSet]]
+    pool: Sequence[Passage]
+
+    @classmethod
+    def of(
+        cls, groups: Mapping[str, Sequence[LabelSet]], others: Sequence[Passage], settings: HeldOutSettings, seed: int
+    ) -> "HeldOut":
+        """At most `turns` turns, drawn, and at most `passages` passages: those turns' positives and gold passages, then
+        `others`, drawn. Passages of one text are one, under the first one's id."""
+        rng = random.Random(f"{seed}/held out")
+        every = [(name, label) for name, labels in groups.items() for label in labels]
+        kept = set(rng.sample(range(len(every)), min(len(every), settings.turns)))
+        chosen = {
+            name: [label for number, (group, label) in enumerate(every) if group == name and number in kept]
+            for name in groups
+        }
+        needed = [label.passage(label.positive) for labels in chosen.values() for label in labels]
+        wanted = {ident for labels in chosen.values() for label in labels for ident in label.question.gold_ids}
+        needed += [passage for passage in others if passage.id in wanted]
+        texts = {passage_text(passage) for passage in needed}
+        rest = list({passage_text(one): one for one in reversed(others) if passage_text(one) not in texts}.values())
+        room = max(0, settings.passages - len(texts))
+        pool = [*needed, *(rng.sample(rest, room) if room < len(rest) else rest)]
+        rng.shuffle(pool)  # equals stand in the pool's order, so it must say nothing
+        once = {passage_text(passage): passage for passage in reversed(pool)}
+        return cls({name: labels for name, labels in chosen.items() if labels}, list(once.values()))
+
+    @property
+    def labels(self) -> list[LabelSet]:
+        return [label for labels in self.groups.values() for label in labels]
+
+
+def ranks_of(scores_QU: NDArray[np.float32], row_Q: Ranks) -> Ranks:
+    """Place of one row a query in the order of falling scores, from 1; equal scores in the order of rows."""
+    own_Q1 = np.take_along_axis(scores_QU, row_Q[:, None], axis=1)
+    above_QU = scores_QU > own_Q1
+    level_QU = (scores_QU == own_Q1) & (np.arange(scores_QU.shape[1]) < row_Q[:, None])
+    return cast(Ranks, 1 + above_QU.sum(axis=1) + level_QU.sum(axis=1))
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What one searcher made of what is held out: per turn, in the order of `HeldOut.labels`."""
+
+    ranks: Ranks
+    """Of the positives."""
+    gold: tuple[tuple[int, ...] | None, ...]
+    """Ranks of the question's gold passages; `None` for a question without any in the pool."""
+
+    def readings(self, held_out: HeldOut, k: Sequence[int]) -> dict[str, float]:
+        """Means over all turns, and over each group's where there are several."""
+        everything = self._means(range(len(self.ranks)), k)
+        readings = {f"held/{name}": value for name, value in everything.items()}
+        start = 0
+        for group, labels in held_out.groups.items():
+            here = range(start, start + len(labels))
+            start += len(labels)
+            if len(held_out.groups) > 1:
+                readings |= {f"held/{group}/{name}": value for name, value in self._means(here, k).items()}
+        return readings
+
+    def _means(self, turns: range, k: Sequence[int]) -> dict[str, float]:
+        ranks = self.ranks[list(turns)]
+        means = {f"recall@{depth}": float((ranks <= depth).mean()) for depth in k}
+        means["mrr"] = float((1.0 / ranks).mean())
+        gold = [found for turn in turns if (found := self.gold[turn]) is not None]
+        if gold:
+            means |= {f"gold@{depth}": fmean(fmean(rank <= depth for rank in found) for found in gold) for depth in k}
+        return means
+
+    def to_json(self) -> JsonObject:
+        return {
+            "ranks": cast(list[Json], self.ranks.tolist()),
+            "gold": [None if found is None else cast(list[Json], [*found]) for found in self.gold],
+        }
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "EvaluationResult":
+        gold = cast("list[list[int] | None]", row["gold"])
+        return cls(np.array(row["ranks"], dtype=np.int64), tuple(None if one is None else tuple(one) for one in gold))
+
+    def values(self, name: str) -> list[float]:
+        """`mrr` or `recall@K` of every turn."""
+        if name == "mrr":
+            return [1.0 / rank for rank in self.ranks.tolist()]
+        depth = int(name.removeprefix("recall@"))
+        return [float(rank <= depth) for rank in self.ranks.tolist()]
+
+
+class EncoderEvaluator:
+    """Looks at what is held out with an encoder as it is now."""
+
+    def __init__(self, held_out: HeldOut, card: EncoderCard, seen: Seen) -> None:
+        self.held_out, self._card = held_out, card
+        self._queries = [seen(label.query) for label in held_out.labels]
+        self._texts = [passage_text(passage) for passage in held_out.pool]
+        self._row = {text: row for row, text in enumerate(self._texts)}
+        self._rows_by_id: dict[str, int] = {passage.id: row for row, passage in enumerate(held_out.pool)}
+
+    def look(self, model: SentenceTransformer) -> EvaluationResult:
+        """With the encoder's prompts, lengths and normalisation: as an index would be made and asked."""
+        card, encoder = self._card, Encoder(cast(_SentenceTransformer, model))
+        passages_UD = encoder.encode(
+            self._texts, card.passage_prompt, card.passage_tokens, BATCH, normalise=card.normalise
+        )
+        queries_QD = encoder.encode(
+            self._queries, card.query_prompt, card.query_tokens, BATCH, normalise=card.normalise
+        )
+        return self._found(queries_QD @ passages_UD.T)
+
+    def bm25(self) -> EvaluationResult:
+        """BM25, which sees the query alone. What it does not find stands behind all that it finds."""
+        corpus = Corpus([Passage(str(row), one.title, one.text) for row, one in enumerate(self.held_out.pool)])
+        asked = [label.query.text for label in self.held_out.labels]
+        scores_QU = np.full((len(asked), len(corpus)), -1.0, dtype=np.float32)
+        for scores_U, hits in zip(scores_QU, Bm25.over(corpus).search(asked, len(corpus)), strict=True):
+            for hit in hits:
+                scores_U[int(hit.passage.id)] = hit.score
+        return self._found(scores_QU)
+
+    def _found(self, scores_QU: Vectors) -> EvaluationResult:
+        labels = self.held_out.labels
+        positives = [self._row[passage_text(label.passage(label.positive))] for label in labels]
+        gold: list[tuple[int, ...] | None] = []
+        for scores_U, label in zip(scores_QU, labels, strict=True):
+            rows = [self._rows_by_id[ident] for ident in label.question.gold_ids if ident in self._rows_by_id]
+            same = np.broadcast_to(scores_U, (len(rows), len(scores_U)))
+            gold.append(tuple(ranks_of(same, np.array(rows, dtype=np.int64)).tolist()) if rows else None)
+        return EvaluationResult(ranks_of(scores_QU, np.array(positives, dtype=np.int64)), tuple(gold))
+
+
+class HeldOutEvaluator(BaseEvaluator):
+    """The looker as the library's trainer calls it."""
+
+    def __init__(self, looker: EncoderEvaluator, k: Sequence[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.primary_metric = "held/mrr"
+        self._looker, self._k = looker, k
+
+    def __call__(
+        self, model: BaseModel, output_path: str | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        assert isinstance(model, SentenceTransformer)
+        return self._looker.look(model).readings(self._looker.held_out, self._k)

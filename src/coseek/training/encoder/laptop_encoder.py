@@ -1,0 +1,79 @@
+"""The laptop encoder: a sentence-transformers folder of stock modules, small enough to be trained from nothing.
+
+A BERT of one layer with pieces of words learnt from laptop worlds. `[SEP]` is a special token of its tokenizer, so
+that views that separate work on it; all bytes are in the vocabulary, so that no name is unknown.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coseek.core.errors import SettingError
+from coseek.core.files import atomic_folder
+from coseek.training.encoder.recipe import LaptopEncoderSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PAD, FIRST, LAST = "[PAD]", "[CLS]", "[SEP]"
+
+
+def make_laptop_encoder(settings: LaptopEncoderSettings, texts: Iterable[str], folder: Path, seed: int) -> None:
+    """Write an untrained encoder and a tokenizer learnt from `texts`, in one rename."""
+    if settings.hidden % settings.heads:
+        raise SettingError(f"heads must divide hidden; got hidden {settings.hidden}, heads {settings.heads}")
+    tokenizer = learn_tokenizer(texts, settings.vocabulary)
+    atomic_folder(folder, lambda part: _write(settings, tokenizer, part, seed))
+
+
+def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast", folder: Path, seed: int) -> None:
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import BertConfig, BertModel
+
+    from coseek.retrieval.vectors.encoder import quiet
+
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=settings.feed_forward,
+        max_position_embeddings=settings.max_tokens,
+        hidden_dropout_prob=0.0,  # throw-away worlds are endless: there is nothing to overfit to
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(seed)
+        BertModel(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        body = Transformer(str(folder), max_seq_length=settings.max_tokens)
+        pooling = Pooling(settings.hidden, settings.pooling)
+        model = SentenceTransformer(modules=[body, pooling, Normalize()], device="cpu")
+        model.save(str(folder), create_model_card=False)
+
+
+def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> "PreTrainedTokenizerFast":
+    """Byte-level BPE without case; the same texts give the same tokenizer (the library's word pieces would not)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    rust = Tokenizer(models.BPE())
+    rust.normalizer = normalizers.BertNormalizer(lowercase=True)
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    rust.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, FIRST, LAST],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    rust.train_from_iterator(texts, trainer)
+    ends = [(name, rust.token_to_id(name)) for name in (FIRST, LAST)]
+    rust.post_processor = processors.TemplateProcessing(single=f"{FIRST} $A {LAST}", special_tokens=ends)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=rust, pad_token=PAD, cls_token=FIRST, sep_token=LAST, clean_up_tokenization_spaces=False
+    )

@@ -1,0 +1,95 @@
+"""Lessons: labels for an encoder that has seen nothing yet, from the plans of questions in throw-away laptop worlds.
+
+Each step of a plan is a search: its query is one of several kinds, the passage that tells the fact is the positive,
+and the best of what BM25 finds besides are the negatives: look-alikes, namesakes, former values, and other passages
+that name the thing. What happens to tell the fact as well (a marriage, told by the other side) is no negative.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.labels.label_set import Candidate, LabelSet, TurnId
+from coseek.retrieval.query import Query
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.training.encoder.recipe import SyntheticSettings
+from coseek.training.trainer.data_order import derive_seed
+from coseek.world.oracle import SUPPORT
+from coseek.world.questions import Step, kind_of, plan_of
+from coseek.world.world import World, make_world
+
+TOKENIZER_WORLDS = 6
+"""Worlds whose text the tokenizer learns from: every word of the language is in them."""
+
+
+def _short(step: Step) -> str:
+    """The last word of the mention that is part of a name: what several things are called."""
+    named = [word for word in step.mention.split() if word[0].isupper()]
+    return named[-1] if named else step.mention
+
+
+KINDS: Mapping[str, Callable[[Step], str]] = {
+    "name+type": lambda step: f"{step.mention} {step.word}",
+    "name": lambda step: step.mention,
+    "name+relation": lambda step: f"{step.mention} {step.relation}",
+    "sub-question": lambda step: step.sub_question,
+    "short name+relation": lambda step: f"{_short(step)} {step.relation}",
+}
+"""What an agent may type for a step; the last one is ambiguous."""
+
+
+def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]:
+    """Worlds that share their words with every other one, and no fact."""
+    for number in range(settings.worlds):
+        own = derive_seed(seed, "retriever world", number) % 2**31
+        yield make_world(settings.world.model_copy(update={"seed": own}))
+
+
+def texts_of(world: World) -> Iterator[str]:
+    """What the tokenizer learns from."""
+    for passage in world.corpus:
+        yield f"{passage.title} {passage.text}"
+    for questions in world.questions.values():
+        for question in questions:
+            yield question.question
+
+
+def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed: int) -> dict[str, list[LabelSet]]:
+    """Label sets by kind of query: one a step of every plan, its kind drawn."""
+    rng = random.Random(f"{seed}/lessons/{world.settings.seed}")
+    names, weights = list(settings.kinds), list(settings.kinds.values())
+    drawn: list[tuple[str, Question, int, Step]] = []
+    for question in world.questions[split]:
+        if kind_of(question) == "constraint":
+            continue  # its plan has no mention: the question itself is what is searched for
+        for hop, step in enumerate(plan_of(question)):
+            drawn.append((rng.choices(names, weights)[0], question, hop, step))
+    queries = [KINDS[kind](step) for kind, _, _, step in drawn]
+    found = Bm25.over(world.corpus).search(queries, settings.candidates + 1)
+    by_kind: dict[str, list[LabelSet]] = {kind: [] for kind in names}
+    for (kind, question, hop, step), query, hits in zip(drawn, queries, found, strict=True):
+        by_kind[kind].append(_label(world, question, hop, step, query, hits))
+    return {kind: made for kind, made in by_kind.items() if made}
+
+
+def _label(world: World, question: Question, hop: int, step: Step, query: str, hits: list[Hit]) -> LabelSet:
+    gold = world.corpus.by_id(step.gold_id)
+
+    def tells(passage: Passage) -> bool:
+        return world.oracle.relevance(question, passage, hop) >= SUPPORT
+
+    others = [
+        Candidate(hit.passage, rank)
+        for rank, hit in enumerate(hits, start=1)
+        if hit.passage.id != gold.id and not tells(hit.passage)
+    ]
+    rank = next((rank for rank, hit in enumerate(hits, start=1) if hit.passage.id == gold.id), 0)
+    return LabelSet(
+        turn=TurnId(question.id, 0, hop),
+        question=question,
+        query=Query(query, question.question),
+        candidates=(Candidate(gold, rank), *others),
+        positive=gold.id,
+        negatives=tuple(other.passage.id for other in others),
+    )

@@ -1,0 +1,147 @@
+"""Advantages: what a step's rewards say of every token.
+
+GRPO and RLOO compare the runs of a group, PPO asks its critic, REINFORCE++ compares with the whole step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coseek.training.rl.episodes import EpisodeBatch
+from coseek.training.rl.losses import (
+    gae,
+    group_advantages,
+    kl_estimate,
+    last_token_rewards,
+    leave_one_out,
+    rewards_to_come,
+    whiten,
+)
+from coseek.training.settings import RlSettings
+from coseek.training.trainer.batch import Batch, make_batch
+from coseek.training.trainer.critic import Critic
+from coseek.training.trainer.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """A step's batch with all that its losses need; every `_BT` tensor is fixed before the first update."""
+
+    batch: Batch
+    mask_BT: Tensor
+    """The tokens that count: the agent's, without those of rows that a setting masks."""
+    groups_B: Tensor
+    advantages_BT: Tensor
+    old_BT: Tensor
+    """Log-probabilities under the policy that is improved upon."""
+    reference_BT: Tensor | None
+    values_BT: Tensor | None
+    returns_BT: Tensor | None
+    flat_B: Tensor
+    """Rows of groups without spread: all runs are paid alike, a KL in the reward aside."""
+    silent_B: Tensor
+    """Rows whose gradient is known to be zero: counted, not computed."""
+    sampled_at_B: Tensor
+    """Updates that the policy had had when it wrote the row."""
+    zero_spread: float
+    """Share of the groups in which all rewards are the same."""
+    lone: int
+    """Groups that faults left with a single run, which has nothing to be compared with."""
+
+
+def make_experience(
+    episodes: EpisodeBatch, settings: RlSettings, policy: Policy, critic: Critic | None, reference: Policy | None
+) -> Experience:
+    """Turn scored runs into a batch with advantages."""
+    batch = make_batch([episode.trajectory for episode in episodes.scored])
+    mask_BT = batch.agent_BT & _counted(episodes, settings)[:, None]
+    old_BT = batch.logprobs_BT if settings.old_logprobs == "rollout" else policy.forward(batch, batch.agent_BT)
+    reference_BT = reference.forward(batch, mask_BT) if reference else None
+    rewards_B = row_rewards(episodes, settings)
+    flat_B = _flat(rewards_B, episodes, settings)
+    penalty_BT = _kl_in_reward(old_BT, reference_BT, mask_BT, settings)
+    values_BT = returns_BT = None
+    if critic is not None:
+        values_BT = critic.forward(batch, mask_BT)
+        rewards_BT = last_token_rewards(rewards_B, mask_BT) - penalty_BT
+        advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, settings.gamma, settings.lam)
+        if settings.whiten:
+            advantages_BT = whiten(advantages_BT, mask_BT)
+    elif settings.algorithm == "reinforce++":
+        rewards_BT = last_token_rewards(rewards_B, mask_BT) - penalty_BT
+        advantages_BT = rewards_to_come(rewards_BT, mask_BT, settings.gamma)
+        if settings.whiten:
+            advantages_BT = whiten(advantages_BT, mask_BT)
+    else:
+        compared_B = _group_advantages(rewards_B - penalty_BT.sum(dim=1), episodes, settings)
+        if settings.algorithm == "grpo" and settings.scale_by_std:
+            compared_B[flat_B] = 0.0  # the spread that is left is the KL's noise, and would be scaled up to 1
+        advantages_BT = torch.where(mask_BT, compared_B[:, None], 0.0)
+    pulled = critic is not None or settings.entropy > 0.0 or (reference is not None and settings.kl_in == "loss")
+    silent_B = torch.zeros(len(batch)).bool() if pulled else (advantages_BT == 0.0).all(dim=1)
+    members = episodes.members()
+    return Experience(
+        batch=batch,
+        mask_BT=mask_BT,
+        groups_B=torch.tensor([episode.group for episode in episodes.scored]),
+        advantages_BT=advantages_BT,
+        old_BT=old_BT,
+        reference_BT=reference_BT,
+        values_BT=values_BT,
+        returns_BT=returns_BT,
+        flat_B=flat_B,
+        silent_B=silent_B,
+        sampled_at_B=torch.tensor([episode.sampled_at for episode in episodes.scored]),
+        zero_spread=sum(bool(flat_B[places[0]]) for places in members.values()) / len(members),
+        lone=sum(len(places) == 1 for places in members.values()) if settings.group_size > 1 else 0,
+    )
+
+
+def _flat(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
+    """Rows of groups without spread. Where every question is run once there are no groups, and nothing is flat."""
+    flat_B = torch.zeros(len(rewards_B), dtype=torch.bool)
+    for places in episodes.members().values():
+        flat_B[places] = settings.group_size > 1 and is_flat(rewards_B[places])
+    return flat_B
+
+
+def _counted(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
+    """False for rows that are left out of the loss; a masked run still counts in its group's mean."""
+    if settings.truncated != "mask":
+        return torch.ones(len(episodes.scored), dtype=torch.bool)
+    return torch.tensor([not episode.trajectory.truncated for episode in episodes.scored])
+
+
+def row_rewards(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
+    """Each scored run's reward, less what its truncation costs."""
+    penalty = settings.truncation_penalty if settings.truncated == "penalise" else 0.0
+    return torch.tensor(
+        [episode.reward.value - penalty * episode.trajectory.truncated for episode in episodes.scored],
+        dtype=torch.float64,
+    )
+
+
+def _kl_in_reward(old_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, settings: RlSettings) -> Tensor:
+    """β · KL estimate a token, for the settings that charge it to the reward; else 0."""
+    if reference_BT is None or settings.kl_in != "reward":
+        return torch.zeros_like(old_BT)
+    return settings.kl * kl_estimate(old_BT, reference_BT, mask_BT, settings.kl_estimator, settings.kl_clamp)
+
+
+def _group_advantages(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
+    """Each row's advantage. A run that faults left alone in its group gets 0: its raw reward is on another scale."""
+    advantages_B = torch.zeros(len(rewards_B), dtype=torch.float32)
+    for places in episodes.members().values():
+        if len(places) == 1 and settings.group_size > 1:
+            continue
+        if settings.algorithm == "rloo":
+            advantages_B[places] = leave_one_out(rewards_B[places])
+        else:
+            advantages_B[places] = group_advantages(rewards_B[places], scale=settings.scale_by_std)
+    return advantages_B
+
+
+def is_flat(rewards_G: Tensor) -> bool:
+    """No run of the group is paid otherwise than another."""
+    return bool((rewards_G.max() - rewards_G.min()) <= 1e-6)

@@ -1,0 +1,79 @@
+"""LoRA in training: put adapters onto a model, and write them down beside it."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from coseek.core.errors import SettingError, nearest
+from coseek.core.files import write_json
+from coseek.models.lora import LoraLinear, adapted_layers
+from coseek.training.settings import LoraSettings
+
+ADAPTER = "adapter"
+"""Folder of the adapter inside a policy's folder. Not beside the weights: a loader would add it a second time."""
+
+
+def attach(module: nn.Module, settings: LoraSettings, head: nn.Module | None = None) -> None:
+    """Freeze the module and adapt its linear layers in place, all but `head`; what is adapted already stays.
+
+    The output layer is left alone: it often shares its weights with the embedding, which reads them in another way.
+    """
+    if adapted_layers(module):
+        return
+    linear = {
+        name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and layer is not head
+    }
+    known = {name.rpartition(".")[2] for name in linear}
+    for target in settings.targets:
+        if target not in known:
+            hint = nearest(target, known)
+            raise SettingError(
+                f"lora.targets: no linear layer is called {target!r}{hint} Known: {', '.join(sorted(known))}"
+            )
+    module.requires_grad_(False)
+    generator = torch.Generator().manual_seed(settings.seed)
+    for name, layer in linear.items():
+        parent, _, child = name.rpartition(".")
+        if not settings.targets or child in settings.targets:
+            adapted = LoraLinear(layer, settings.rank, settings.alpha / settings.rank, generator)
+            setattr(module.get_submodule(parent), child, adapted.train(layer.training))
+
+
+def has_learnt(module: nn.Module) -> bool:
+    """Whether there is an adapter that is not what it began as."""
+    return any(bool(layer.lora_B.any()) for layer in adapted_layers(module).values())
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Write the adapter in the format of the library `peft`, which other programs load."""
+    layers = adapted_layers(model)
+    first = next(iter(layers.values()))
+    rank = first.lora_A.shape[0]
+    folder.mkdir()
+    weights = {
+        f"base_model.model.{name}.lora_{letter}.weight": (layer.lora_A if letter == "A" else layer.lora_B)
+        .detach()
+        .cpu()
+        .contiguous()
+        for name, layer in layers.items()
+        for letter in "AB"
+    }
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_json(
+        folder / "adapter_config.json",
+        {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": None,
+            "r": rank,
+            "lora_alpha": first.scale * rank,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+            "target_modules": [*sorted(layers)],
+        },
+    )

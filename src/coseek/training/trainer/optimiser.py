@@ -1,0 +1,101 @@
+"""Optimiser: AdamW with a clipped gradient and a schedule that is a pure function of the update's number."""
+
+import math
+from collections.abc import Iterable
+from typing import TypedDict, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.utils import clip_grad_norm_
+
+from coseek.core.errors import RunError
+from coseek.training.settings import OptimiserSettings
+from coseek.training.trainer.workers import spread_like, whole
+
+
+def rate_at(settings: OptimiserSettings, update: int, updates: int) -> float:
+    """Learning rate of update number `update` (from 0) of `updates`; behind the end it stays at the floor."""
+    if update < settings.warmup_updates:
+        return settings.lr * (update + 1) / settings.warmup_updates
+    start = settings.decay_from * updates
+    if settings.decay == "constant" or update < start:
+        return settings.lr
+    gone = min(1.0, (update - start) / max(1.0, updates - start))
+    left = 1.0 - gone if settings.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * gone))
+    return settings.lr * (settings.floor + (1.0 - settings.floor) * left)
+
+
+class OptimiserState(TypedDict):
+    """What a checkpoint holds of an optimiser."""
+
+    adam: dict[str, object]
+    update: int
+
+
+class Optimiser:
+    """Steps a set of parameters. The schedule's position is the number of updates made."""
+
+    def __init__(self, parameters: Iterable[Parameter], settings: OptimiserSettings, updates: int) -> None:
+        self.settings = settings
+        self.updates = updates
+        self.update = 0
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        matrices = [parameter for parameter in self._parameters if parameter.ndim >= 2]
+        others = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self._adam = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=True,
+        )
+
+    def step(self) -> float:
+        """One update from the gradients gathered so far, which are then cleared; returns their norm before clipping."""
+        norm = self._clip()
+        if not math.isfinite(norm):
+            raise RunError(
+                f"the gradient of update {self.update} is {norm}; start again from the last good weights "
+                f"with a learning rate below {self.settings.lr}"
+            )
+        for group in self._adam.param_groups:
+            group["lr"] = self.rate
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        self.update += 1
+        return norm
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the next update."""
+        return rate_at(self.settings, self.update, self.updates)
+
+    def _clip(self) -> float:
+        limit = self.settings.clip_norm if self.settings.clip_norm > 0 else math.inf
+        norm: Tensor = clip_grad_norm_(self._parameters, limit)
+        return float(whole(norm))
+
+    def state(self) -> OptimiserState:
+        """With many workers every one has to ask, as each may hold a share."""
+        adam = self._adam.state_dict()
+        adam["state"] = {
+            number: {name: whole(value) for name, value in moments.items()} for number, moments in adam["state"].items()
+        }
+        return {"adam": adam, "update": self.update}
+
+    def load_state(self, state: OptimiserState) -> None:
+        # Adam numbers its parameters through all groups.
+        numbered = enumerate(parameter for group in self._adam.param_groups for parameter in group["params"])
+        moments = cast(dict[int, dict[str, Tensor]], state["adam"]["state"])
+        shares = {
+            number: {name: spread_like(value, parameter) for name, value in moments[number].items()}
+            for number, parameter in numbered
+            if number in moments
+        }
+        self._adam.load_state_dict({**state["adam"], "state": shares})
+        self.update = state["update"]

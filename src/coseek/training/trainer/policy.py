@@ -1,0 +1,161 @@
+"""Policy: the language model in training. It says log-probabilities of tokens and is saved as a Hugging Face folder."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from coseek.core.errors import SettingError
+from coseek.core.files import atomic_folder
+from coseek.models.lora import adapters_disabled, merged_state_dict
+from coseek.models.model import Tokenizer
+from coseek.models.pretrained import quiet
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.training.rl.losses import Head, logprobs_and_entropy, target_logprobs
+from coseek.training.settings import LearnerSettings
+from coseek.training.trainer.batch import Batch, before
+from coseek.training.trainer.last_layer import reduced_last_layer, reducible_parts
+from coseek.training.trainer.learner import Learner
+from coseek.training.trainer.lora import ADAPTER, attach, has_learnt, save_adapter
+from coseek.training.trainer.workers import ALONE, Workers
+
+
+class Policy(Learner):
+    """Any Hugging Face causal language model. `outputs` are log-probabilities at the sampling temperature.
+
+    Rows are padded on the right and run without an attention mask: in a causal model nothing in front of the padding
+    can see it, and what stands in the padding is never looked at. That keeps the fast causal kernels.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        settings: LearnerSettings,
+        updates: int,
+        temperature: float = 1.0,
+        workers: Workers = ALONE,
+    ) -> None:
+        if settings.lora is not None:
+            attach(module, settings.lora, module.get_output_embeddings())
+        super().__init__(module, settings, updates, workers)
+        self.model = module
+        self.temperature = temperature
+        self._is_plain = _has_plain_head(module)
+        self._trim = reducible_parts(module.base_model) if self._is_plain and not settings.checkpointing else ()
+
+    def entry(self, module: nn.Module) -> nn.Module:
+        assert isinstance(module, PreTrainedModel)
+        return Scorer(module, self.temperature, self._is_plain, self._trim)
+
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
+        with self._arithmetic():
+            return _tensor(entry(part.ids_BT, wanted_BT))
+
+    def outputs_and_entropy(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, *, gradient: bool = True) -> Tensor:
+        """`outputs`, and the entropy at the same tokens: see `losses.logprobs_and_entropy`; shape 2BT."""
+        with self._arithmetic():
+            return _tensor(entry(part.ids_BT, wanted_BT, entropy="trained" if gradient else "seen"))
+
+    def sampler(self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings) -> Sampler:
+        """A model that writes with the policy's own weights, as they are when a row is opened.
+
+        Its log-probabilities must be those that are trained on: the whole softmax at this policy's temperature.
+        """
+        if not settings.on_policy or settings.temperature != self.temperature:
+            raise SettingError(
+                f"rollouts to train on need the whole softmax at temperature {self.temperature}, not temperature "
+                f"{settings.temperature}, top_p {settings.top_p}, top_k {settings.top_k}"
+            )
+        return Sampler(self.model, tokenizer, stops, settings)
+
+    def frozen_copy(self) -> "Policy":
+        """The policy as it is now, for a KL to it: never stepped. One with an adapter that has not learnt anything
+        needs no copy of its weights."""
+        if self.settings.lora is not None:
+            return AdapterOff(self)
+        module = copy.deepcopy(self.model).requires_grad_(False)
+        return Policy(module, self.settings, 0, self.temperature, self.workers)
+
+    def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
+        """Write a Hugging Face folder, whole or not at all; `extra` adds files to it (a tokenizer).
+
+        An adapter is in the weights, and beside them in a folder of its own.
+        """
+
+        def fill(part: Path) -> None:
+            with quiet():
+                self.model.save_pretrained(part, state_dict=merged_state_dict(self.model))
+            if has_learnt(self.model):
+                save_adapter(self.model, part / ADAPTER)
+            if extra is not None:
+                extra(part)
+
+        atomic_folder(folder, fill)
+
+
+class AdapterOff(Policy):
+    """A policy without its adapter: as it was before that learnt anything. The weights are the policy's own."""
+
+    def __init__(self, policy: Policy) -> None:
+        plain = policy.settings.model_copy(update={"lora": None})
+        super().__init__(policy.model, plain, 0, policy.temperature, policy.workers)
+
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
+        with adapters_disabled(entry):
+            return super().outputs(entry, part, wanted_BT)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Nothing of its own."""
+        return {}
+
+
+class Scorer(nn.Module):
+    """A model and what is read off it, in one call: a wrapper that fetches weights sees where it begins and ends."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float, is_plain: bool, trim: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.is_plain = is_plain
+        self.trim = trim
+
+    def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Literal["no", "seen", "trained"] = "no") -> Tensor:
+        if self.is_plain:
+            trunk = self.model.base_model
+            with reduced_last_layer(trunk, self.trim, before(wanted_BT)):
+                hidden = _tensor(trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
+            head: Head = self.model.get_output_embeddings()
+        else:
+            hidden, head = _tensor(self.model(input_ids=ids_BT, use_cache=False).logits), _same
+        if entropy == "no":
+            return target_logprobs(hidden, head, ids_BT, wanted_BT, self.temperature)
+        return logprobs_and_entropy(hidden, head, ids_BT, wanted_BT, self.temperature, gradient=entropy == "trained")
+
+
+def _has_plain_head(module: PreTrainedModel) -> bool:
+    """Whether logits are just the output layer on top of the last hidden state; some models do more to them.
+
+    Some architectures scale or cap their logits, so this is tried out on three tokens rather than believed.
+    """
+    head = module.get_output_embeddings()
+    if head is None:
+        return False
+    device = next(module.parameters()).device
+    ids_BT = torch.arange(3, device=device)[None, :]
+    with torch.no_grad():
+        logits = _tensor(module(input_ids=ids_BT, use_cache=False).logits)
+        plain = _tensor(head(_tensor(module.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)))
+    return plain.shape == logits.shape and torch.allclose(plain, logits, rtol=1e-4, atol=1e-5)
+
+
+def _same(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _tensor(value: object) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value

@@ -1,0 +1,111 @@
+"""Journal: a training run's folder, `metrics.jsonl` and `checkpoints/`, and the way back into it after a stop."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject
+from coseek.core.lock import lock_folder
+from coseek.training.trainer.checkpoint import (
+    TrainingState,
+    check_settings,
+    has_checkpoint,
+    keep_healthy,
+    load_checkpoint,
+    save_checkpoint,
+)
+from coseek.training.trainer.learner import Learner, LearnerState
+from coseek.training.trainer.metrics import MetricsLog
+from coseek.training.trainer.workers import ALONE, Workers
+
+
+class RunState:
+    """Where a run is, written down. Opening it with `resume` puts the learners back to the last checkpoint.
+
+    The first worker locks the folder as long as the journal lives.
+
+    A run that was stopped before its first checkpoint begins again; the outcome is the same either way.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: JsonObject,
+        learners: Mapping[str, Learner],
+        frozen: Mapping[str, Learner],
+        *,
+        resume: bool,
+        free: frozenset[str] = frozenset(),
+        workers: Workers = ALONE,
+    ) -> None:
+        self._workers = workers
+        if not workers.first:
+            workers.wait()  # the first one mends what a kill left behind, and alone writes here
+        self._lock = lock_folder(folder) if workers.first else None
+        self._checkpoints = folder / "checkpoints"
+        self._settings, self._learners, self._frozen = settings, learners, frozen
+        self.step = 0
+        """Steps that are over."""
+        self.position = 0
+        """How far into the data the run is."""
+        self.notes: JsonObject = {}
+        """What the loop itself wants to find again."""
+        if has_checkpoint(self._checkpoints) and not resume:
+            raise DataError(
+                f"{folder} holds a training run already; go on with it with --resume, or choose another folder"
+            )
+        state = load_checkpoint(self._checkpoints) if resume else None
+        if state is not None:
+            check_settings(state["settings"], settings, free)
+            self._restore(state)
+        self._saved = state is not None
+        if workers.first:
+            self._metrics = MetricsLog(folder / "metrics.jsonl", state["metrics_bytes"] if state else 0)
+            workers.wait()
+
+    def _restore(self, state: TrainingState) -> None:
+        self.step, self.position, self.notes = state["step"], state["position"], state["notes"]
+        for name, learner in self._learners.items():
+            learner.load_state(state["learners"][name])
+        for name, frozen in self._frozen.items():
+            frozen.load_weights(state["frozen"][name])
+        torch.set_rng_state(state["torch_rng"])
+
+    def record(self, row: Mapping[str, float]) -> None:
+        """A line of metrics."""
+        if self._workers.first:
+            self._metrics.write(row)
+
+    def advance(self, step: int, position: int) -> None:
+        """A step is over."""
+        self.step, self.position, self._saved = step, position, False
+
+    def save(self) -> None:
+        """A checkpoint of now, unless the last one is that."""
+        if self._saved:
+            return
+        learners = {name: learner.state() for name, learner in self._learners.items()}
+        if self._workers.first:
+            self._write(learners)
+        self._saved = True
+
+    def _write(self, learners: dict[str, LearnerState]) -> None:
+        self._metrics.sync()
+        state: TrainingState = {
+            "step": self.step,
+            "position": self.position,
+            "metrics_bytes": self._metrics.position,
+            "torch_rng": torch.get_rng_state(),
+            "settings": self._settings,
+            "learners": learners,
+            "frozen": {name: frozen.weights() for name, frozen in self._frozen.items()},
+            "notes": self.notes,
+        }
+        save_checkpoint(self._checkpoints, state)
+
+    def keep(self, alarm: bool, patience: int) -> None:
+        """Say of the checkpoint of now whether an alarm is on: see `keep_healthy`."""
+        if self._workers.first:
+            keep_healthy(self._checkpoints, self.step, alarm, patience)

@@ -1,0 +1,47 @@
+"""Reasons: how a question's answer follows from passages, in the short form that a laptop generator learns to write.
+
+Each line names a passage by title and number before it states the fact. To name it is to bind the entity to its own
+passage; a network that may state a fact at once takes the right relation of the wrong one.
+"""
+
+from collections.abc import Mapping
+
+from coseek.core.files import JsonObject
+from coseek.data.question import Question
+from coseek.world.passages import spaced
+from coseek.world.questions import kind_of, plan_of
+
+MARK = " Answer :"
+"""Stands in front of the answer."""
+
+
+def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[str, str]) -> str:
+    """The lines and the answer of a laptop world's question, whose gold passages bear these numbers and titles."""
+    plan = plan_of(question)
+    if kind_of(question) == "constraint":
+        facts = [(str(row["relation"]), str(row["value"])) for row in _constraints(question)]
+        return conclusion([line(titles[plan[0].gold_id], number_of[plan[0].gold_id], *facts)], plan[0].sub_answer)
+    lines = [line(titles[step.gold_id], number_of[step.gold_id], (step.relation, step.sub_answer)) for step in plan]
+    if kind_of(question) != "comparison":
+        return conclusion(lines, plan[-1].sub_answer)
+    if question.meta.get("compare") == "same":
+        alike = plan[0].sub_answer == plan[1].sub_answer
+        return conclusion([*lines, " the same ." if alike else " not the same ."], "yes" if alike else "no")
+    first, last = sorted(plan, key=lambda step: step.sub_answer)
+    return conclusion([*lines, f" {first.sub_answer} is before {last.sub_answer} ."], titles[first.gold_id].strip())
+
+
+def line(title: str, number: int, *facts: tuple[str, str]) -> str:
+    """One passage with facts (relation, value) that it tells."""
+    told = " ,".join(f" {relation} : {value}" for relation, value in facts)
+    return f" {title.strip()} # {number} ,{told} ."
+
+
+def conclusion(lines: list[str], answer: str) -> str:
+    """The lines, then the answer."""
+    return f"{''.join(lines)}{MARK}{spaced(answer)}"
+
+
+def _constraints(question: Question) -> list[JsonObject]:
+    rows = question.meta.get("constraints", [])
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
