@@ -30,11 +30,11 @@ from coseek.agents.branching import Branch, branch
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
+from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
 from coseek.hardware.host import Host
 from coseek.labels.positives import Asked, decide_all_positives
-from coseek.labels.search_turn import SearchTurn, search_turns
 from coseek.measure.answers import exact_match
 from coseek.models.model import Model
 from coseek.models.pretrained import load_model

@@ -29,6 +29,7 @@ from bench.kill_s3 import tiny_generator
 from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import ModelError, RetrieverError
 from coseek.core.files import JsonObject, json_line, read_jsonl
+from coseek.core.fingerprint import digest_of
 from coseek.data.grade_cache import GeneratedAnswer
 from coseek.data.passage import Corpus, Hit
 from coseek.data.question import Question
@@ -39,11 +40,11 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.models.local_text import TextModelSettings
 from coseek.models.pretrained import load_model
+from coseek.models.text_model import TextModel
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
-from coseek.retrieval.factory import TextModel
 from coseek.retrieval.query import QueryLike
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Reward, RewardFault, make_reward
 from coseek.training.rl.loop import train_rl
 from coseek.training.settings import RlSettings

@@ -23,16 +23,16 @@ from bench.real import COLUMNS, MEASURING, PAIR_COLUMNS, Line, rules_over
 from bench.real_sets import RAW, ROOT, SETS, boundless, questions_of, rules_agent, write_table
 
 from coseek.agents.run_questions import run_questions
+from coseek.agents.search_turns import search_turns
 from coseek.core.files import write_json
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question
 from coseek.data.run import Run
+from coseek.graders.call_counts import CallCounts
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.makers import gold
 from coseek.labels.resources import LabelResources
-from coseek.labels.search_turn import search_turns
-from coseek.labels.tally import CallCounts
 from coseek.measure.table import Table, comparison_table, show
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.index import IndexCard, build_index

@@ -16,14 +16,16 @@ from coseek.agents.rollout import Agent
 from coseek.agents.run_questions import run_questions
 from coseek.agents.scripted.expert import ExpertAgent, progress
 from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.files import JsonObject, write_json
-from coseek.core.fingerprint import fingerprint
+from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.call_counts import CallCounts
 from coseek.labels.answer_correctness import Correctness
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, make_labels
@@ -33,8 +35,6 @@ from coseek.labels.makers.agentic_r import AgenticR, AgenticRSettings
 from coseek.labels.makers.dr_synth import DrSynth
 from coseek.labels.oracle_retriever import OracleRanked
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
-from coseek.labels.search_turn import SearchTurn, search_turns
-from coseek.labels.tally import CallCounts
 from coseek.measure.score import ScoredRun, score_run
 from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import ByteTokenizer
@@ -42,7 +42,7 @@ from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.index import build_index, open_index
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
 from coseek.world.questions import plan_of
 

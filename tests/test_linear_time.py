@@ -30,7 +30,7 @@ from coseek.agents.actions import (
 from coseek.agents.grammar import LONGEST_MARK, Grammar
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.agents.scripted.rules import guess
-from coseek.agents.search_queries import reasoning_of
+from coseek.agents.search_turns import reasoning_of
 from coseek.core.errors import SettingError
 from coseek.core.prompt_file import fill_template, one_line
 from coseek.data.passage import Passage
@@ -53,7 +53,7 @@ QUICK = (2_000, 30_000)
 FULL = 1_000_000
 LIMIT_S = 1.0
 """Of one call on `FULL` characters; short texts are given a tenth of it."""
-COMPILE_FROM_MARKS = {"grammar.py", "reading.py", "tokenizer.py"}
+COMPILE_FROM_MARKS = {"grammar.py", "actions.py", "tokenizer.py"}
 """Files whose patterns depend on marks; the functions that use them are called below."""
 MATCHED_WHOLE = {"coseek.cli.commands.serve._NAMED"}
 """Patterns that are never searched for."""

@@ -66,9 +66,9 @@ class Typist:
 
     def _write(self, request: Request) -> Turn:
         number, self.count[request.key] = self.count[request.key], self.count[request.key] + 1
-        text = self.notes if request.state.aside else self.turns[min(number, len(self.turns) - 1)]
+        text = self.notes if request.state.side_searches else self.turns[min(number, len(self.turns) - 1)]
         ids = tuple(self.tokenizer.encode(text))[: request.max_tokens]
-        end = self.note_end if request.state.aside else TurnEnd.STOP
+        end = self.note_end if request.state.side_searches else TurnEnd.STOP
         end = TurnEnd.LENGTH if len(ids) == request.max_tokens else end
         if end is TurnEnd.FAULT:
             return Turn(request.key, (), (), end, "out of memory")

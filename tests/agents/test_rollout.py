@@ -147,7 +147,7 @@ def test_a_failed_search_is_recorded_and_spares_the_siblings() -> None:
         def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
             moves = good if so_far.question.id == "q1" else bad
             assert isinstance(moves.model, ScriptedAgentModel)
-            return moves.model.writer.write(so_far, rng)
+            return moves.model.agent.write(so_far, rng)
 
     agent = Agent(PROTOCOL, ScriptedAgentModel(Both(), PROTOCOL, TOKENIZER))
     first, second = rollout(agent, Broken(CORPUS, {}), [QUESTION, Question("q2", "?")], [1, 2], WIDE)

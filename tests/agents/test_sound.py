@@ -12,7 +12,7 @@ from tests.agents.playing import CORPUS, EXAMPLES, OURS, QUESTION, RESULTS, WIDE
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.search_queries import replay_queries
+from coseek.agents.search_turns import replay_queries
 from coseek.core.settings import dump_settings
 from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.question import Question
@@ -98,8 +98,14 @@ def more(count: int, tag: str) -> Change:
         (lambda run: replace(run, segments=run.segments[:-1]), "it was complete, which the agent says"),
         (more(1, "information"), "3 observations and only 2 searches that worked"),
         (more(6, RETRY), "7 turns that the environment answered, and the budget max_turns is 6"),
-        (lambda run: replace(run, asides=((run.segments[0],) * 2,)), "aside 1 is no prompt with one turn behind it"),
-        (lambda run: replace(run, asides=((replace(run.segments[0], ids=()),),)), "aside 1: it holds no tokens"),
+        (
+            lambda run: replace(run, side_contexts=((run.segments[0],) * 2,)),
+            "side context 1 is no prompt with one turn behind it",
+        ),
+        (
+            lambda run: replace(run, side_contexts=((replace(run.segments[0], ids=()),),)),
+            "side context 1: it holds no tokens",
+        ),
     ],
 )
 def test_the_audit_sees_a_broken_search_selection_turn_or_aside(change: Change, said: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.search_queries import reasoning_of, replay_queries
+from coseek.agents.search_turns import reasoning_of, replay_queries
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

@@ -6,18 +6,18 @@ import pytest
 from tests.cli.conftest import Type
 
 RULES = """
-from coseek.agents.scripted.rules import WORDING
+from coseek.agents.scripted.rules import PROMPT_TEMPLATE
 from coseek.agents.scripted.rules import make
 open({mark!r}, "a").close()
 """
 FORMAT = """
-from coseek.data.imports._reading import Reading
+from coseek.data.imports._imported_data import ImportedData
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
 def read(sources):
     lines = sources[0].read_text(encoding="utf-8").splitlines()
-    return Reading(tuple(Passage(line, line, line) for line in lines), (Question("q", "Which?", (lines[0],)),))
+    return ImportedData(tuple(Passage(line, line, line) for line in lines), (Question("q", "Which?", (lines[0],)),))
 """
 
 

@@ -88,11 +88,11 @@ def test_a_run_of_replaced_weights_does_not_go_on(home: Path, coseek: Type) -> N
 
 
 def test_a_run_does_not_go_on_under_another_prompt_or_protocol_of_the_same_name(home: Path, coseek: Type) -> None:
-    from coseek.agents.prompt_template import FOLDER as WORDINGS
+    from coseek.agents.prompt_template import FOLDER
     from coseek.agents.protocol import FOLDER as PROTOCOLS
 
     shutil.copyfile(PROTOCOLS / "search-r1.yaml", "mine.yaml")
-    shutil.copyfile(WORDINGS / "laptop.yaml", "words.yaml")
+    shutil.copyfile(FOLDER / "laptop.yaml", "words.yaml")
     words = (*WORDS, "--protocol", "mine.yaml", "--prompt-template", "words.yaml")
     assert coseek(*words).code == 0
     half(Path("out"))

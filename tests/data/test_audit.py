@@ -100,7 +100,7 @@ BROKEN: dict[str, tuple[Edit, int | None, str]] = {
         None,
         "none of its searches failed",
     ),
-    "valid with a complaint": (lambda row: row.update(complaint="no"), None, "exactly one of the two"),
+    "valid with a format error": (lambda row: row.update(format_error="no"), None, "exactly one holds"),
     "a selection out of nowhere": (lambda row: row.update(selected_ids=["zun"]), None, "'zun' was never retrieved"),
     "evidence out of nowhere": (lambda row: row.update(evidence=["zun"]), None, "'zun' of the evidence was never"),
     "evidence twice": (

@@ -11,7 +11,7 @@ from coseek.core.errors import DataError, SettingError, UnknownName, UserError
 from coseek.core.files import Json
 from coseek.data.dataset import Dataset
 from coseek.data.imports import deal, format_names, import_data, parse_shares
-from coseek.data.imports._reading import Shelf
+from coseek.data.imports._imported_data import PassageCollector
 from coseek.data.question import Question
 
 HOTPOT: list[Json] = [
@@ -314,7 +314,7 @@ def test_a_share_too_small_for_a_question_is_refused() -> None:
 @settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from(["", "Ada", "Ada #2", "Bob"]), st.sampled_from("xyz")), max_size=12))
 def test_every_title_and_text_gets_one_id_of_its_own(pairs: list[tuple[str, str]]) -> None:
-    shelf = Shelf()
+    shelf = PassageCollector()
     ids = [shelf.add(title, text) for title, text in pairs]
     assert len(set(ids)) == len(set(pairs)) == len(shelf.passages)
     assert [(passage.title, passage.text) for passage in shelf.passages] == list(dict.fromkeys(pairs))

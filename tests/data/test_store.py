@@ -74,8 +74,8 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
 def test_a_kill_in_the_middle_of_writing_loses_no_earlier_text(tmp_path: Path) -> None:
     path = tmp_path / "texts.sqlite"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom coseek.core.cache import Store\n"
-        "store = Store(Path(sys.argv[1]))\n"
+        "import sys\nfrom pathlib import Path\nfrom coseek.core.cache import TextCache\n"
+        "store = TextCache(Path(sys.argv[1]))\n"
         "for row in range(10**6):\n    store.write({str(row): str(row)})\n    print(row, flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as process:

@@ -9,6 +9,7 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Hit
 from coseek.data.trajectory import Trajectory
@@ -17,7 +18,6 @@ from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.maker import LabelMaker
 from coseek.labels.makers import agentic_r
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.labels.search_turn import SearchTurn, search_turns
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import QueryLike

@@ -25,6 +25,7 @@ from coseek.agents.branching import Branch, branch
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
+from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import json_line
 from coseek.core.settings import make_settings
@@ -36,9 +37,8 @@ from coseek.labels.makers import agentic_r
 from coseek.labels.makers.agentic_r import AgenticRSettings
 from coseek.labels.positives import Ties
 from coseek.labels.resources import AgentWithLimits, LabelResources
-from coseek.labels.search_turn import SearchTurn
 from coseek.models.local_text import LocalTextModel
-from coseek.retrieval.factory import TextModel
+from coseek.models.text_model import TextModel
 
 FILES = ("labels.jsonl", "dropped.jsonl")
 

@@ -8,9 +8,9 @@ from tests.labels.small import parts
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
+from coseek.agents.search_turns import search_turns
 from coseek.labels.answer_correctness import Correctness
 from coseek.labels.score_cache import Score
-from coseek.labels.search_turn import search_turns
 
 ADA = "<plan>a</plan><search><query>Ada</query></search>"
 ADA_AND_A_FAULT = "<plan>a</plan><search><query>Ada</query><query>a bad one</query></search>"

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from tests.labels.small import Away, bm25, make, parts, turns, world
 
+from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import SettingError
 from coseek.data.passage import Passage
 from coseek.labels.label_set import LabelSet
 from coseek.labels.makers import gold
 from coseek.labels.makers.gold import GoldSettings
-from coseek.labels.search_turn import SearchTurn
 from coseek.retrieval.lexical.analyzer import words
 
 

@@ -10,10 +10,10 @@ from tests.scripted import Scripted
 
 from coseek.data.passage import Passage
 from coseek.data.question import Question
+from coseek.graders.call_counts import CallCounts
 from coseek.graders.listed_answer import Unreadable
 from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, RankingRequest, load_rank_prompt, read_order
 from coseek.graders.structured_output import RETRIES, SCORER
-from coseek.labels.tally import CallCounts
 from coseek.retrieval.query import PastTurn, Query
 from coseek.world.questions import plan_of
 from coseek.world.world import WorldSettings, make_world

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
@@ -17,12 +18,11 @@ from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
 from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, ByLikelihood, distinct, softmax
-from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet, TurnId
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.makers import llm_embedder, replug, scarlet
 from coseek.labels.makers.scarlet import upper_group
 from coseek.labels.resources import LabelResources
-from coseek.labels.search_turn import SearchTurn
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.likelihood import Continuation, ContinuationLogprob, open_likelihood
 from coseek.models.tokenizer import PAD

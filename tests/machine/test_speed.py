@@ -17,7 +17,7 @@ from coseek.training.settings import LearnerSettings
 
 from .paces import FAST, SLOW, begun_anew, kept, processor
 
-TRIAL = Path(speed.__file__).with_name("trial.py")
+BENCHMARK = Path(speed.__file__).with_name("benchmark.py")
 
 
 @pytest.mark.parametrize("ratio", [SLOW, 0.5, 1.0, 1.19])
@@ -125,9 +125,9 @@ def test_where_no_trial_can_be_made_nothing_new_is_taken(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_the_trial_times_layers_and_scans() -> None:
+def test_the_benchmark_times_layers_and_scans() -> None:
     names = ["linear/8/16/32", "scan/20/float16"]
-    done = subprocess.run([sys.executable, "-P", TRIAL, *names], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", BENCHMARK, *names], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert list(found) == names and all(0 < one < 5 for pair in found.values() for one in pair)
 

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coseek.core.errors import DataError, DiskFault, RetrieverError, SettingError
+from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
 from coseek.retrieval.retrievers.cached import Cached
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
-from coseek.cli.retrievers import open_named
 from coseek.core.errors import DataError, RetrieverError, SettingError, UnknownName
 from coseek.core.prompt_file import load_prompt
 from coseek.core.settings import make_settings
@@ -17,12 +16,13 @@ from coseek.data.passage import Corpus, Passage
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
+from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.retrieval.retrievers.listwise import Listwise, ListwiseSettings
 
-PROMPT = load_prompt(ListwisePrompt, "listwise", Path(), LISTWISE_FIELDS)
+PROMPT = load_prompt(ListwisePrompt, "listwise", Path(), LISTWISE_FIELDS, PROMPTS)
 CORPUS = Corpus(Passage(f"p{worth:02}", f"Passage {worth}", f"It is worth {worth} points.") for worth in range(40))
 IDS = [passage.id for passage in CORPUS]
 CANDIDATES = FixedRetriever(CORPUS, {"q": IDS, "few": ["p03", "p07"], "one": ["p05"]})
@@ -175,20 +175,20 @@ def test_a_yaml_file_with_a_prompt_of_ones_own(tmp_path: Path) -> None:
 def test_a_broken_prompt_is_refused(tmp_path: Path, lines: str, kind: type[Exception], sentence: str) -> None:
     (tmp_path / "mine.yaml").write_text(lines)
     with pytest.raises(kind, match=sentence):
-        load_prompt(ListwisePrompt, "mine.yaml", tmp_path, LISTWISE_FIELDS)
+        load_prompt(ListwisePrompt, "mine.yaml", tmp_path, LISTWISE_FIELDS, PROMPTS)
 
 
 def test_a_prompt_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="no prompt named 'listwize'; did you mean 'listwise'"):
-        load_prompt(ListwisePrompt, "listwize", tmp_path, LISTWISE_FIELDS)
+        load_prompt(ListwisePrompt, "listwize", tmp_path, LISTWISE_FIELDS, PROMPTS)
     with pytest.raises(DataError, match="no prompt file"):
-        load_prompt(ListwisePrompt, "mine.yaml", tmp_path, LISTWISE_FIELDS)
+        load_prompt(ListwisePrompt, "mine.yaml", tmp_path, LISTWISE_FIELDS, PROMPTS)
 
 
-def test_without_models_at_hand_the_sentence_says_so(tmp_path: Path) -> None:
+def test_a_missing_model_folder_is_one_sentence(tmp_path: Path) -> None:
     CORPUS.save(tmp_path / "corpus.jsonl")
     build_index(tmp_path, "bm25", tmp_path / "bm25")
-    with pytest.raises(SettingError, match="'judge' cannot be opened here"):
+    with pytest.raises(DataError, match=r"no model folder .*judge; check the path"):
         open_retriever({"retriever": "listwise", "over": str(tmp_path / "bm25"), "model": "judge"})
 
 
@@ -198,9 +198,9 @@ def test_a_local_model_that_writes_nonsense_ranks_on_the_command_line(tmp_path: 
     small = LaptopSettings(hidden=32, feed_forward=48, vocabulary=300, max_positions=512)
     make_policy(small, ["one fish two fish"], [], tmp_path / "policy", seed=0)
     (tmp_path / "ranked.yaml").write_text("retriever: listwise\nover: bm25\nmodel: policy\nanswer_tokens: 8\n")
-    retriever = open_named(str(tmp_path / "ranked.yaml"))
+    retriever = open_retriever(str(tmp_path / "ranked.yaml"))
     assert isinstance(retriever, Listwise)
-    plain = open_named(str(tmp_path / "bm25")).search(["worth 7 points"], 4)[0]
+    plain = open_retriever(str(tmp_path / "bm25")).search(["worth 7 points"], 4)[0]
     found = retriever.search(["worth 7 points"], 4)[0]
     assert [hit.passage for hit in found] == [hit.passage for hit in plain]
     assert retriever.stats.unreadable == retriever.stats.windows == 3

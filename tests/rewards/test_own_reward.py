@@ -46,7 +46,7 @@ def test_a_reward_of_ones_own_reaches_recipe_and_stages_by_the_command_line(here
     typed = "reward={exact_match: 1.0, brevity.py: {weight: 0.1}}"
     recipe = load_recipe("quickstart", [typed, "stages={one: {reward: {brevity.py: 2.0}}}"])
     assert {part.name for part in make_reward(recipe.reward).parts} == {"exact_match", "brevity"}
-    assert [part.options.weight for part in make_reward(recipe.stage("one").reward).parts] == [2.0]
+    assert [part.settings.weight for part in make_reward(recipe.stage("one").reward).parts] == [2.0]
 
 
 def test_a_run_does_not_go_on_with_another_reward_under_the_same_name(here: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_run_does_not_go_on_with_another_reward_under_the_same_name(here: Path
 
 def test_a_file_that_was_edited_is_read_again(here: Path) -> None:
     def most() -> object:
-        return make_reward({"brevity.py": 1.0}).parts[0].options.model_dump()["most"]
+        return make_reward({"brevity.py": 1.0}).parts[0].settings.model_dump()["most"]
 
     assert most() == 40
     (here / "brevity.py").write_text(BREVITY.replace("40", "41"), encoding="utf-8")  # of the same size and second
@@ -74,13 +74,13 @@ def test_a_file_that_was_edited_is_read_again(here: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("def reward(trajectory, options): return 1.0\n", "broken.py has no 'Options', so it is no reward"),
-        ("class Options: pass\ndef reward(a, b): return 1.0\n", "must be a class over PartOptions"),
-        ("from coseek.rewards.reward import PartOptions as Options\n", "has no 'reward'"),
-        ("from coseek.rewards.reward import PartOptions as Options\nreward = 3\n", "must be a function, not 3"),
+        ("def reward(trajectory, options): return 1.0\n", "broken.py has no 'SETTINGS', so it is no reward"),
+        ("class SETTINGS: pass\ndef reward(a, b): return 1.0\n", "must be a class over PartSettings"),
+        ("from coseek.rewards.reward import PartSettings as SETTINGS\n", "has no 'reward'"),
+        ("from coseek.rewards.reward import PartSettings as SETTINGS\nreward = 3\n", "must be a function, not 3"),
         (
-            "from coseek.rewards.reward import PartOptions as Options\ndef reward(trajectory): return 1.0\n",
-            "must take (trajectory, options)",
+            "from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(trajectory): return 1.0\n",
+            "must take (trajectory, settings)",
         ),
         ("import no_such_library\n", "cannot be imported: ModuleNotFoundError"),
         ("x = 1\nx = y\n", "name 'y' is not defined (line 2)"),
@@ -101,7 +101,7 @@ def test_a_missing_file_a_wrong_option_and_two_of_one_name_are_one_sentence(here
 
 @pytest.mark.parametrize("value", ["None", "'much'", "float('nan')"])
 def test_what_is_no_number_is_no_reward_and_says_whose_it_is(value: str, here: Path) -> None:
-    source = f"from coseek.rewards.reward import PartOptions as Options\ndef reward(run, options): return {value}\n"
+    source = f"from coseek.rewards.reward import PartSettings as SETTINGS\ndef reward(run, options): return {value}\n"
     (here / "odd.py").write_text(source, encoding="utf-8")
     with pytest.raises(SettingError, match=r"the reward 'odd' gave .* for the question 'q1'"):
         make_reward({"odd.py": 1.0})(run())

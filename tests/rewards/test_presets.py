@@ -145,7 +145,7 @@ def test_what_stands_beside_a_preset_is_added_or_replaces_options_alone() -> Non
     assert paid({"preset": "search-r1-format", "searches": -0.01}, made) == pytest.approx(0.19)
     assert paid({"preset": "search-r1-format", "format": 0.5}, made) == pytest.approx(0.1)
     reward = make_reward({"preset": "qagent-2", "hit": {"variant": "documents"}})
-    assert {part.name: part.options.weight for part in reward.parts} == {"component": 1, "hit": 0.5}
+    assert {part.name: part.settings.weight for part in reward.parts} == {"component": 1, "hit": 0.5}
 
 
 def test_a_preset_may_be_a_file_of_the_users_and_names_no_other(tmp_path: Path) -> None:

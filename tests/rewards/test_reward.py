@@ -154,7 +154,7 @@ def test_a_reward_says_what_it_needs_and_a_cheaper_accuracy_needs_less() -> None
 def test_a_reward_that_was_not_told_what_it_needs_says_the_way_out(name: str, way_out: str) -> None:
     with pytest.raises(SettingError, match=way_out):
         make_reward({name: 1.0})(run())
-    with pytest.raises(SettingError, match=r"frozen\.baseline"):
+    with pytest.raises(SettingError, match=r"graders\.baseline"):
         make_reward({"gbr": {"accuracy": "cover_match"}})(run(), Grades(SAID.reply))
     with pytest.raises(SettingError, match="accuracy: cover_match"):
         make_reward({"gen_acc": {"of": "own"}})(run(answer="Zun"), NO_GRADES)

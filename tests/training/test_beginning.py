@@ -79,7 +79,7 @@ def test_training_does_not_go_on_with_parts_that_were_replaced(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_changes(tmp_path: Path) -> None:
-    from coseek.agents.prompt_template import FOLDER as WORDINGS
+    from coseek.agents.prompt_template import FOLDER
     from coseek.models.laptop import LaptopSettings, make_policy
     from coseek.pipelines.agent import AgentTraining
     from coseek.pipelines.agent_recipe import load_recipe
@@ -90,7 +90,7 @@ def test_every_path_that_a_recipe_names_has_an_identity_that_its_replacement_cha
 
     shape = LaptopSettings(hidden=16, layers=("conv",), heads=2, kv_heads=1, feed_forward=16, vocabulary=300)
     data, index, words = tmp_path / "set", tmp_path / "index", tmp_path / "words.yaml"
-    said = (WORDINGS / "laptop.yaml").read_text()
+    said = (FOLDER / "laptop.yaml").read_text()
     make_world(WorldSettings(size="tiny", train=4, dev=3, test=2)).save(data)
     build_index(data, "bm25", index)
     for name in ("policy", "generator"):

@@ -38,7 +38,7 @@ def typed(folder: Path, *words: object) -> tuple[int, bool, list[str]]:
 def test_all_mistakes_of_a_recipe_are_named_by_one_call_before_torch_is_imported(tmp_path: Path) -> None:
     code, torch, said = typed(
         tmp_path, "train", "agent", "quickstart", "reward={exact_mach: 1.0}", "protocol=serch-r1", "data.world=null",
-        "data.unseen=null", "data.folder=nowhere", "data.index=indexes/none", "warm_start.writer=rules",
+        "data.unseen=null", "data.folder=nowhere", "data.index=indexes/none", "warm_start.demonstrator=rules",
         "rl.stepz=3", "limits.max_turns=many", "--out", "run",
     )  # fmt: skip
     assert (code, torch) == (2, False)
@@ -91,7 +91,8 @@ def test_every_kind_of_mistake_of_an_agents_recipe_is_found() -> None:
             "zerosearch-laptop",
             [
                 "reward={preset: serch-r1, f2: 1}", "prompt_template=laptp", "data.retriever=bm26",
-                "data.training_retriever={retriever: noisi}", "graders.generator={model: Qwen/Qwen2.5-3B, prompt: genrator}",
+                "data.training_retriever={retriever: noisi}",
+                "graders.generator={model: Qwen/Qwen2.5-3B, prompt: genrator}",
                 "graders.judge={model: oracle, prompt: jugde}", "warm_start.also={rga: .1}",
             ],
         )  # fmt: skip

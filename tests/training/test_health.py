@@ -157,7 +157,7 @@ def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
     health = Monitor(SETTINGS, [], said)
     for step in range(20):
         assert health.look({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0}) == {"alarms": 0.0}
-    assert "health: there is no answered to watch for no-answer" in said.lines
+    assert "monitor: there is no answered to watch for no-answer" in said.lines
     assert len(said.lines) == len(set(said.lines)) and not any("no-search" in line for line in said.lines)
 
 
@@ -222,7 +222,9 @@ def train(
 @pytest.mark.slow
 def test_a_run_that_may_stop_does_and_its_last_healthy_policy_can_be_loaded(patient: Patient, tmp_path: Path) -> None:
     plan = small(patient, stop=True, ignore=["likelihood-decay", "no-signal"]).model_copy(update={"steps": 40})
-    with pytest.raises(MonitorStop, match=r"alarm no-search: .*healthy checkpoint is .*health\.stop=false") as stop:
+    with pytest.raises(
+        MonitorStop, match=r"alarm no-search: .*healthy checkpoint is .*rl\.monitor\.stop=false"
+    ) as stop:
         train(patient, plan, tmp_path)
     assert isinstance(stop.value, RunError)
     rows = read(tmp_path / "metrics.jsonl")

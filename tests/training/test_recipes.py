@@ -212,7 +212,7 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
         return found
 
     monkeypatch.setattr(AgentTraining, "roll_out", noted)
-    monkeypatch.setattr(AgentTraining, "look", looked)
+    monkeypatch.setattr(AgentTraining, "evaluate", looked)
     wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}}"
     training = AgentTraining(load_recipe("quickstart", [*TINY, wide, "limits.max_tokens=600"]), tmp_path / "run")
     training.begin(resume=False)
@@ -423,8 +423,10 @@ def test_a_split_that_is_not_there_is_missed_before_anything_is_trained(
     monkeypatch.chdir(tmp_path)
     make_world(WorldSettings(size="tiny", train=4, dev=2, test=2)).save(Path("mine"))
     Path("mine/questions.train.jsonl").unlink()
-    rules = load_recipe("quickstart", [*OWN_DATA, "warm_start.writer=rules", "warm_start.worlds=0"])
+    rules = load_recipe("quickstart", [*OWN_DATA, "warm_start.demonstrator=rules", "warm_start.worlds=0"])
     with pytest.raises(DataError, match=r"there is no mine/questions\.train\.jsonl, .* names as data\.train"):
         AgentTraining(rules, tmp_path / "run").check()
-    there = load_recipe("quickstart", [*OWN_DATA, "warm_start.writer=rules", "warm_start.worlds=0", "data.train=test"])
+    there = load_recipe(
+        "quickstart", [*OWN_DATA, "warm_start.demonstrator=rules", "warm_start.worlds=0", "data.train=test"]
+    )
     AgentTraining(there, tmp_path / "run").check()

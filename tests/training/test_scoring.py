@@ -199,7 +199,7 @@ def test_a_reward_that_needs_nothing_needs_no_settings() -> None:
     check_graders(GraderSettings(), make_reward({"preset": "search-r1"}), world=False)
     parts = GraderSettings.model_validate({"generator": {"model": "m"}})
     check_graders(parts, make_reward({"preset": "s3", "gbr": {"accuracy": "cover_match"}}), world=False)
-    with pytest.raises(SettingError, match=r"needs a naive-RAG baseline.*frozen\.baseline"):
+    with pytest.raises(SettingError, match=r"needs a naive-RAG baseline.*graders\.baseline"):
         EpisodeScorer(make_reward({"gbr": {"accuracy": "cover_match"}}), generator(Scripted(reads)))
 
 
@@ -214,5 +214,5 @@ def test_the_oracle_of_the_runs_world_judges(tmp_path: Path) -> None:
     assert values(scoring(said)) == [1, 0]
     with pytest.raises(SettingError, match="in laptop worlds only"):
         open_graders(named, tmp_path)
-    with pytest.raises(SettingError, match=r"frozen\.generator\.model"):
+    with pytest.raises(SettingError, match=r"graders\.generator\.model"):
         parts.baselines([], FixedRetriever(Corpus([ORBO]), {}), "gen_acc")

@@ -4,10 +4,11 @@ from pathlib import Path
 
 from tests.retrieval.tiny_encoder import WORDS
 
+from coseek.agents.search_turns import TurnId
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import Candidate, LabelSet, TurnId
+from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.query import Query
 
 

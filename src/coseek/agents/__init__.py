@@ -1,1 +1,1 @@
-"""Agents: protocols, their prompt templates, the rollout driver, and writers. Knows no index and no weights."""
+"""Agents: protocols, their prompt templates, the rollout driver, and scripted agents. Knows no index and no weights."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coseek.agents.document_block import apply_selection, latest_block
-from coseek.agents.search_queries import make_past_turn
+from coseek.agents.search_turns import make_past_turn
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment
@@ -33,9 +33,9 @@ class Episode:
     searches: list[Search] = field(default_factory=list)
     history: list[PastTurn] = field(default_factory=list)
     """`searches` as the retriever is told of them."""
-    asides: list[tuple[Segment, ...]] = field(default_factory=list)
+    side_contexts: list[tuple[Segment, ...]] = field(default_factory=list)
     noting: TurnSearches | None = None
-    """What the model is writing notes on, in the context that `aside_key` names."""
+    """What the model is writing notes on, in the context that `side_key` names."""
     unsent: tuple[int, ...] = ()
     """What the model has not been handed yet."""
     started: bool = False
@@ -48,14 +48,16 @@ class Episode:
     cost_usd: float | None = 0.0
 
     @property
-    def aside_key(self) -> int:
-        """Names the context of an aside: rows have keys from 0, so these are free."""
+    def side_key(self) -> int:
+        """Names a side context: rows have keys from 0, so these are free."""
         return ~self.key
 
     @property
-    def aside_seed(self) -> int:
-        """The seed of the next aside follows from the row's own."""
-        return int.from_bytes(hashlib.sha256(f"{self.seed}/aside/{len(self.asides)}".encode()).digest()[:6], "big")
+    def side_seed(self) -> int:
+        """The seed of the next side context follows from the row's own."""
+        return int.from_bytes(
+            hashlib.sha256(f"{self.seed}/aside/{len(self.side_contexts)}".encode()).digest()[:6], "big"
+        )
 
     @property
     def written(self) -> int:

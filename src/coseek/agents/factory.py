@@ -1,4 +1,4 @@
-"""Agents by name: what stands behind `--agent`. A model folder, a server, or a writer that needs no model.
+"""Agents by name: what stands behind `--agent`. A model folder, a server, or a scripted agent that needs no model.
 
 name: http://127.0.0.1:8000       # a YAML file of such lines says all about a server that the options cannot
 tokenizer: models/policy          # the model's own folder; bytes, for a server that is asked for text
@@ -8,6 +8,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 """
 
 import hashlib
+import logging
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +19,6 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.scripted_agent import ScriptedAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
-from coseek.cli.terminal import say
 from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import TOKENIZER, fingerprint
@@ -36,10 +36,12 @@ from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
 from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
-WRITERS = "coseek.agents.scripted"
+log = logging.getLogger(__name__)
+
+SCRIPTED = "coseek.agents.scripted"
 """The package of agents that need no model; its files' names are theirs."""
-OFFERS: PluginSpec = {"WORDING": str, "make": None}
-"""What a writer of one's own must have."""
+CONTRACT: PluginSpec = {"PROMPT_TEMPLATE": str, "make": None}
+"""What a scripted agent of the user's must have."""
 BYTES = "bytes"
 """Stands for a tokenizer whose tokens are bytes."""
 
@@ -48,17 +50,18 @@ class AgentSettings(Settings):
     """Which agent runs, and how it writes."""
 
     name: str
-    """A model folder, the address of a server, or a writer: `rules`, `expert` …, or the path of its `.py` file."""
+    """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the path of its `.py` file."""
     protocol: str
     """A protocol by name, or a YAML file."""
     prompt_template: str
     """`default`, `laptop`, or a YAML file with a prompt of your own."""
     temperature: float = Field(default=0.0, ge=0.0)
-    """0 takes the most likely token; no effect on writers."""
+    """0 takes the most likely token; no effect on scripted agents."""
     precision: SamplingPrecision = "float32"
-    """Of weights and cache; no effect on writers."""
+    """Of weights and cache; no effect on scripted agents."""
     tokenizer: str | None = None
-    """A model folder in whose ids a writer or a server writes, or `bytes`. A folder has its own; writers have bytes."""
+    """The folder of the tokenizer of a scripted agent or a server, or `bytes`. A model folder has its own; the default
+    of scripted agents is `bytes`."""
     server: RemoteModelSettings | None = None
     """How a server is asked; nothing for the others."""
 
@@ -67,9 +70,9 @@ class AgentSettings(Settings):
         return self.name.startswith(("http://", "https://"))
 
 
-def is_writer(name: str) -> bool:
+def is_scripted(name: str) -> bool:
     """Whether an agent needs no model."""
-    return is_plugin_path(name) or name in plugin_names(WRITERS)
+    return is_plugin_path(name) or name in plugin_names(SCRIPTED)
 
 
 def settings_for(
@@ -91,8 +94,8 @@ def settings_for(
 
 def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
     """The protocol and prompt template that belong to an agent unless one asks for others."""
-    if is_writer(name):
-        return AgentCard(prompt_template=str(find_plugin("writer", WRITERS, name, OFFERS).PROMPT_TEMPLATE))
+    if is_scripted(name):
+        return AgentCard(prompt_template=str(find_plugin("scripted agent", SCRIPTED, name, CONTRACT).PROMPT_TEMPLATE))
     if name.startswith(("http://", "https://")):
         if tokenizer is None:
             raise SettingError(
@@ -104,7 +107,7 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
     if not folder.is_dir():
         if fetch_command(name):
             raise DataError(missing("model folder", name))
-        known = plugin_names(WRITERS)
+        known = plugin_names(SCRIPTED)
         raise UserError(
             f"no agent named {name!r}{nearest(name, known)} Known: {', '.join(known)}, the path of a model folder or "
             "a YAML file, or the address of a server"
@@ -130,7 +133,7 @@ def _file(path: Path) -> JsonObject:
 def limits_for(settings: AgentSettings) -> Limits:
     """The budgets that suit an agent and its protocol. Where tokens are bytes, text has more of them."""
     suited = load_protocol(settings.protocol, settings.prompt_template).limits_over
-    if settings.tokenizer == BYTES or (is_writer(settings.name) and settings.tokenizer is None):
+    if settings.tokenizer == BYTES or (is_scripted(settings.name) and settings.tokenizer is None):
         return suited(Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000))
     return suited(Limits())
 
@@ -139,8 +142,8 @@ def open_agent(settings: AgentSettings) -> Agent:
     """The agent, ready to run."""
     protocol = load_protocol(settings.protocol, settings.prompt_template)
     tokenizer = open_tokenizer(settings, protocol)
-    if is_writer(settings.name):
-        model: Model = ScriptedAgentModel(open_writer(settings.name), protocol, tokenizer)
+    if is_scripted(settings.name):
+        model: Model = ScriptedAgentModel(open_scripted_agent(settings.name), protocol, tokenizer)
     elif settings.is_remote:
         model = open_server(settings, protocol, tokenizer)
     else:
@@ -153,9 +156,9 @@ def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:
     model it serves."""
     agent = f"{model.served.model} at {settings.name}" if isinstance(model, RemoteModel) else content_of(settings.name)
     sampling = [f"temperature {settings.temperature:g}"]
-    if not (is_writer(settings.name) or settings.is_remote):
+    if not (is_scripted(settings.name) or settings.is_remote):
         sampling.append(f"precision {settings.precision}")
-    tokenizer = settings.tokenizer or (BYTES if is_writer(settings.name) else settings.name)
+    tokenizer = settings.tokenizer or (BYTES if is_scripted(settings.name) else settings.name)
     return {
         "agent": agent,
         "tokenizer": content_of(tokenizer, TOKENIZER),
@@ -169,18 +172,18 @@ def content_of(name: str, files: str = "*") -> str:
     path = Path(name).expanduser()
     if is_plugin_path(name) and path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
-    return fingerprint(path, files) if not is_writer(name) and path.is_dir() else name
+    return fingerprint(path, files) if not is_scripted(name) and path.is_dir() else name
 
 
-def open_writer(name: str) -> ScriptedAgent:
-    """Make a writer with its ordinary settings."""
-    return cast(ScriptedAgent, find_plugin("writer", WRITERS, name, OFFERS).make())
+def open_scripted_agent(name: str) -> ScriptedAgent:
+    """Make a scripted agent with its ordinary settings."""
+    return cast(ScriptedAgent, find_plugin("scripted agent", SCRIPTED, name, CONTRACT).make())
 
 
 def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
-    """A model's own tokenizer; for a writer the one it was given, or plain bytes when no model reads its words."""
+    """A model's own tokenizer; for a scripted agent the one named, or bytes when no model reads its words."""
     folder = settings.tokenizer or settings.name
-    if folder == BYTES or is_writer(folder):
+    if folder == BYTES or is_scripted(folder):
         return ByteTokenizer(protocol.grammar.special_tokens)
     return HfTokenizer.load(Path(folder))
 
@@ -201,7 +204,7 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
             f"{settings.name} exchanges token ids, which are no bytes; name the model's own folder with --tokenizer"
         )
     if model.inexact:
-        say(f"these trajectories are not for training: {model.inexact}")
+        log.warning("%s", f"these trajectories are not for training: {model.inexact}")
     return model
 
 
@@ -220,12 +223,12 @@ def spent(model: Model, settings: AgentSettings) -> str:
 
 
 def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> Model:
-    # Here and not above: these bring torch, which writers do without.
+    # Here and not above: these bring torch, which scripted agents do without.
     from coseek.models.pretrained import load_model
     from coseek.models.sampler import Sampler, SamplerSettings
 
     if line := warning(settings):
-        say(line)
+        log.warning("%s", line)
     sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
     return Sampler(load_model(Path(settings.name)), tokenizer, protocol.grammar.stops, sampling)
 
@@ -245,6 +248,6 @@ def decoder_of(run: Run) -> Decode | None:
         return None
     settings = make_settings(AgentSettings, recorded)
     folder = settings.tokenizer or settings.name
-    if folder != BYTES and not is_writer(folder) and not Path(folder).is_dir():
+    if folder != BYTES and not is_scripted(folder) and not Path(folder).is_dir():
         return None
     return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode

@@ -72,7 +72,7 @@ class Tag:
         put(self, "opening", self.opening or f"<{self.name}>")
         put(self, "closing", self.closing or f"</{self.name}>")
         if self.stop is None:
-            put(self, "halts", (self.closing,) if self.action in _ASKING else ())
+            put(self, "stop", (self.closing,) if self.action in _ASKING else ())
         if len(self.closing) == 1 and not self.is_bracket:
             raise DataError(f"the tag {self.name!r} closes with {self.closing!r}, which plain text may hold")
         if any(len(mark) > LONGEST_MARK for mark in (*self.marks, *self.inner_marks)):

@@ -1,4 +1,4 @@
-"""Moves: a writer's move in the words of any protocol. The order of the grammar says which tags it takes.
+"""Moves: a scripted agent's move in the words of any protocol. The order of the grammar says which tags it takes.
 
 A thought goes into the tags for thinking on the way from where the run stands to the search or the answer. Where there
 are several (QAgent's reflection and plan) its last sentence goes into the last one.
@@ -22,7 +22,7 @@ _SENTENCES = re.compile(r"(?<=[.!?])(?=\s)")
 
 
 def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: EpisodeState) -> tuple[int, ...]:
-    """A writer's move as this protocol writes it. The words in it are data: they may quote passages."""
+    """A scripted agent's move as this protocol writes it. The words in it are data: they may quote passages."""
     grammar = protocol.grammar
     if move.answer is not None and not _ends(grammar):  # a protocol that only searches: what was to be said is sought
         move = replace(move, queries=(move.answer,), answer=None)
@@ -44,7 +44,7 @@ def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: Episo
 
 
 def note_ids(protocol: Protocol, searches: Sequence[Search], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """A writer's notes on what was found: the best document of each search."""
+    """A scripted agent's notes on what was found: the best document of each search."""
     best = (hit.passage for search in searches for hit in search.hits[:1])
     notes = " ".join(f"{passage.title} : {passage.text}" for passage in best)
     return tuple(tokenizer.encode_data(protocol.grammar.escape(notes)))

@@ -83,7 +83,7 @@ class ProtocolFile(Settings):
     limits: dict[str, int] = Field(default={})
     """Budgets that suit this protocol, such as `max_turns: 20`, where a run does not set its own."""
     prompt_template: PromptTemplateFile | None = None
-    """Its prompt and templates; a prompt template file of the user's goes before them, and our own prompt templates do not."""
+    """Its prompt and templates; a prompt template file of the user overrides them, and the package's own do not."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Protocol:
 
     def limits_over(self, base: Limits) -> Limits:
         """The budgets that suit this protocol in place of the defaults: counts as it has them, tokens as many as the
-        larger of the two (a writer's tokens are bytes)."""
+        larger of the two (a scripted agent's tokens are bytes)."""
         suited = {
             name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name))
             for name, value in self.suggested_limits.items()
@@ -134,7 +134,7 @@ class Protocol:
 def load_protocol(name: str, prompt_template: str = "default") -> Protocol:
     """Open a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
-    `prompt_template` is `default`, `laptop`, or the path of a YAML file with the user's own prompt. A protocol file that holds
+    `prompt_template` is `default`, `laptop`, or a YAML file with the user's prompt. A protocol file that holds
     its own prompt template keeps it under our names.
     """
     path = find_yaml("protocol", FOLDER, name)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from coseek.agents.episode import Episode, TurnSearches
 from coseek.agents.protocol import Protocol
-from coseek.agents.search_queries import make_past_turn, replay_queries, turn_number
+from coseek.agents.search_turns import make_past_turn, replay_queries, turn_number
 from coseek.core.errors import DataError
 from coseek.data.evidence import ranked
 from coseek.data.passage import Hit, Passage
@@ -32,7 +32,7 @@ class ReplayPoint:
     """The one of them that this is about."""
     turns: int
     """Turns that the environment had answered or was about to answer: what `Limits.max_turns` counts."""
-    asides: int
+    side_contexts: int
 
     @classmethod
     def of(cls, trajectory: Trajectory, place: int, protocol: Protocol) -> "ReplayPoint":
@@ -92,7 +92,7 @@ class ReplayPoint:
             segments=list(self.segments),
             searches=list(searches),
             history=[make_past_turn(query, search) for query, search in zip(self.asked, searches, strict=False)],
-            asides=list(run.side_contexts[: self.asides]),
+            side_contexts=list(run.side_contexts[: self.side_contexts]),
             tokens=len(self.ids),
             turns=self.turns,
             exact=run.exact,

@@ -16,7 +16,7 @@ from coseek.agents.episode import Episode, TurnSearches
 from coseek.agents.grammar import Action, Intent
 from coseek.agents.limits import Limits as Limits
 from coseek.agents.protocol import Protocol
-from coseek.agents.search_queries import make_query
+from coseek.agents.search_turns import make_query
 from coseek.agents.unwritable import checked_search, checked_turn
 from coseek.core.errors import RetrieverError, RunError
 from coseek.data.evidence import ranked
@@ -294,10 +294,10 @@ class Driver:
             self._finish(row, StopReason.TOKEN_LIMIT, detail=f"a prompt for notes of {len(ids)} tokens")
             return
         row.noting = found
-        row.asides.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
-        so_far = EpisodeState(row.question, tuple(row.searches), aside=found.searches)
+        row.side_contexts.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
+        so_far = EpisodeState(row.question, tuple(row.searches), side_searches=found.searches)
         most = min(left, self.limits.max_turn_tokens)
-        self.model.start(Request(row.aside_key, ids, most, row.aside_seed, so_far))
+        self.model.start(Request(row.side_key, ids, most, row.side_seed, so_far))
 
     def _take_notes(self, row: Episode, turn: Turn) -> None:
         """Insert the model's notes as text of the environment: they were written elsewhere, and are not trained on."""
@@ -307,7 +307,7 @@ class Driver:
         row.pay(turn.cost_usd)
         if turn.ids:
             segment = Segment(Author.AGENT, "", self.tokenizer.decode(turn.ids), turn.ids, turn.logprobs)
-            row.asides[-1] += (segment,)
+            row.side_contexts[-1] += (segment,)
         if turn.end is TurnEnd.FAULT:
             self._finish(row, StopReason.MODEL_ERROR, detail=turn.fault)
             return
@@ -319,7 +319,7 @@ class Driver:
     def _close(self, row: Episode) -> None:
         self.model.close(row.key)
         if row.noting is not None:
-            self.model.close(row.aside_key)
+            self.model.close(row.side_key)
 
     def _evidence(self, row: Episode) -> tuple[str, ...]:
         """What the run found, best first: by the agent's own order, else by the rule for all."""
@@ -329,7 +329,7 @@ class Driver:
     def _finish(self, row: Episode, stop: StopReason, answer: str | None = None, detail: str = "") -> None:
         self._close(row)
         del self.rows[row.key]
-        complaint = self.protocol.grammar.format_error(self.protocol.grammar.spans(row.segments))
+        format_error = self.protocol.grammar.format_error(self.protocol.grammar.spans(row.segments))
         trajectory = Trajectory(
             question=row.question,
             protocol=self.protocol.name,
@@ -337,11 +337,11 @@ class Driver:
             searches=tuple(row.searches),
             stop=stop,
             answer=answer,
-            valid=not complaint,
-            format_error=complaint,
+            valid=not format_error,
+            format_error=format_error,
             stop_detail=detail,
             selected_ids=row.selected_ids,
-            side_contexts=tuple(row.asides),
+            side_contexts=tuple(row.side_contexts),
             seed=row.seed,
             timings={"wall_s": time.perf_counter() - row.began, "retriever_s": row.retriever_s},
             exact=row.exact,

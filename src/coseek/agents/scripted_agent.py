@@ -1,7 +1,7 @@
-"""Writer: an agent that needs no model. It reads what was found so far and makes the next move.
+"""Scripted agent: an agent that needs no model. It reads what was found so far and makes the next move.
 
-Demonstrations and rule-based agents are writers; the driver lets the protocol put a move into words and the
-tokenizer of the policy put the words into ids, so a writer's trajectory is an ordinary trajectory.
+Demonstrations and rule-based agents are scripted agents; the driver lets the protocol put a move into words and the
+tokenizer of the policy put the words into ids, so a scripted agent's trajectory is an ordinary trajectory.
 """
 
 import random
@@ -39,7 +39,7 @@ class ScriptedAgent(Protocol):
 
 @runtime_checkable
 class Ranks(Protocol):
-    """A writer that ranks what was found."""
+    """A scripted agent that ranks what was found."""
 
     def evidence(self, question: str, searches: Sequence[Search]) -> Sequence[str]:
         """Ids of all passages found, best first."""
@@ -48,7 +48,7 @@ class Ranks(Protocol):
 
 @runtime_checkable
 class CanConclude(Protocol):
-    """A writer that can answer at any time from what was found: what it is asked under a protocol without searches."""
+    """A scripted agent that can answer at any time from what was found, as a protocol without searches needs."""
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """A move with an answer."""

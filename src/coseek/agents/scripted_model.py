@@ -1,4 +1,4 @@
-"""Writing: a writer (rules, scripted demonstrations) as a model, so that the ordinary driver runs it."""
+"""Scripted model: a scripted agent (rules, scripted demonstrations) as a model, so that the ordinary driver runs it."""
 
 import random
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ class ScriptedAgentModel:
     """Implements `Model`. The move is put into words by the protocol and into ids by the tokenizer handed in:
     a demonstration for a policy is written in that policy's own ids, once."""
 
-    def __init__(self, writer: ScriptedAgent, protocol: Protocol, tokenizer: Tokenizer) -> None:
-        self.writer, self.protocol, self.tokenizer = writer, protocol, tokenizer
+    def __init__(self, agent: ScriptedAgent, protocol: Protocol, tokenizer: Tokenizer) -> None:
+        self.agent, self.protocol, self.tokenizer = agent, protocol, tokenizer
         self._waiting: list[Request] = []
 
     def start(self, request: Request) -> None:
@@ -36,22 +36,22 @@ class ScriptedAgentModel:
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         so_far = request.state
-        if so_far.aside:
-            return note_ids(self.protocol, so_far.aside, self.tokenizer)
+        if so_far.side_searches:
+            return note_ids(self.protocol, so_far.side_searches, self.tokenizer)
         rng = random.Random(f"{request.seed}/{len(so_far.searches)}")
         return move_ids(self.protocol, self._move(request, rng), self.tokenizer, so_far)
 
     def _move(self, request: Request, rng: random.Random) -> Move:
         may_search = any(tag.action in (Action.SEARCH, Action.TOOL) for tag in self.protocol.grammar.tags)
-        if not may_search and isinstance(self.writer, CanConclude):
-            return self.writer.conclude(request.state, rng)
-        return self.writer.write(request.state, rng)
+        if not may_search and isinstance(self.agent, CanConclude):
+            return self.agent.conclude(request.state, rng)
+        return self.agent.write(request.state, rng)
 
     def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
-        """Implements `Ranking`: the writer's own order, where it has one."""
-        if not isinstance(self.writer, Ranks):
+        """Implements `Ranking`: the agent's own order, where it has one."""
+        if not isinstance(self.agent, Ranks):
             return None
-        return self.writer.evidence(so_far.question.question, so_far.searches)
+        return self.agent.evidence(so_far.question.question, so_far.searches)
 
     def close(self, key: int) -> None:
         self._waiting = [request for request in self._waiting if request.key != key]

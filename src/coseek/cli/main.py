@@ -12,6 +12,7 @@ A bug is none of these: it shows its traceback.
 import ast
 import errno
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 
 from coseek import __version__
 from coseek.cli.extras import EXTRA_OF
+from coseek.cli.terminal import say
 from coseek.core.errors import CoseekError, DiskFault, MissingExtra, SettingError, UserError
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.settings import mistakes
@@ -48,8 +50,18 @@ DISK_FAULTS: dict[int | None, str] = {
 """Faults of the disk, which are neither bugs nor to be read as tracebacks, and the way out."""
 
 
+class StderrHandler(logging.Handler):
+    """Shows the package's warnings as plain lines, as `say` shows the program's own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `coseek ARGV…` and return its exit code."""
+    log = logging.getLogger("coseek")
+    if not any(isinstance(handler, StderrHandler) for handler in log.handlers):
+        log.addHandler(StderrHandler(logging.WARNING))
     try:
         code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()  # here, where a reader that has gone is understood

@@ -30,3 +30,12 @@ def fingerprint(folder: Path, names: str = "*") -> str:
                 if size <= _CHUNK_BYTES:
                     break
     return sha.hexdigest()
+
+
+def digest_of(*parts: str) -> str:
+    """A digest of several texts in order; no two lists of texts share one by where they are parted."""
+    sha = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        sha.update(len(data).to_bytes(8, "big") + data)
+    return sha.hexdigest()

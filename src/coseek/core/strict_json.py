@@ -50,7 +50,7 @@ def parse_strict(text: str) -> Json:
 def parse_lenient(text: str | bytes) -> Json:
     """The value of a JSON text that a server or a model wrote: halves of surrogate pairs become U+FFFD.
 
-    Numbers that are not finite are left to whoever reads them. What is no JSON, or is nested too deeply, is `InvalidJson`.
+    The caller checks numbers that are not finite. Text that is no JSON, or is nested too deeply, raises `InvalidJson`.
     """
     try:
         if isinstance(text, bytes):

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.data.run import Run
-from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment, StopReason, Trajectory
+from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment, StopReason, Trajectory, upgraded
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Ids → text, special tokens included: `Tokenizer.decode` of the model that made the run."""
@@ -136,6 +136,7 @@ class _Auditor:
             return
         ident = _ident(row)
         try:
+            row = upgraded(row)
             trajectory = Trajectory.from_json(row)
             again = trajectory.to_json()
         except KeyError as error:
@@ -171,7 +172,7 @@ def check_trajectory(
     yield from _order(trajectory)
     checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets)]
     checks += [_selection(trajectory), _evidence(trajectory)]
-    for what in (*chain(*checks), *_asides(trajectory, budgets, decode)):
+    for what in (*chain(*checks), *_side_contexts(trajectory, budgets, decode)):
         yield what, None
     tokens = len(trajectory.ids)
     # A prompt that alone is over the budget is kept whole, and the run ends with it.
@@ -234,7 +235,7 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
     if stop is StopReason.COMPLETE and last is Author.ENVIRONMENT:
         yield "it was complete, which the agent says, and the environment wrote last"
     if trajectory.valid == bool(trajectory.format_error):
-        yield f"valid is {trajectory.valid} and the complaint is {trajectory.format_error!r}; exactly one of the two holds"
+        yield f"valid is {trajectory.valid} and format_error is {trajectory.format_error!r}; exactly one holds"
     # The other way round need not hold: of several queries in one turn, some may fail and be shown as failed.
     if stop is StopReason.RETRIEVER_ERROR and not any(search.fault is not None for search in trajectory.searches):
         yield f"it stopped with {stop!s}, and none of its searches failed"
@@ -303,18 +304,18 @@ def _evidence(trajectory: Trajectory) -> Iterator[str]:
         yield f"the passage {lacking[0]!r} was retrieved and is not in the evidence"
 
 
-def _asides(trajectory: Trajectory, budgets: RecordedLimits, decode: Decode | None) -> Iterator[str]:
+def _side_contexts(trajectory: Trajectory, budgets: RecordedLimits, decode: Decode | None) -> Iterator[str]:
     """Contexts beside the run: a prompt and at most one turn each, with ledgers of their own."""
     for number, aside in enumerate(trajectory.side_contexts, start=1):
         authors = [segment.author for segment in aside]
         if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
-            yield f"aside {number} is no prompt with one turn behind it"
+            yield f"side context {number} is no prompt with one turn behind it"
         for segment in aside:
             for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
-                yield f"aside {number}: {what}"
+                yield f"side context {number}: {what}"
         tokens = sum(len(segment.ids) for segment in aside)
         if budgets.max_tokens is not None and tokens > budgets.max_tokens:
-            yield f"aside {number} holds {tokens} tokens, and the budget max_tokens is {budgets.max_tokens}"
+            yield f"side context {number} holds {tokens} tokens, and the budget max_tokens is {budgets.max_tokens}"
 
 
 def _ident(row: JsonObject) -> str | None:

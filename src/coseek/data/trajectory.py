@@ -14,8 +14,11 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Hit
 from coseek.data.question import Question
 
-SCHEMA = 1
-"""Version of the trajectory object in `trajectories.jsonl`."""
+SCHEMA = 2
+"""Version of the trajectory object in `trajectories.jsonl`. Schema 1 is read; see `upgraded`."""
+
+RENAMED = {"complaint": "format_error", "detail": "stop_detail", "asides": "side_contexts"}
+"""Keys of schema 1 and what schema 2 calls them."""
 
 PROMPT, RETRY, PAGE = "prompt", "retry", "page"
 """Tags of what the environment writes of its own accord, under every protocol: what the agent reads first, a request to
@@ -203,7 +206,7 @@ class Trajectory:
             "timings": dict(self.timings),
         }
         if self.side_contexts:
-            row["side_contexts"] = [[segment.to_json() for segment in aside] for aside in self.side_contexts]
+            row["side_contexts"] = [[segment.to_json() for segment in context] for context in self.side_contexts]
         if not self.exact:
             row["exact"] = False
         if self.cost_usd is not None:
@@ -212,8 +215,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Trajectory":
-        if row.get("schema") != SCHEMA:
-            raise DataError(f"a trajectory of schema {row.get('schema')!r}; this coseek reads schema {SCHEMA}")
+        row = upgraded(row)
         answer = row["answer"]
         return cls(
             question=Question.from_json(cast(JsonObject, row["question"])),
@@ -227,8 +229,8 @@ class Trajectory:
             stop_detail=str(row["stop_detail"]),
             selected_ids=tuple(str(ident) for ident in cast(list[str], row["selected_ids"])),
             side_contexts=tuple(
-                tuple(Segment.from_json(part) for part in aside)
-                for aside in cast(list[list[JsonObject]], row.get("side_contexts", []))
+                tuple(Segment.from_json(part) for part in context)
+                for context in cast(list[list[JsonObject]], row.get("side_contexts", []))
             ),
             seed=cast(int, row["seed"]),
             timings=cast(dict[str, float], row["timings"]),
@@ -236,6 +238,19 @@ class Trajectory:
             cost_usd=cast("float | None", row.get("cost_usd")),
             evidence=_idents(row.get("evidence")),
         )
+
+
+def upgraded(row: JsonObject) -> JsonObject:
+    """Return a trajectory's JSON object as schema 2 writes it; schema 1 has other names for three keys.
+
+    Raises `DataError` for any other schema.
+    """
+    schema = row.get("schema")
+    if schema == 1:
+        return {RENAMED.get(key, key): value for key, value in row.items()} | {"schema": SCHEMA}
+    if schema != SCHEMA:
+        raise DataError(f"a trajectory of schema {schema!r}; this coseek reads schemas 1 and {SCHEMA}")
+    return row
 
 
 def _idents(value: Json) -> tuple[str, ...] | None:

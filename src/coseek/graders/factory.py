@@ -7,9 +7,8 @@ from coseek.core.errors import SettingError
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
 from coseek.models.local_text import TextModelSettings, open_text_model
-from coseek.models.text_model import CachedTextModel
+from coseek.models.text_model import CachedTextModel, TextModel
 from coseek.models.tokenizer import HfTokenizer
-from coseek.retrieval.factory import TextModel
 from coseek.world.oracle import Oracle
 
 

@@ -13,15 +13,13 @@ from pydantic import Field
 
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject
-from coseek.core.fingerprint import fingerprint
+from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.models.model import Tokenizer
-from coseek.models.text_model import generate_each
-from coseek.retrieval.factory import TextModel
-from coseek.retrieval.retriever import digest_of
+from coseek.models.text_model import TextModel, generate_each
 
 PROMPTS = Path(__file__).parent / "prompts"
 OWN_PROMPT = "generator.yaml"

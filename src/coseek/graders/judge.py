@@ -15,14 +15,13 @@ from pydantic import Field
 
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
-from coseek.models.text_model import generate_each
-from coseek.retrieval.factory import TextModel
-from coseek.retrieval.retriever import digest_of
+from coseek.models.text_model import TextModel, generate_each
 from coseek.world.oracle import Oracle
 
 _MARKS = "\"'“”‘’`*.!"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import read_jsonl
+from coseek.core.fingerprint import digest_of
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, ReadingInput
@@ -18,7 +19,7 @@ from coseek.graders.grading import BATCH, Tell, generated_answer, judge_claims, 
 from coseek.graders.judge import Claim, Judge
 from coseek.measure.answers import normalise
 from coseek.measure.searched import Answered, search_questions
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 from coseek.rewards.accuracy import Accuracy, is_right, left_to_judge
 from coseek.rewards.grades import Grades, NoReward, VerdictNeeded
 

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Protocol
 
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
 from coseek.data.question import Question
+from coseek.graders.call_counts import CallCounts
 from coseek.graders.listed_answer import Unreadable, after_mark
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
-from coseek.labels.tally import CallCounts
-from coseek.retrieval.factory import TextModel
+from coseek.models.text_model import TextModel
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
 from coseek.retrieval.llm.sliding_window import sliding_together
 from coseek.retrieval.query import Query
-from coseek.retrieval.retriever import digest_of
 from coseek.world.oracle import Oracle
 
 

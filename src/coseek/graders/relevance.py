@@ -11,17 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol, cast
 
+from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
+from coseek.graders.call_counts import CallCounts
 from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_scores
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
-from coseek.labels.label_set import TurnId
-from coseek.labels.search_turn import SearchTurn
-from coseek.labels.tally import CallCounts
-from coseek.retrieval.factory import TextModel
+from coseek.models.text_model import TextModel
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
-from coseek.retrieval.retriever import digest_of
 from coseek.world.oracle import Oracle
 
 PROMPTS = Path(__file__).parent / "prompts"

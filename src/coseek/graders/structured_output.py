@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.generator import fault_of
 from coseek.graders.listed_answer import Unreadable
-from coseek.labels.tally import FAULT, CallCounts
 from coseek.models.local_text import LocalTextModel
-from coseek.models.text_model import CachedTextModel, generate_each
-from coseek.retrieval.factory import TextModel
+from coseek.models.text_model import CachedTextModel, TextModel, generate_each
 
 T = TypeVar("T")
 

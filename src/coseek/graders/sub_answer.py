@@ -12,15 +12,15 @@ from functools import cached_property
 from pathlib import Path
 
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.trajectory import PROMPT, Author, Trajectory
+from coseek.graders.call_counts import CallCounts
 from coseek.graders.listed_answer import Unreadable, after_mark, read_lines
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ask_with_retry
-from coseek.labels.tally import CallCounts
-from coseek.retrieval.factory import TextModel
+from coseek.models.text_model import TextModel
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
-from coseek.retrieval.retriever import digest_of
 
 _NOT_SURE = frozenset({"", "not sure", "unsure", "not certain", "unknown", "none", "n/a"})
 _NO_WORD = re.compile(r"[^\w/]+")

@@ -5,7 +5,7 @@ themselves decide the last bits of its sums. On one thread and in processor time
 on a busy machine, and a long product is interrupted where a short one is not: the clock then tells nothing of the
 arithmetic.
 
-    python trial.py linear/256/384/1536 scan/384/float32     prints {NAME: [float32_s, other_s], …}
+    python benchmark.py linear/256/384/1536 scan/384/float32     prints {NAME: [float32_s, other_s], …}
 
 `linear` is a layer over R rows, in float32 and in bfloat16. `scan` is a block of vectors against 64 queries, kept in
 float32 or float16 and multiplied in float32, and kept and multiplied in int8.

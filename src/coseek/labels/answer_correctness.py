@@ -13,16 +13,16 @@ from typing import TypeAlias
 
 from coseek.agents.branching import Branch, branch
 from coseek.agents.grammar import Action
+from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
+from coseek.graders.call_counts import FAULT
 from coseek.labels.resources import LabelResources
 from coseek.labels.score_cache import Score, ScoreCache
-from coseek.labels.search_turn import SearchTurn
-from coseek.labels.tally import FAULT
 from coseek.measure.answers import exact_match
-from coseek.retrieval.retriever import digest_of
 
 GAC = "gac"
 BRANCHES = "branches"

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from pydantic import Field
 
+from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
+from coseek.graders.call_counts import FAULT
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import (
     GeneratorContext,
@@ -32,10 +35,7 @@ from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.maker import Labelled
 from coseek.labels.resources import LabelResources
 from coseek.labels.score_cache import ScoreCache
-from coseek.labels.search_turn import SearchTurn
-from coseek.labels.tally import FAULT
 from coseek.retrieval.query import Query
-from coseek.retrieval.retriever import digest_of
 
 if TYPE_CHECKING:
     from coseek.models.likelihood import ContinuationLogprob, LikelihoodModel

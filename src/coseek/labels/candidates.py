@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import RetrieverError
 from coseek.data.passage import Hit
+from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.labels.label_set import Candidate
-from coseek.labels.search_turn import SearchTurn
-from coseek.labels.tally import FAULT, CallCounts
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 import yaml
 
+from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import (
     JsonObject,
@@ -23,7 +24,7 @@ from coseek.core.files import (
 from coseek.core.lock import Lock, kept_lock, lock_folder
 from coseek.core.settings import first_difference
 from coseek.data.run import drop_partial_line, provenance
-from coseek.labels.label_set import DroppedTurn, LabelSet, TurnId
+from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 
 R = TypeVar("R", LabelSet, DroppedTurn)

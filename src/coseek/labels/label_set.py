@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.passage import Passage
@@ -12,29 +13,6 @@ from coseek.retrieval.query import Query
 
 SCHEMA = 1
 """Version of the label set object in `labels.jsonl`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnId:
-    """Which search of which trajectory."""
-
-    question_id: str
-    seed: int
-    """Of the trajectory; with the question's id it says which."""
-    search: int
-    """Place in `Trajectory.searches`, from 0."""
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self.question_id, str(self.seed), str(self.search)
-
-    def to_json(self) -> JsonObject:
-        return {"question_id": self.question_id, "seed": self.seed, "search": self.search}
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "TurnId":
-        """Read out of any row that names a turn."""
-        return cls(str(row["question_id"]), cast(int, row["seed"]), cast(int, row["search"]))
 
 
 @dataclass(frozen=True, slots=True)

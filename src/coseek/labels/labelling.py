@@ -5,14 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.question import Question
+from coseek.graders.call_counts import CallCounts
 from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import TurnId
 from coseek.labels.maker import LabelMaker
-from coseek.labels.search_turn import SearchTurn
-from coseek.labels.tally import CallCounts
 
 TOGETHER = 256
 """Turns that a maker is given at once: many, so that models have full batches; whole runs, whose turns share a past."""

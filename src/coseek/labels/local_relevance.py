@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from coseek.agents.search_turns import SearchTurn
+from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.graders.grading import BATCH
@@ -18,8 +20,6 @@ from coseek.graders.relevance import (
 from coseek.graders.sub_answer import SubAnswerer, SubAnswers, load_sub_answer_prompt
 from coseek.labels.resources import GOLD, ORACLE, LabelResources
 from coseek.labels.score_cache import ScoreCache
-from coseek.labels.search_turn import SearchTurn
-from coseek.retrieval.retriever import digest_of
 
 LR = "lr"
 UNREADABLE, UNSURE = "sub_answers_unreadable", "sub_answers_unsure"

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from coseek.agents.search_turns import SearchTurn
 from coseek.core.plugins import PluginSpec
 from coseek.core.settings import Settings
 from coseek.data.question import Question
 from coseek.labels.label_set import DroppedTurn, LabelSet
-from coseek.labels.search_turn import SearchTurn
 
 if TYPE_CHECKING:  # parts open what stands on this border
     from coseek.labels.resources import LabelResources

@@ -3,8 +3,9 @@
 import random
 from collections.abc import Sequence
 
+from coseek.agents.search_turns import TurnId
 from coseek.data.passage import Passage
-from coseek.labels.label_set import Candidate, TurnId
+from coseek.labels.label_set import Candidate
 
 
 def pick_negatives(turn: TurnId, pool: Sequence[str], count: int, seed: int, copy: int = 0) -> tuple[str, ...]:

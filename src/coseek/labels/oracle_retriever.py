@@ -14,6 +14,7 @@ from typing import TypeAlias, cast
 
 from coseek.core.errors import DataError, RetrieverError
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.graders.ranker import RankedOrder, Ranker, RankingRequest
@@ -21,7 +22,7 @@ from coseek.labels.candidates import RETRIEVER
 from coseek.labels.label_set import Candidate
 from coseek.labels.score_cache import ScoreCache
 from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 
 RELEVANCE = "relevance"
 """The name of the score of a ranker that has scores."""

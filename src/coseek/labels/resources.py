@@ -10,13 +10,14 @@ from coseek.agents.limits import Limits
 from coseek.agents.rollout import Agent
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.data.grade_cache import GradeCache
 from coseek.data.passage import Corpus
+from coseek.graders.call_counts import CallCounts
 from coseek.graders.factory import open_frozen_model
 from coseek.labels.score_cache import E, ScoreCache
-from coseek.labels.tally import CallCounts
-from coseek.retrieval.factory import TextModel
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.models.text_model import TextModel
+from coseek.retrieval.retriever import Retriever
 from coseek.world.oracle import Oracle
 
 if TYPE_CHECKING:  # torch

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
+from coseek.agents.search_turns import TurnId
 from coseek.core.files import JsonObject
 from coseek.core.lock import Lock, lock_beside
 from coseek.data.grade_cache import GradeCache, GradeEntry
-from coseek.labels.label_set import TurnId
 
 E = TypeVar("E", bound=GradeEntry)
 

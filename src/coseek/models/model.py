@@ -45,11 +45,11 @@ class TurnEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeState:
-    """What a run knows at the start of a turn. Token models ignore it; scripted writers read it."""
+    """What a run knows at the start of a turn. Token models ignore it; scripted agents read it."""
 
     question: Question
     searches: tuple[Search, ...] = ()
-    aside: tuple[Search, ...] = ()
+    side_searches: tuple[Search, ...] = ()
     """Not empty in a request outside of the run's own context: the searches whose documents it asks for notes on."""
 
 

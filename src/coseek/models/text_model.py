@@ -2,11 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError
-from coseek.retrieval.factory import TextModel
-from coseek.retrieval.retriever import digest_of
+from coseek.core.fingerprint import digest_of
+
+
+class TextModel(Protocol):
+    """A language model as a generator of texts: prompts in, texts out, in the same order."""
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that the texts depend on besides the prompt."""
+        ...
+
+    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]: ...
 
 
 def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> list[str | ModelError]:

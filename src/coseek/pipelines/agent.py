@@ -42,7 +42,6 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.measure.answers import exact_match
 from coseek.measure.retrieval import run_recall
 from coseek.models.laptop import make_policy
-from coseek.models.local_text import open_text_model
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tag_tokens import add_tag_tokens
@@ -190,7 +189,7 @@ class AgentTraining:
     def index(self) -> Retriever | None:
         """What `data.index` names; nothing where the index is made here."""
         there = self.recipe.data.index
-        return None if there is None else open_retriever(there, model=open_text_model)
+        return None if there is None else open_retriever(there)
 
     @cached_property
     def engine(self) -> Retriever:
@@ -199,9 +198,7 @@ class AgentTraining:
         if engine is None:
             return self.retrievers["data"]
         index = {"over": self.recipe.data.index or str(self._index_path("data"))}
-        return open_retriever(
-            {**(index if engine.get("retriever") == "noisy" else {}), **engine}, model=open_text_model
-        )
+        return open_retriever({**(index if engine.get("retriever") == "noisy" else {}), **engine})
 
     def questions(self, split: str) -> list[Question]:
         return Dataset(self.data_folder).questions(split)

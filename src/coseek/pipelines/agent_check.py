@@ -104,8 +104,10 @@ def check_demonstrations(recipe: AgentRecipe) -> None:
     """Refuse a warm start that nobody can demonstrate."""
     if recipe.warm_start is None and recipe.learn == "demonstrations":
         raise SettingError("learn: demonstrations needs some; give the recipe a warm_start")
-    if recipe.warm_start and recipe.warm_start.writer == "expert" and recipe.data.world is None:
-        raise SettingError("the expert demonstrates in laptop worlds only; take warm_start.writer=rules for other data")
+    if recipe.warm_start and recipe.warm_start.demonstrator == "expert" and recipe.data.world is None:
+        raise SettingError(
+            "the expert demonstrates in laptop worlds only; take warm_start.demonstrator=rules for other data"
+        )
 
 
 def check_prompts(recipe: AgentRecipe) -> None:
@@ -191,7 +193,7 @@ def taught(recipe: AgentRecipe) -> list[Protocol]:
     for other in others:
         if other.template.file.prompt == own.template.file.prompt:
             raise SettingError(
-                f"'{other.name}' in warm_start.also has the prompt of '{own.name}' in the prompt template '{recipe.prompt_template}', "
+                f"'{other.name}' in warm_start.also has the prompt of '{own.name}' in '{recipe.prompt_template}', "
                 "and a policy could not tell them apart; leave it out, or give it a prompt of its own"
             )
     return [own, *others]

@@ -99,7 +99,7 @@ class PolicySettings(Settings):
 class WarmStartSettings(Settings):
     """Demonstrations, and supervised training on them."""
 
-    writer: Literal["expert", "rules", "gold"] = "expert"
+    demonstrator: Literal["expert", "rules", "gold"] = "expert"
     """Who demonstrates. The expert needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at
     once, for protocols that only answer."""
     expert: ExpertSettings = ExpertSettings()

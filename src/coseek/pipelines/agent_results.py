@@ -70,11 +70,11 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
     agents = [TableRow(name, policy, own, t) for t in (0.0, 1.0) for name, policy in pair]
     agents += [TableRow(f"after {stage.name}", stage.ends, own, 0.0) for stage in training.stages[:-1]]
     warm = training.recipe.warm_start
-    rules = [TableRow("rules", "", own, 0.0)] if warm is not None and warm.writer == "rules" else []
+    rules = [TableRow("rules", "", own, 0.0)] if warm is not None and warm.demonstrator == "rules" else []
     if by_generator(training):
         shown = dict.fromkeys((training.recipe.graders.baseline.passages, training.recipe.table.wide_rag))
         return [*agents, *(TableRow(f"RAG k={k}", "", "rag", 0.0, k) for k in shown if k is not None), *rules]
-    if warm is None or warm.writer == "gold":  # nobody taught the baselines' protocols
+    if warm is None or warm.demonstrator == "gold":  # nobody taught the baselines' protocols
         return agents
     once = [TableRow("direct", "warm", "direct", 0.0), TableRow("naive RAG", "warm", "rag", 0.0)]
     return [*agents, *once, *rules]

@@ -39,7 +39,7 @@ def demonstrate(
     """All demonstrations of a recipe. Throw-away worlds are searched with BM25, whatever the agent will search with."""
     settings = recipe.warm_start
     assert settings is not None
-    writer = make_writer(settings)
+    demonstrator = make_demonstrator(settings)
     shown: list[Trajectory] = []
     places: Iterator[tuple[Retriever, Sequence[Question]]]
     if uses_worlds(settings):
@@ -55,7 +55,7 @@ def demonstrate(
         progress.stage("demonstrations", 1)
     for number, (place, asked) in enumerate(places, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
-        shown += _written(writer, protocol, tokenizer, place, asked, recipe.limits, seed)
+        shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
         few = asked[: round(settings.one_shot * len(asked))]
         for name in ("direct", "rag"):
             limits = recipe.limits.model_copy(update={"passages_per_search": recipe.table.rag_passages})
@@ -69,20 +69,20 @@ def demonstrate(
             some = rng.sample(asked, round(share * len(asked)))
             other = load_protocol(name, recipe.prompt_template)
             seed = derive_seed(recipe.seed, name, number)
-            shown += _written(writer, other, tokenizer, place, some, recipe.limits, seed)
+            shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")
     return shown
 
 
-def make_writer(settings: WarmStartSettings) -> ScriptedAgent:
+def make_demonstrator(settings: WarmStartSettings) -> ScriptedAgent:
     """Who demonstrates."""
-    if settings.writer == "expert":
+    if settings.demonstrator == "expert":
         return ExpertAgent(settings.expert)
-    return RuleAgent() if settings.writer == "rules" else GoldAnswerAgent()
+    return RuleAgent() if settings.demonstrator == "rules" else GoldAnswerAgent()
 
 
 def uses_worlds(settings: WarmStartSettings) -> bool:
-    return settings.writer == "expert" and settings.worlds > 0
+    return settings.demonstrator == "expert" and settings.worlds > 0
 
 
 def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:
@@ -113,7 +113,7 @@ def _texts(corpus: Sequence[Passage], questions: Sequence[Question]) -> Iterator
 
 
 def _written(
-    writer: ScriptedAgent,
+    demonstrator: ScriptedAgent,
     protocol: Protocol,
     tokenizer: Tokenizer,
     retriever: Retriever,
@@ -121,7 +121,7 @@ def _written(
     limits: Limits,
     seed: int,
 ) -> list[Trajectory]:
-    agent = Agent(protocol, ScriptedAgentModel(writer, protocol, tokenizer))
+    agent = Agent(protocol, ScriptedAgentModel(demonstrator, protocol, tokenizer))
     seeds = [derive_seed(seed, question.id) for question in questions]
     runs = rollout(agent, retriever, questions, seeds, limits)
     return [part for run in runs for part in (run, *notes_of(run))]

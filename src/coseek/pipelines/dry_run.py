@@ -188,7 +188,7 @@ def _last_line(folder: Path) -> dict[str, float]:
 
 
 def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: Path) -> None:
-    """An untrained model of the policy's architecture, with a tokenizer learnt from the tiny world and the prompt template."""
+    """An untrained model of the policy's architecture, with a tokenizer learnt from the tiny world and the prompt."""
     texts = [*_texts(protocol)]
     if recipe.policy.folder is None:
         laptop = LaptopSettings(

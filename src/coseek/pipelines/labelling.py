@@ -3,24 +3,22 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from coseek.agents.factory import AgentSettings, is_writer, limits_for, open_agent, settings_for
+from coseek.agents.factory import AgentSettings, is_scripted, limits_for, open_agent, settings_for
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Limits
-from coseek.cli.retrievers import open_named
-from coseek.cli.run_command import check_gold
+from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import DataError, SettingError, nearest
 from coseek.core.files import JsonObject
-from coseek.core.fingerprint import fingerprint
+from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, make_settings
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.graders.judge import is_world
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
-from coseek.labels.search_turn import SearchTurn, search_turns
-from coseek.retrieval.factory import plugin_files
+from coseek.pipelines.agent_run import check_gold
+from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import IndexCard
-from coseek.retrieval.retriever import digest_of
 
 
 class LabelSettings(Settings):
@@ -110,8 +108,8 @@ def _refuse_to_run(files: Sequence[str], option: str, name: str) -> None:
 
 
 def refuse_equal_runs(samples: int, agent: AgentSettings) -> None:
-    """Several runs of a question are one run as often, where a model always takes its likeliest word. Writers draw."""
-    if samples > 1 and agent.temperature == 0 and not is_writer(agent.name):
+    """Refuse several runs of a question at temperature 0, which would all be equal. Scripted agents draw."""
+    if samples > 1 and agent.temperature == 0 and not is_scripted(agent.name):
         raise SettingError(f"samples={samples} at temperature 0 would be one run {samples} times; add --temperature 1")
 
 
@@ -139,7 +137,7 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
     """The parts that were named. The agent and models are opened when a method asks for them."""
     if not settings.retriever.startswith(("http://", "https://")) and not Path(settings.retriever).exists():
         raise DataError(f"there is no retriever at {settings.retriever}; name another with --retriever")
-    retriever = open_named(settings.retriever)
+    retriever = open_retriever(settings.retriever)
     check_gold(questions, retriever, settings.retriever)
     scorer, world = settings.scorer, None
     if scorer is not None and is_world(scorer):
@@ -192,7 +190,7 @@ def identity_of(agent: AgentSettings) -> str:
     given: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer"})
     parts = [str(sorted(given.items()))]
     for name in (agent.name, agent.tokenizer):
-        weights = name is not None and not is_writer(name) and Path(name).expanduser().is_dir()
+        weights = name is not None and not is_scripted(name) and Path(name).expanduser().is_dir()
         parts.append(fingerprint(Path(str(name)).expanduser()) if weights else str(name))
     for name in (agent.name, agent.protocol, agent.prompt_template):
         if name.endswith((".yaml", ".yml")) or is_plugin_path(name):

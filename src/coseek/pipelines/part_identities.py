@@ -18,7 +18,6 @@ from coseek.core.settings import dump_settings
 from coseek.data.identities import Identities, digest, questions_digest
 from coseek.data.question import load_questions
 from coseek.labels.label_folder import LabelFolder
-from coseek.models.local_text import open_text_model
 from coseek.pipelines.agent_recipe import AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.together.recipe import TogetherRecipe
 from coseek.retrieval.factory import open_retriever
@@ -86,7 +85,7 @@ def _identity(named: RecipePath) -> str:
     if named.holds == "data":
         return questions_digest(load_questions(named.path))
     if named.holds == "index":
-        return open_retriever(named.path, model=open_text_model).identity
+        return open_retriever(named.path).identity
     return content_of(named.path)
 
 

@@ -100,7 +100,7 @@ def select(
 def accuracy_of(recipe: AgentRecipe) -> Accuracy:
     """When the reward counts an answer of the generator as right. One that never asks: with a judge as 004, else by
     words alone."""
-    named = (getattr(part.options, "accuracy", None) for part in make_reward(recipe.reward).parts)
+    named = (getattr(part.settings, "accuracy", None) for part in make_reward(recipe.reward).parts)
     return next((one for one in named if one is not None), "gen_acc" if recipe.graders.judge else "cover_match")
 
 

@@ -10,18 +10,19 @@ A module of `coseek.retrieval.retrievers` that needs no index offers two names:
     depth: 50
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
 from coseek.core import registry
 from coseek.core.errors import MissingExtra, SettingError
-from coseek.core.files import read_yaml
+from coseek.core.files import JsonObject, read_yaml
 from coseek.core.plugins import PluginSpec, is_plugin_path
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus
-from coseek.retrieval.index import PACKAGE, open_index
+from coseek.models.text_model import TextModel
+from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
 
 OFFERS: PluginSpec = {"SETTINGS": Settings, "open": None}
@@ -29,17 +30,6 @@ OFFERS: PluginSpec = {"SETTINGS": Settings, "open": None}
 
 Source: TypeAlias = str | Path | Mapping[str, object]
 """What stands for a retriever in settings: a path, a URL, or `{retriever: NAME, …}`."""
-
-
-class TextModel(Protocol):
-    """A language model as retrieval sees it: prompts in, texts out, in the same order."""
-
-    @property
-    def identity(self) -> str:
-        """A digest of all that the texts depend on besides the prompt."""
-        ...
-
-    def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]: ...
 
 
 class RetrieverModule(Protocol):
@@ -59,7 +49,7 @@ class OpenContext:
     corpus: Corpus | None = None
     """Saves reading the corpus of an index again."""
     model: Callable[[str], TextModel] | None = None
-    """Opens a language model by name; handed in, since retrieval knows no models."""
+    """Opens a language model by name; `models.local_text.open_text_model` when not set."""
 
     def path(self, name: str) -> Path:
         return self.folder / Path(name).expanduser()
@@ -77,9 +67,9 @@ class OpenContext:
 
     def writer(self, name: str) -> TextModel:
         """A language model by its name; a folder's path is seen from here."""
-        if self.model is None:
-            raise SettingError(f"the model {name!r} cannot be opened here: no models were handed to the retriever")
-        return self.model(str(self.path(name)) if self.path(name).is_dir() else name)
+        from coseek.models.local_text import open_text_model  # here: it brings torch, and few retrievers need it
+
+        return (self.model or open_text_model)(str(self.path(name)) if self.path(name).is_dir() else name)
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
         part, settings = self._settings(tree, where)
@@ -129,3 +119,21 @@ def require_library(library: str, for_what: str, extra: str) -> None:
 
     if importlib.util.find_spec(library) is None:
         raise MissingExtra(library, for_what, extra)
+
+
+def check_source(name: str) -> None:
+    """Refuse what is no retriever, before anything is opened."""
+    path = Path(name).expanduser()
+    if name.startswith(("http://", "https://")):
+        return
+    if path.suffix in (".yaml", ".yml"):
+        OpenContext(path.parent).check(read_yaml(path, "retriever file"), str(path))
+    else:
+        IndexCard.read(path)
+
+
+def describe_retriever(name: str, retriever: Retriever) -> JsonObject:
+    """What a run remembers of its retriever: the card of an index, else its name and identity."""
+    if Path(name).is_dir():
+        return IndexCard.read(Path(name)).to_json()
+    return {"retriever": retriever.name, "identity": retriever.identity}

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from coseek.core.files import Json, JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Hit, Passage
-from coseek.retrieval.retriever import digest_of
 
 _IDS = ("id", "docid", "doc_id", "_id", "pid")
 _TEXTS = ("content", "snippet", "passage")

@@ -1,10 +1,10 @@
 """Retriever: the one border that everything which finds passages stands behind."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import replace_surrogates
 from coseek.data.passage import Corpus, Hit
 from coseek.retrieval.query import Query, QueryLike
@@ -48,15 +48,6 @@ def fault_of_hits(hits: Sequence[Hit]) -> str:
         if any(replace_surrogates(text) != text for text in (passage.id, passage.title, passage.text)):
             return f"hit {rank} of the retriever holds half of a surrogate pair, which is no text"
     return ""
-
-
-def digest_of(*parts: str) -> str:
-    """A digest of several texts in order; no two lists of texts share one by where they are parted."""
-    sha = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        sha.update(len(data).to_bytes(8, "big") + data)
-    return sha.hexdigest()
 
 
 class FixedRetriever:

@@ -3,7 +3,7 @@
 A part is a pure function of the trajectory, found by its name in `rewards/parts`. Settings compose parts:
 
     {"exact_match": 1.0, "searches": -0.02}                    a weighted sum
-    {"format": {"weight": 1.0, "lambda_f": 0.4}}               a part with options of its own
+    {"format": {"weight": 1.0, "lambda_f": 0.4}}               a part with settings of its own
     {"exact_match": 1.0, "valid": {"gate": True}}              the sum, multiplied by the gate (QAgent, stage 1)
     {"preset": "s3", "searches": -0.02}                        a file of `rewards/presets`, and more beside it
     {"exact_match": 1.0, "mine/brevity.py": {"weight": 0.1}}   a part of one's own, called `brevity` in the log
@@ -36,7 +36,7 @@ PRESETS = Path(__file__).parent / "presets"
 
 PartSpec: TypeAlias = dict[str, bool | float | str | None]
 RewardSpec: TypeAlias = dict[str, float | PartSpec | str]
-"""Part name, or the path of its `.py` file → its weight, or its weight, gate and options; `preset` → the name of a
+"""Part name, or the path of its `.py` file → its weight, or its weight, gate and settings; `preset` → the name of a
 preset, or its file."""
 Given: TypeAlias = float | Mapping[str, bool | float | str | None] | str
 """A value of such a spec."""
@@ -68,7 +68,7 @@ class PartValue:
     of: Mapping[str, float]
 
 
-class PartOptions(Settings):
+class PartSettings(Settings):
     """What every part can be told."""
 
     weight: float = 1.0
@@ -77,48 +77,48 @@ class PartOptions(Settings):
     """Multiply the sum of the others by this part instead of adding it."""
 
 
-OFFERS: PluginSpec = {"Options": PartOptions, "reward": None}
+OFFERS: PluginSpec = {"SETTINGS": PartSettings, "reward": None}
 """What a part of one's own must have."""
 
 
 class _PartModule(Protocol):
     """What a file in `rewards/parts` offers."""
 
-    Options: type[PartOptions]
+    SETTINGS: type[PartSettings]
 
-    def reward(self, trajectory: Trajectory, options: PartOptions) -> float | PartValue: ...
+    def reward(self, trajectory: Trajectory, settings: PartSettings) -> float | PartValue: ...
 
 
 class _AskingModule(Protocol):
     """What it offers if it pays for what frozen parts said."""
 
-    Options: type[PartOptions]
+    SETTINGS: type[PartSettings]
 
-    def needs(self, options: PartOptions) -> tuple[Need, ...]: ...
+    def needs(self, settings: PartSettings) -> tuple[Need, ...]: ...
 
-    def reward(self, trajectory: Trajectory, options: PartOptions, said: Grades) -> float | PartValue: ...
+    def reward(self, trajectory: Trajectory, settings: PartSettings, said: Grades) -> float | PartValue: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RewardPart:
-    """One named part with its options."""
+    """One named part with its settings."""
 
     name: str
     module: _PartModule | _AskingModule
-    options: PartOptions
+    settings: PartSettings
 
     @property
     def needs(self) -> frozenset[Need]:
         """What has to be known of a run before this part can look at it."""
         if not hasattr(self.module, "needs"):
             return frozenset()
-        return frozenset(cast(_AskingModule, self.module).needs(self.options))
+        return frozenset(cast(_AskingModule, self.module).needs(self.settings))
 
     def __call__(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> PartValue:
         if hasattr(self.module, "needs"):
-            value = cast(_AskingModule, self.module).reward(trajectory, self.options, said)
+            value = cast(_AskingModule, self.module).reward(trajectory, self.settings, said)
         else:
-            value = self.module.reward(trajectory, self.options)
+            value = self.module.reward(trajectory, self.settings)
         made = value if isinstance(value, PartValue) else PartValue(value, {})
         if not _is_number(made.value):
             raise SettingError(
@@ -156,10 +156,10 @@ class RewardFunction:
             made = {part.name: part(trajectory, said) for part in self.parts}
         except NoReward as error:
             return RewardFault(error.part, error.detail)
-        terms = [part.options.weight * made[part.name].value for part in self.parts if not part.options.gate]
+        terms = [part.settings.weight * made[part.name].value for part in self.parts if not part.settings.gate]
         total = sum(terms) if terms else 1.0
         for part in self.parts:
-            if part.options.gate:
+            if part.settings.gate:
                 total *= made[part.name].value
         logged = {name: one.value for name, one in made.items()}
         inner = {f"{name}/{inner}": value for name, one in made.items() for inner, value in one.of.items()}
@@ -237,17 +237,17 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
     module = cast("_PartModule | _AskingModule", find_plugin("reward", PACKAGE, spelt, OFFERS))
     _check_signature(name, module)
     try:
-        options = make_settings(module.Options, tree)
+        settings = make_settings(module.SETTINGS, tree)
     except SettingError as error:
         raise SettingError(*(f"reward {name!r}: {sentence}" for sentence in error.sentences)) from None
-    if options.gate and "weight" in options.model_fields_set:
+    if settings.gate and "weight" in settings.model_fields_set:
         raise SettingError(f"reward {name!r} is a gate, which multiplies the others; leave out its weight")
-    return RewardPart(plugin_name(name), module, options)
+    return RewardPart(plugin_name(name), module, settings)
 
 
 def _check_signature(name: str, module: _PartModule | _AskingModule) -> None:
     """Refuse now what would fail at the first finished run, hours later."""
-    taken = ["trajectory", "options", *(["said"] if hasattr(module, "needs") else [])]
+    taken = ["trajectory", "settings", *(["said"] if hasattr(module, "needs") else [])]
     try:
         inspect.signature(module.reward).bind(*taken)
     except TypeError:

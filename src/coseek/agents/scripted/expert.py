@@ -47,7 +47,7 @@ PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
 
 
 class ExpertAgent:
-    """A writer for questions of a laptop world; others have no plan and are refused."""
+    """A scripted agent for questions of a laptop world; others have no plan and are refused."""
 
     def __init__(self, settings: ExpertSettings | None = None) -> None:
         self.settings = settings or ExpertSettings()

@@ -1,4 +1,4 @@
-"""Gold: a writer that knows the gold answer. It demonstrates the protocols that only answer (`direct`, `rag`)."""
+"""Gold: a scripted agent that knows the gold answer, for protocols that only answer (`direct`, `rag`)."""
 
 import random
 
@@ -16,7 +16,9 @@ class GoldAnswerAgent:
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The leading space keeps the answer's words the tokens that they are inside a sentence."""
         if not so_far.question.answers:
-            raise DataError(f"question {so_far.question.id!r} has no gold answers, and the writer `gold` needs one")
+            raise DataError(
+                f"question {so_far.question.id!r} has no gold answers, and the scripted agent `gold` needs one"
+            )
         return Move("", answer=f" {so_far.question.answers[0].strip()}")
 
 

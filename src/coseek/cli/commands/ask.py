@@ -5,17 +5,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coseek.agents.factory import OFFERS, WRITERS, is_writer, limits_for, open_agent, settings_for
+from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for
 from coseek.agents.rollout import Limits, rollout
 from coseek.agents.served_context import served_context
 from coseek.cli.episode_display import RetrieverDisplay, watched
-from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
+from coseek.retrieval.factory import open_retriever
 
 app = new_app()
 
@@ -26,8 +26,8 @@ def ask(
     agent: Annotated[
         str,
         typer.Option(
-            help="A model folder, a URL, a YAML file, or `rules`, which needs no model. The other writers "
-            f"({', '.join(name for name in plugin_names(WRITERS) if name != 'rules')}) need a data set: `coseek run`."
+            help="A model folder, a URL, a YAML file, or `rules`, which needs no model. The other scripted agents "
+            f"({', '.join(name for name in plugin_names(SCRIPTED) if name != 'rules')}) need a data set: `coseek run`."
         ),
     ],
     retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
@@ -54,7 +54,7 @@ def ask(
     typed = [text.removeprefix("limits.") for text in limits or []]  # as `coseek run` spells them
     budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
     who = open_agent(chosen)
-    index = RetrieverDisplay(open_named(retriever), console)
+    index = RetrieverDisplay(open_retriever(retriever), console)
     asked = Question(id="asked", question=question)
     trajectory = rollout(watched(who, console), index, [asked], [seed], budgets)[0]
     if as_json:
@@ -64,8 +64,8 @@ def ask(
 
 
 def refuse_knowing(name: str) -> None:
-    """Refuse a writer that must know more of a question than its words."""
-    needs = getattr(find_plugin("writer", WRITERS, name, OFFERS), "NEEDS", "") if is_writer(name) else ""
+    """Refuse a scripted agent that must know more of a question than its words."""
+    needs = getattr(find_plugin("scripted agent", SCRIPTED, name, CONTRACT), "NEEDS", "") if is_scripted(name) else ""
     if needs:
         raise SettingError(
             f"the agent {name!r} needs {needs}, and a typed question has none; take --agent rules or a model folder, "

@@ -9,8 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from coseek.cli.commands.score import split_names
-from coseek.cli.retrievers import open_named
-from coseek.cli.run_command import check_gold, questions_at
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say, stdout_console
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, write_jsonl
@@ -23,6 +21,8 @@ from coseek.measure.rankings import FAMILIES, Metric
 from coseek.measure.score import GROUPS, ScoredRun, Scores, check_groups
 from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, search_questions
 from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
+from coseek.pipelines.agent_run import check_gold, questions_at
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 
 app = new_app()
@@ -161,7 +161,7 @@ def opened_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
         return read_run(path)
     if not path.exists() and "://" not in name:
         raise DataError(f"there is no index, YAML file or TREC run file {name}; check the path")
-    retriever = open_named(name)
+    retriever = open_retriever(name)
     if plan.measuring.qrels is None:
         check_gold(plan.questions, retriever, name)
     return retriever

@@ -5,11 +5,9 @@ from typing import Annotated
 
 import typer
 
-from coseek.agents.factory import WRITERS, limits_for, open_agent, settings_for, settled_for, spent
+from coseek.agents.factory import SCRIPTED, limits_for, open_agent, settings_for, settled_for, spent
 from coseek.agents.run_questions import run_questions
 from coseek.cli.commands.score import print_tables
-from coseek.cli.retrievers import check_there, described, open_named
-from coseek.cli.run_command import RunSettings, check_gold, check_questions, load_asked
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
@@ -20,6 +18,8 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import MAIN, scores_json
+from coseek.pipelines.agent_run import RunSettings, check_gold, check_questions, load_asked
+from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 
 app = new_app()
 
@@ -30,7 +30,7 @@ def run(
     agent: Annotated[
         str,
         typer.Option(
-            help=f"A model folder, a URL, a YAML file, or a writer, which needs no model: {', '.join(plugin_names(WRITERS))}."
+            help=f"A model folder, a URL, a YAML file, or a scripted agent: {', '.join(plugin_names(SCRIPTED))}."
         ),
     ],
     retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
@@ -58,7 +58,7 @@ def run(
     """
     wrong = ErrorList()
     who = wrong.of(settings_for, agent, protocol, prompt_template, tokenizer)
-    wrong.of(check_there, retriever)
+    wrong.of(check_source, retriever)
     wrong.of(check_questions, questions, split)
     if who is not None:
         wrong.of(limits_for, who)  # which reads the protocol and its prompt template
@@ -95,12 +95,12 @@ def go(settings: RunSettings, out: Path, resume: bool) -> Scores:
 def answer(settings: RunSettings, out: Path, resume: bool) -> tuple[Run, list[Question]]:
     """Answer what the run does not hold yet. Every part is opened and checked before the run folder is written to."""
     settings = settled_for(settings, settings.agent, out / "run.yaml")
-    retriever = open_named(settings.retriever)
+    retriever = open_retriever(settings.retriever)
     questions = load_asked(settings)
     check_gold(questions, retriever, settings.retriever)
     agent = open_agent(settings.agent)
     agent.protocol.check_retriever(retriever.name)
-    recorded = {**dump_settings(settings), "index": described(settings.retriever, retriever)}
+    recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
     kept = Run.begin(out, recorded, resume)
     with resumable("the same command with --resume"), progress_bar() as progress:
         task = progress.add_task("questions", total=None)

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.data.passage import Hit
+from coseek.retrieval.factory import open_retriever
 
 app = new_app()
 
@@ -20,7 +20,7 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Look things up in an index: the best passages for each query, best first."""
-    found = open_named(retriever).search(queries, k)
+    found = open_retriever(retriever).search(queries, k)
     if as_json:
         print_json(
             [

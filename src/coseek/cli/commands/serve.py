@@ -10,12 +10,11 @@ from urllib.parse import urlsplit
 import typer
 
 from coseek.agents.factory import check_folder
-from coseek.cli.retrievers import open_named
 from coseek.cli.terminal import new_app, say
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.hardware.speed import warning
-from coseek.retrieval.factory import require_library
+from coseek.retrieval.factory import open_retriever, require_library
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.vectors.encoder import usable_device
@@ -147,7 +146,7 @@ def opened(source: str) -> Retriever:
     path = Path(source)
     card = IndexCard.read(path) if path.is_dir() else None
     if card is None or "queries_together" not in card.settings:
-        return open_named(source)
+        return open_retriever(source)
     on_cpu = usable_device(str(card.settings.get("device", "cpu"))) == "cpu"
     return open_index(path, overrides={"queries_together": TOGETHER_CPU if on_cpu else TOGETHER_GPU})
 

@@ -24,8 +24,6 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
-from coseek.cli.retrievers import open_named
-from coseek.cli.run_command import check_gold
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
@@ -39,6 +37,8 @@ from coseek.measure.component_scores import component_run
 from coseek.measure.report import PlotSection, Section, TableSection, write_report
 from coseek.measure.score import METRICS, ScoredRun, check_metrics
 from coseek.measure.searched import Answered, SearchedQuestion, search_questions
+from coseek.pipelines.agent_run import check_gold
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 
 app = new_app()
@@ -79,7 +79,7 @@ def combination_gain(
     counts = whole_numbers(ks)
     parts = open_parts(answer_with, budget, prompt, judges, judge_prompt, cache)
     with lock_if_named(out):
-        gain = measured(Run(run), open_named(retriever), retriever, counts, parts, metric, seed)
+        gain = measured(Run(run), open_retriever(retriever), retriever, counts, parts, metric, seed)
         tree = {**gain.to_json(), **parts.to_json()}
         if out is not None:
             write_gain(out, gain, parts, tree)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.data.imports._contexts import contexts, own_gold, question_of
-from coseek.data.imports._reading import ReadingExample, Shelf
+from coseek.data.imports._imported_data import ImportedData, PassageCollector
 from coseek.data.imports._sources import SourceRow, read_rows
 
 
-def read(sources: Sequence[Path]) -> ReadingExample:
+def read(sources: Sequence[Path]) -> ImportedData:
     """Own passages first, then the distractors. `hops` is the number of gold passages (2 or 4)."""
-    shelf, questions, distractors = Shelf(), list[SourceRow](), list[SourceRow]()
+    shelf, questions, distractors = PassageCollector(), list[SourceRow](), list[SourceRow]()
     for path in sources:
         for row in read_rows(path):
             (questions if row.has("context") else distractors).append(row)
@@ -26,6 +26,6 @@ def read(sources: Sequence[Path]) -> ReadingExample:
         shelf.add(row.text("title"), row.text("text"))
     notes["distractors that are own passages"] = notes["own passages"] + notes["distractors"] - len(shelf)
     made = [(row, own_gold(row, shelf)) for row in questions]
-    return ReadingExample(
+    return ImportedData(
         shelf.passages, tuple(question_of(row, gold, len(gold), "evidences") for row, gold in made), notes
     )

@@ -1,6 +1,6 @@
 """Imports: public question-answering files in, one ordinary data-set folder out.
 
-A format is a module of this package that offers `read(sources) -> Reading`; its file's name is the format's name. One
+A format is a module of this package that offers `read(sources) -> ImportedData`; its file names the format. One
 whose files lie in folders of their own offers `files(sources) -> list[Path]`, too: what of the sources to read.
 """
 
@@ -16,7 +16,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, write_json
 from coseek.core.plugins import plugin_name
 from coseek.data.corpus_file import CorpusFile
-from coseek.data.imports._reading import ReadingExample
+from coseek.data.imports._imported_data import ImportedData
 from coseek.data.imports._sources import expand
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
@@ -31,7 +31,7 @@ _SPLIT = re.compile(r"[\w-]+")
 class ImportPart(Protocol):
     """What a module of `coseek.data.imports` offers."""
 
-    def read(self, sources: Sequence[Path]) -> ReadingExample: ...
+    def read(self, sources: Sequence[Path]) -> ImportedData: ...
 
 
 class FindsFiles(Protocol):
@@ -41,7 +41,7 @@ class FindsFiles(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportSummary:
     """What an import made."""
 
     folder: Path
@@ -64,7 +64,7 @@ def import_data(
     *,
     split: str | None = None,
     shares: Mapping[str, float] | None = None,
-) -> Imported:
+) -> ImportSummary:
     """Read `sources` (files, plain or gzipped, or a folder of them) and write the data-set folder `out`.
 
     All questions go to `split` (`test` if nothing is said), or are dealt out by `shares` (name → share, summing to 1);
@@ -92,7 +92,7 @@ def import_data(
     card = _card(format_name, files, reading.notes, len(corpus), splits)
     _write(out, corpus, splits, card)
     counts = {name: len(questions) for name, questions in splits.items()}
-    return Imported(out, len(corpus), counts, dict(reading.notes))
+    return ImportSummary(out, len(corpus), counts, dict(reading.notes))
 
 
 def parse_shares(text: str) -> dict[str, float]:
@@ -132,7 +132,7 @@ def deal(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str
 
 
 def _splits(
-    format_name: str, reading: ReadingExample, split: str | None, shares: Mapping[str, float] | None
+    format_name: str, reading: ImportedData, split: str | None, shares: Mapping[str, float] | None
 ) -> dict[str, list[Question]]:
     if reading.splits:
         if split is not None or shares is not None:

@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 
 from coseek.core.files import Json
-from coseek.data.imports._reading import Shelf
+from coseek.data.imports._imported_data import PassageCollector
 from coseek.data.imports._sources import SourceRow
 from coseek.data.question import Question
 
@@ -49,7 +49,7 @@ def gold_titles(row: SourceRow) -> list[str]:
     return list(titles)
 
 
-def own_gold(row: SourceRow, shelf: Shelf) -> list[str]:
+def own_gold(row: SourceRow, shelf: PassageCollector) -> list[str]:
     """Ids of the gold passages among the question's own."""
     own = {context.title: context.text for context in contexts(row)}
     return [shelf.find(title, own.get(title, ""), row.where) for title in gold_titles(row)]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.data.imports._reading import ReadingExample
+from coseek.data.imports._imported_data import ImportedData
 from coseek.data.imports._sources import SourceRow, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -27,7 +27,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
     return [_file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl"), *qrels]
 
 
-def read(sources: Sequence[Path]) -> ReadingExample:
+def read(sources: Sequence[Path]) -> ImportedData:
     """The folder's own splits. A query that no split judges is left out and counted."""
     corpus, queries, *judged = sources
     passages = tuple(_passage(row) for row in read_rows(corpus))
@@ -35,7 +35,7 @@ def read(sources: Sequence[Path]) -> ReadingExample:
     splits = {path.stem: _questions(path, texts) for path in judged}
     used = {question.id for questions in splits.values() for question in questions}
     left_out = len(texts.keys() - used)
-    return ReadingExample(passages, (), {"queries that no split judges": left_out} if left_out else {}, splits)
+    return ImportedData(passages, (), {"queries that no split judges": left_out} if left_out else {}, splits)
 
 
 def _file(folder: Path, name: str) -> Path:

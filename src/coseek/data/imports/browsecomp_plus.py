@@ -21,7 +21,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, read_lines
-from coseek.data.imports._reading import ReadingExample
+from coseek.data.imports._imported_data import ImportedData
 from coseek.data.imports._sources import SourceRow, kind_of, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -54,7 +54,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def read(sources: Sequence[Path]) -> ReadingExample:
+def read(sources: Sequence[Path]) -> ImportedData:
     """Questions in the order of their file; a page that stands twice is one passage."""
     found = _BrowseCompGold()
     for path in sources:
@@ -65,7 +65,7 @@ def read(sources: Sequence[Path]) -> ReadingExample:
             for name in _OWN:
                 _add(found, row.rows(name) if row.has(name) else ())
     questions = [_question(row, found) for row in found.questions] or _bare_questions(found)
-    return ReadingExample(tuple(found.passages.values()), tuple(questions), notes)
+    return ImportedData(tuple(found.passages.values()), tuple(questions), notes)
 
 
 def _is_ours(path: Path) -> bool:

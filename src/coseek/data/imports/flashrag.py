@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.data.imports._reading import ReadingExample
+from coseek.data.imports._imported_data import ImportedData
 from coseek.data.imports._sources import SourceRow, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
 
-def read(sources: Sequence[Path]) -> ReadingExample:
+def read(sources: Sequence[Path]) -> ImportedData:
     """Lines with a question or a prompt are questions, all others passages."""
     passages, questions = list[Passage](), list[Question]()
     for path in sources:
@@ -25,7 +25,7 @@ def read(sources: Sequence[Path]) -> ReadingExample:
                 passages.append(_passage(row))
     if not passages:
         raise DataError('the sources hold no passage; add the corpus file, whose lines are {"id", "contents"}')
-    return ReadingExample(tuple(passages), tuple(questions))
+    return ImportedData(tuple(passages), tuple(questions))
 
 
 def _passage(row: SourceRow) -> Passage:

@@ -13,7 +13,7 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
 from coseek.data.imports._contexts import contexts, gold_titles, joined, own_gold, question_of
-from coseek.data.imports._reading import ReadingExample, Shelf
+from coseek.data.imports._imported_data import ImportedData, PassageCollector
 from coseek.data.imports._sources import SourceRow, kind_of, read_rows
 from coseek.data.question import Question
 
@@ -22,36 +22,36 @@ from coseek.data.question import Question
 class _HotpotGold:
     """The sources, sorted by what their rows are."""
 
-    shelf: Shelf = field(default_factory=Shelf)
+    shelf: PassageCollector = field(default_factory=PassageCollector)
     """A corpus of its own, when there is one."""
     questions: list[SourceRow] = field(default_factory=list)
     pooled: list[SourceRow] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
 
 
-def read(sources: Sequence[Path]) -> ReadingExample:
+def read(sources: Sequence[Path]) -> ImportedData:
     """Read any of the three layouts."""
     found = _HotpotGold()
     for path in sources:
         if kind_of(path) != ".json" or not _read_titled_corpus(path, found.shelf):
             _sort_rows(path, found)
     if found.pooled:
-        return ReadingExample(found.shelf.passages, tuple(_pooled_questions(found)))
+        return ImportedData(found.shelf.passages, tuple(_pooled_questions(found)))
     if len(found.shelf):
         questions = [
             _question(row, [found.shelf.titled(title, row.where) for title in gold_titles(row)])
             for row in found.questions
         ]
-        return ReadingExample(found.shelf.passages, tuple(questions))
+        return ImportedData(found.shelf.passages, tuple(questions))
     for row in found.questions:
         for context in contexts(row):
             found.shelf.add(context.title, context.text)
-    return ReadingExample(
+    return ImportedData(
         found.shelf.passages, tuple(_question(row, own_gold(row, found.shelf)) for row in found.questions)
     )
 
 
-def _read_titled_corpus(path: Path, shelf: Shelf) -> bool:
+def _read_titled_corpus(path: Path, shelf: PassageCollector) -> bool:
     """HippoRAG's corpus, if that is what the file holds."""
     document = read_json(path)
     if not isinstance(document, dict):

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.files import Json
-from coseek.data.imports._reading import ReadingExample, Shelf
+from coseek.data.imports._imported_data import ImportedData, PassageCollector
 from coseek.data.imports._sources import SourceRow, read_rows
 from coseek.data.question import Question
 
 
-def read(sources: Sequence[Path]) -> ReadingExample:
+def read(sources: Sequence[Path]) -> ImportedData:
     """Questions that are marked as unanswerable are left out and counted."""
-    shelf, questions = Shelf(), list[SourceRow]()
+    shelf, questions = PassageCollector(), list[SourceRow]()
     for path in sources:
         for row in read_rows(path):
             if row.has("paragraphs"):
@@ -29,10 +29,10 @@ def read(sources: Sequence[Path]) -> ReadingExample:
     answerable = [row for row in questions if row.value.get("answerable", True)]
     left_out = len(questions) - len(answerable)
     notes = {"unanswerable questions left out": left_out} if left_out else {}
-    return ReadingExample(shelf.passages, tuple(_question(row, shelf) for row in answerable), notes)
+    return ImportedData(shelf.passages, tuple(_question(row, shelf) for row in answerable), notes)
 
 
-def _question(row: SourceRow, shelf: Shelf) -> Question:
+def _question(row: SourceRow, shelf: PassageCollector) -> Question:
     paragraphs = row.rows("paragraphs")
     gold = [paragraph for paragraph in paragraphs if paragraph.value.get("is_supporting") is True]
     gold_ids = [shelf.find(part.text("title"), part.text("paragraph_text"), part.where) for part in gold]
@@ -47,7 +47,7 @@ def _question(row: SourceRow, shelf: Shelf) -> Question:
     )
 
 
-def _steps(row: SourceRow, paragraphs: list[SourceRow], shelf: Shelf) -> list[Json]:
+def _steps(row: SourceRow, paragraphs: list[SourceRow], shelf: PassageCollector) -> list[Json]:
     """The sub-questions in order (`#1` stands for the first one's answer), each with its gold passage."""
     steps: list[Json] = []
     for step in row.rows("question_decomposition"):

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.files import Json
-from coseek.data.imports._reading import ReadingExample, Shelf
+from coseek.data.imports._imported_data import ImportedData, PassageCollector
 from coseek.data.imports._sources import SourceRow, read_rows
 from coseek.data.question import Question
 
 
-def read(sources: Sequence[Path]) -> ReadingExample:
+def read(sources: Sequence[Path]) -> ImportedData:
     """The corpus is the paragraphs; some serve two questions."""
-    shelf, questions = Shelf(), list[Question]()
+    shelf, questions = PassageCollector(), list[Question]()
     for path in sources:
         for row in read_rows(path):
             gold = shelf.add(row.text("title_text"), row.text("paragraph_text"))
@@ -27,7 +27,7 @@ def read(sources: Sequence[Path]) -> ReadingExample:
                     hops=1,
                 )
             )
-    return ReadingExample(shelf.passages, tuple(questions))
+    return ImportedData(shelf.passages, tuple(questions))
 
 
 def _answer(row: SourceRow, spans: Json) -> str:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
-from coseek.data.imports._reading import ReadingExample, Shelf
+from coseek.data.imports._imported_data import ImportedData, PassageCollector
 from coseek.data.imports._sources import SourceRow
 from coseek.data.question import Question
 
 
-def read(sources: Sequence[Path]) -> ReadingExample:
+def read(sources: Sequence[Path]) -> ImportedData:
     """Questions that the text does not answer (SQuAD 2) are left out and counted."""
-    shelf, questions, left_out = Shelf(), list[Question](), 0
+    shelf, questions, left_out = PassageCollector(), list[Question](), 0
     for path in sources:
         document = read_json(path)
         if not isinstance(document, dict):
@@ -29,7 +29,7 @@ def read(sources: Sequence[Path]) -> ReadingExample:
                         left_out += 1
                     else:
                         questions.append(_question(row, gold))
-    return ReadingExample(
+    return ImportedData(
         shelf.passages, tuple(questions), {"unanswerable questions left out": left_out} if left_out else {}
     )
 

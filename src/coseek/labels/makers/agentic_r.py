@@ -24,6 +24,8 @@ from functools import cached_property
 
 from pydantic import Field, model_validator
 
+from coseek.agents.search_turns import SearchTurn
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.labels.answer_correctness import GAC, Correctness
@@ -34,8 +36,6 @@ from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.negatives import not_equal_to, pick_negatives
 from coseek.labels.positives import Asked, Ties, decide_all_positives
 from coseek.labels.resources import LabelResources
-from coseek.labels.search_turn import SearchTurn
-from coseek.retrieval.retriever import digest_of
 
 
 class AgenticRSettings(Settings):

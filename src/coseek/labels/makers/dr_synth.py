@@ -22,21 +22,21 @@ from pydantic import Field, model_validator
 
 from coseek.agents.limits import Limits
 from coseek.agents.run_questions import run_questions
+from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import DataError, RetrieverError, SettingError
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.graders.call_counts import FAULT
 from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import RUN, Labelled, MakerRequirements
 from coseek.labels.negatives import not_equal_to
 from coseek.labels.oracle_retriever import OracleRanked, OracleRanking, Rankings
 from coseek.labels.resources import GOLD, ORACLE, LabelResources
-from coseek.labels.search_turn import SearchTurn, search_turns
-from coseek.labels.tally import FAULT
 from coseek.measure.answers import exact_match
-from coseek.retrieval.retriever import digest_of
 
 METHOD = "dr-synth"
 

@@ -15,6 +15,8 @@ from functools import cached_property
 
 from pydantic import Field
 
+from coseek.agents.search_turns import SearchTurn
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -23,9 +25,7 @@ from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.negatives import not_equal_to, pick_negatives
 from coseek.labels.resources import LabelResources
-from coseek.labels.search_turn import SearchTurn
 from coseek.retrieval.lexical.analyzer import words
-from coseek.retrieval.retriever import digest_of
 
 
 class GoldSettings(Settings):

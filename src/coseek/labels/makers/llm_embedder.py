@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from coseek.agents.search_turns import SearchTurn
 from coseek.data.passage import Passage
 from coseek.labels.answer_likelihood import LOGP, AnswerLikelihoodSettings, ByLikelihood, scored
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.resources import LabelResources
-from coseek.labels.search_turn import SearchTurn
 
 CHANGE = "change"
 

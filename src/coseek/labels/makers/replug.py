@@ -20,12 +20,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from coseek.agents.search_turns import SearchTurn
 from coseek.data.passage import Passage
 from coseek.labels.answer_likelihood import LOGP, AnswerLikelihoodSettings, ByLikelihood, scored, softmax
 from coseek.labels.label_set import Candidate, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.resources import LabelResources
-from coseek.labels.search_turn import SearchTurn
 
 
 class ReplugSettings(AnswerLikelihoodSettings):

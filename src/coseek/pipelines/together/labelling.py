@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import cast
 
 from coseek.agents.run_questions import run_questions
+from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import DataError, RunError
 from coseek.core.files import JsonObject, read_json, write_json
-from coseek.core.fingerprint import fingerprint
+from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.settings import dump_settings
 from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
+from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.judge import is_world
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import make_labels
 from coseek.labels.maker import RUN, RolloutMaker
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
-from coseek.labels.search_turn import SearchTurn, search_turns
-from coseek.labels.tally import FAULT, CallCounts
 from coseek.pipelines.together.checks import maker_module, own_settings, terms_of
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
-from coseek.retrieval.retriever import digest_of
 from coseek.training.trainer.data_order import derive_seed
 
 CACHE = "frozen.sqlite"

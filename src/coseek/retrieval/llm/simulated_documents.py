@@ -5,8 +5,8 @@ Reading never fails: any text gives some passages or none.
 
 import re
 
+from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Passage
-from coseek.retrieval.retriever import digest_of
 
 _HEADING = re.compile(
     # Possessive (`*+`), so that blanks are never given back: a model decides how many there are.

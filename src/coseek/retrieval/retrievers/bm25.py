@@ -20,13 +20,13 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.files import read_json
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.lexical.analyzer import Stem, stemmer, words
 from coseek.retrieval.lexical.postings import Counted, Ints, Postings, count_words
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import Scores, check_k
-from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.views import View, render_view
 
 CHUNK_ROWS = 16_384

@@ -23,12 +23,13 @@ from pathlib import Path
 from pydantic import Field
 
 from coseek.core.cache import TextCache
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 
 
 class CachedSettings(Settings):

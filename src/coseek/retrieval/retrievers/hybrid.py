@@ -15,13 +15,14 @@ from typing import Literal
 from pydantic import Field
 
 from coseek.core.errors import IndexMismatch, RetrieverError, SettingError
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.fusion import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 
 
 class HybridSettings(Settings):

@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from coseek.core.errors import ModelError, RetrieverError, SettingError
+from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import count_words, load_prompt
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.factory import OpenContext, TextModel
+from coseek.models.text_model import TextModel
+from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, ParsedRanking, parse_ranking, show
 from coseek.retrieval.llm.sliding_window import sliding_together
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import View, render_view
 
 

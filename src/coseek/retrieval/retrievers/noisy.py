@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from coseek.core.errors import SettingError
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
 

@@ -4,11 +4,11 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import digest_of
 
 
 class RandomSettings(Settings):

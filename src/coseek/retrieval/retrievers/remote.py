@@ -15,6 +15,7 @@ from pydantic import Field
 
 from coseek.core.errors import RetrieverError
 from coseek.core.files import Json, JsonObject
+from coseek.core.fingerprint import digest_of
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
 from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
@@ -23,7 +24,6 @@ from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.ranking import check_k
 from coseek.retrieval.responses import parse_response
-from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.views import View, render_view
 
 _NO_CARD = frozenset({400, 403, 404, 405, 422, 501})

@@ -13,14 +13,14 @@ from pathlib import Path
 from pydantic import Field
 
 from coseek.core.errors import IndexMismatch
-from coseek.core.fingerprint import fingerprint
+from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.cross_encoder import CrossEncoder, check_folder
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import Retriever, digest_of
+from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import View, render_view
 
 

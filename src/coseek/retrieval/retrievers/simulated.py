@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from coseek.core.errors import ModelError, RetrieverError
+from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
-from coseek.retrieval.factory import OpenContext, TextModel
+from coseek.models.text_model import TextModel
+from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
 from coseek.retrieval.llm.simulated_documents import parse_documents
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.views import View, render_view
 
 

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from coseek.core import registry
 from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.fingerprint import digest_of
 from coseek.core.http import HttpClient, HttpSettings, HttpStats, Retries, is_local, parse_base_url, read_key
 from coseek.core.prompt_file import count_words
 from coseek.core.settings import Settings
@@ -26,7 +27,6 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.views import View, render_view
 from coseek.retrieval.web.api import MOST_BYTES, SearchApi

@@ -15,14 +15,13 @@ from pydantic import Field
 
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import JsonObject, read_json
-from coseek.core.fingerprint import fingerprint
+from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.hardware.precision import EncodingPrecision
 from coseek.hardware.speed import resolve_here
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.ranking import check_k
-from coseek.retrieval.retriever import digest_of
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
 from coseek.retrieval.views import View, render_view

@@ -1,1 +1,1 @@
-"""The rewards by name. A part is a file with `class Options(PartOptions)` and `reward(trajectory, options)`."""
+"""The rewards by name. A part is a file with `class Options(PartSettings)` and `reward(trajectory, settings)`."""

@@ -2,14 +2,12 @@
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure import retrieval
-from coseek.rewards.reward import PartOptions, needs_answers
+from coseek.rewards.reward import PartSettings, needs_answers
+
+SETTINGS = PartSettings
 
 
-class AnswerHitOptions(PartOptions):
-    """There is nothing of its own to set."""
-
-
-def reward(trajectory: Trajectory, options: AnswerHitOptions) -> float:
+def reward(trajectory: Trajectory, settings: PartSettings) -> float:
     """𝕀[a gold answer is a run of words in a retrieved passage].
 
     QAgent's Hit looks at the agent's own text too, which pays for writing the answer down; this one does not.

@@ -2,14 +2,12 @@
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure import answers
-from coseek.rewards.reward import PartOptions, needs_answers
+from coseek.rewards.reward import PartSettings, needs_answers
+
+SETTINGS = PartSettings
 
 
-class CoverMatchOptions(PartOptions):
-    """Cover-EM has nothing of its own to set."""
-
-
-def reward(trajectory: Trajectory, options: CoverMatchOptions) -> float:
+def reward(trajectory: Trajectory, settings: PartSettings) -> float:
     """𝕀[a normalised gold answer is a run of words in the normalised answer].
 
     Pays for long answers that list everything; strict EM does not.

@@ -2,13 +2,11 @@
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure import answers
-from coseek.rewards.reward import PartOptions, needs_answers
+from coseek.rewards.reward import PartSettings, needs_answers
+
+SETTINGS = PartSettings
 
 
-class ExactMatchOptions(PartOptions):
-    """Strict EM has nothing of its own to set."""
-
-
-def reward(trajectory: Trajectory, options: ExactMatchOptions) -> float:
+def reward(trajectory: Trajectory, settings: PartSettings) -> float:
     """𝕀[normalised answer = a normalised gold answer]. A run without an answer is never right."""
     return float(answers.exact_match(trajectory.answer, needs_answers(trajectory, "exact_match")))

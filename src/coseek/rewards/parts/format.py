@@ -6,10 +6,10 @@ from pydantic import Field
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure import answers
-from coseek.rewards.reward import PartOptions, needs_answers
+from coseek.rewards.reward import PartSettings, needs_answers
 
 
-class FormatOptions(PartOptions):
+class FormatSettings(PartSettings):
     """How much the form is worth."""
 
     lambda_f: float = Field(default=0.2, ge=0, le=1)
@@ -20,11 +20,14 @@ class FormatOptions(PartOptions):
     """What the `code` variant pays for an answer that is neither right nor in a valid form."""
 
 
-def reward(trajectory: Trajectory, options: FormatOptions) -> float:
+SETTINGS = FormatSettings
+
+
+def reward(trajectory: Trajectory, settings: FormatSettings) -> float:
     """1 if right and valid, 1 − λf if only right, λf if only valid, else 0 (variant `code`: 0.1 with an answer)."""
     right = answers.exact_match(trajectory.answer, needs_answers(trajectory, "format"))
     if right:
-        return 1.0 if trajectory.valid else 1.0 - options.lambda_f
+        return 1.0 if trajectory.valid else 1.0 - settings.lambda_f
     if trajectory.valid:
-        return options.lambda_f
-    return options.answer_found if options.variant == "code" and trajectory.answer is not None else 0.0
+        return settings.lambda_f
+    return settings.answer_found if settings.variant == "code" and trajectory.answer is not None else 0.0

@@ -5,25 +5,28 @@ from typing import Literal
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import cover_match
 from coseek.rewards.grades import Grades, Need
-from coseek.rewards.reward import PartOptions, PartValue, needs_answers
+from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 
 
-class GenAccOptions(PartOptions):
+class GenAccSettings(PartSettings):
     """Whose answer is looked at."""
 
     of: Literal["component", "own"] = "component"
     """The frozen generator's from the run's passages, or the agent's own."""
 
 
-def needs(options: GenAccOptions) -> tuple[Need, ...]:
+SETTINGS = GenAccSettings
+
+
+def needs(settings: GenAccSettings) -> tuple[Need, ...]:
     """A judge, and the generator unless the agent's own answer is meant."""
-    return ("judge",) if options.of == "own" else ("component", "judge")
+    return ("judge",) if settings.of == "own" else ("component", "judge")
 
 
-def reward(trajectory: Trajectory, options: GenAccOptions, said: Grades) -> PartValue:
+def reward(trajectory: Trajectory, settings: GenAccSettings, said: Grades) -> PartValue:
     """span ∨ judge (004, eq. 3). The judge is asked only where the span is not found, and so is logged for those."""
     golds = needs_answers(trajectory, "gen_acc")
-    response = trajectory.answer if options.of == "own" else said.component_answer()
+    response = trajectory.answer if settings.of == "own" else said.component_answer()
     span = cover_match(response, golds)
     if span:
         return PartValue(1.0, {"span": 1.0})

@@ -8,10 +8,10 @@ from pydantic import Field
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
 from coseek.measure.retrieval import run_recall
-from coseek.rewards.reward import PartOptions, needs_gold_passages
+from coseek.rewards.reward import PartSettings, needs_gold_passages
 
 
-class GoldRecallOptions(PartOptions):
+class GoldRecallSettings(PartSettings):
     """How much reading is paid for."""
 
     max_passages: int | None = Field(default=None, ge=1)
@@ -23,13 +23,16 @@ class GoldRecallOptions(PartOptions):
     fail, so that a search which finds nothing costs something."""
 
 
-def reward(trajectory: Trajectory, options: GoldRecallOptions) -> float:
+SETTINGS = GoldRecallSettings
+
+
+def reward(trajectory: Trajectory, settings: GoldRecallSettings) -> float:
     """|gold ∩ retrieved| / |gold|, in [0, 1]. A run without a search has 0."""
     gold = needs_gold_passages(trajectory, "gold_recall")
-    if options.over == "run":
-        shares = [run_recall(trajectory, options.max_passages)]
+    if settings.over == "run":
+        shares = [run_recall(trajectory, settings.max_passages)]
     else:
         found = ([hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None)
-        shares = [rankings.recall(gold, ids, options.max_passages) for ids in found]
-    values = [float(share == 1) if options.all_or_nothing else share or 0.0 for share in shares]
+        shares = [rankings.recall(gold, ids, settings.max_passages) for ids in found]
+    values = [float(share == 1) if settings.all_or_nothing else share or 0.0 for share in shares]
     return fmean(values) if values else 0.0

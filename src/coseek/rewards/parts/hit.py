@@ -6,13 +6,13 @@ from typing import Literal
 from coseek.data.trajectory import PROMPT, Trajectory
 from coseek.measure.answers import cover_match
 from coseek.measure.retrieval import answer_hit
-from coseek.rewards.reward import PartOptions, needs_answers
+from coseek.rewards.reward import PartSettings, needs_answers
 
 _MARKUP = str.maketrans(dict.fromkeys('<>{}[]"', " "))
 """Would else be dropped by normalising, and `<answer>Velora</answer>` be one word."""
 
 
-class HitOptions(PartOptions):
+class HitSettings(PartSettings):
     """Where the gold answer may stand."""
 
     variant: Literal["paper", "code", "documents"] = "paper"
@@ -20,13 +20,16 @@ class HitOptions(PartOptions):
     is paid as finding it is. `documents`: in a retrieved passage only."""
 
 
-def reward(trajectory: Trajectory, options: HitOptions) -> float:
+SETTINGS = HitSettings
+
+
+def reward(trajectory: Trajectory, settings: HitSettings) -> float:
     """𝕀[a gold answer is a run of words in one stretch of the run, or in a retrieved passage] (001, eq. 10).
 
     The prompt does not count: it holds the question, and with it the answer to "which of the two".
     """
     golds = needs_answers(trajectory, "hit")
-    if options.variant == "documents":
+    if settings.variant == "documents":
         return float(answer_hit(trajectory))
     return float(answer_hit(trajectory) or any(cover_match(text, golds) for text in _written(trajectory)))
 

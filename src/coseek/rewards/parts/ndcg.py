@@ -9,10 +9,10 @@ from coseek.data.evidence import evidence_of
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
 from coseek.measure.searched import relevance
-from coseek.rewards.reward import PartOptions, needs_gold_passages
+from coseek.rewards.reward import PartSettings, needs_gold_passages
 
 
-class NdcgOptions(PartOptions):
+class NdcgSettings(PartSettings):
     """Which ranking is looked at, and how deep."""
 
     k: int | None = Field(default=10, ge=1)
@@ -22,12 +22,15 @@ class NdcgOptions(PartOptions):
     searches that did not fail."""
 
 
-def reward(trajectory: Trajectory, options: NdcgOptions) -> float:
+SETTINGS = NdcgSettings
+
+
+def reward(trajectory: Trajectory, settings: NdcgSettings) -> float:
     """nDCG@k in [0, 1], with the question's graded relevance where it has some. A run without a search has 0."""
     needs_gold_passages(trajectory, "ndcg")
     gold = relevance(trajectory.question)
-    if options.over == "run":
-        return rankings.ndcg(gold, evidence_of(trajectory), options.k) or 0.0
+    if settings.over == "run":
+        return rankings.ndcg(gold, evidence_of(trajectory), settings.k) or 0.0
     found = ([hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None)
-    values = [rankings.ndcg(gold, ids, options.k) or 0.0 for ids in found]
+    values = [rankings.ndcg(gold, ids, settings.k) or 0.0 for ids in found]
     return fmean(values) if values else 0.0

@@ -8,19 +8,22 @@ from coseek.measure.retrieval import answer_hit
 from coseek.rewards.parts import format as form
 
 
-class RetrievalOptions(form.FormatOptions):
-    """The format reward's options, and λr."""
+class RetrievalSettings(form.FormatSettings):
+    """The format reward's settings, and λr."""
 
     lambda_r: float = Field(default=0.1, ge=0, le=1)
     """λr: added when the answer is wrong, the form valid and a gold answer stands in a retrieved passage."""
 
 
-def reward(trajectory: Trajectory, options: RetrievalOptions) -> float:
+SETTINGS = RetrievalSettings
+
+
+def reward(trajectory: Trajectory, settings: RetrievalSettings) -> float:
     """Eq. 3, and λf + λr where wrong & valid & the gold answer is in what was retrieved.
 
     The paper looks for a substring; here it is whole words in passages only, since a substring pays for short golds
     such as "no" in anything.
     """
-    base = form.reward(trajectory, options)
+    base = form.reward(trajectory, settings)
     wrong = not exact_match(trajectory.answer, trajectory.question.answers)
-    return base + options.lambda_r if wrong and trajectory.valid and answer_hit(trajectory) else base
+    return base + settings.lambda_r if wrong and trajectory.valid and answer_hit(trajectory) else base

@@ -3,16 +3,19 @@
 from pydantic import Field
 
 from coseek.data.trajectory import Trajectory
-from coseek.rewards.reward import PartOptions
+from coseek.rewards.reward import PartSettings
 
 
-class SearchesOptions(PartOptions):
+class SearchesSettings(PartSettings):
     """What a search costs starts after the free ones."""
 
     free: int = Field(default=0, ge=0)
     """Searches that are not counted."""
 
 
-def reward(trajectory: Trajectory, options: SearchesOptions) -> float:
+SETTINGS = SearchesSettings
+
+
+def reward(trajectory: Trajectory, settings: SearchesSettings) -> float:
     """max(0, searches − free)."""
-    return float(max(0, len(trajectory.searches) - options.free))
+    return float(max(0, len(trajectory.searches) - settings.free))

@@ -8,9 +8,10 @@ that name the thing. What happens to tell the fact as well (a marriage, told by 
 import random
 from collections.abc import Callable, Iterator, Mapping
 
+from coseek.agents.search_turns import TurnId
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
-from coseek.labels.label_set import Candidate, LabelSet, TurnId
+from coseek.labels.label_set import Candidate, LabelSet
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.encoder.recipe import SyntheticSettings

@@ -36,7 +36,7 @@ from coseek.training.trainer.timer import Timer
 Watch: TypeAlias = Callable[[int, EpisodeBatch], None]
 """Hears of every step's runs."""
 
-FREE = frozenset({"steps", "checkpoint_every", "evaluate_every", "health"})
+FREE = frozenset({"steps", "checkpoint_every", "evaluate_every", "monitor"})
 """Settings that may change when a run goes on; `steps` only where no schedule is spread over them."""
 PROBE_RUNS = 8
 """Runs on which the sampler is compared with the trainer in a step that has nothing to learn from."""

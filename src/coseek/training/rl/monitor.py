@@ -299,4 +299,4 @@ class Monitor:
             names = check.metrics(self._settings.monitor)
             absent = [name for name in names if not any(name in row for row in self._rows)]
             if absent:
-                self._progress.say(f"health: there is no {' and no '.join(absent)} to watch for {check.alarm}")
+                self._progress.say(f"monitor: there is no {' and no '.join(absent)} to watch for {check.alarm}")

@@ -1,1 +1,1 @@
-"""Search engines of the web, one file each. The file's name is the engine's name; see `coseek.retrieval.web.provider`."""
+"""Search providers of the web, one file each, named by its file; see `coseek.retrieval.web.provider`."""

@@ -1,4 +1,4 @@
-"""Reading: what an import found, before it is written. Passages are told apart by title and text."""
+"""Imported data: what an import found, before it is written. Passages are told apart by title and text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from coseek.data.question import Question
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingExample:
+class ImportedData:
     """The passages and questions of the sources, in their order."""
 
     passages: tuple[Passage, ...]
@@ -20,7 +20,7 @@ class ReadingExample:
     """The questions by split, where the sources have splits of their own; then `questions` is empty."""
 
 
-class Shelf:
+class PassageCollector:
     """Collects passages whose sources give them no id: the title names them, `#2`, `#3` … tell namesakes apart."""
 
     def __init__(self) -> None:

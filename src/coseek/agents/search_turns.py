@@ -1,12 +1,57 @@
 """Turns: what a retriever is told of a search turn. Made in one place, while a run happens and from a finished one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from coseek.agents.grammar import Action, Grammar
 from coseek.agents.protocol import Protocol
+from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.retrieval.query import PastTurn, Query
+
+
+@dataclass(frozen=True, slots=True)
+class TurnId:
+    """Which search of which trajectory."""
+
+    question_id: str
+    seed: int
+    """Of the trajectory; with the question's id it says which."""
+    search: int
+    """Place in `Trajectory.searches`, from 0."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.question_id, str(self.seed), str(self.search)
+
+    def to_json(self) -> JsonObject:
+        return {"question_id": self.question_id, "seed": self.seed, "search": self.search}
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "TurnId":
+        """Read out of any row that names a turn."""
+        return cls(str(row["question_id"]), cast(int, row["seed"]), cast(int, row["search"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTurn:
+    """One search, and the whole run around it."""
+
+    trajectory: Trajectory
+    search: int
+    """Place in `trajectory.searches`, from 0."""
+    query: Query
+    """What the retriever was asked."""
+
+    @property
+    def id(self) -> TurnId:
+        return TurnId(self.question.id, self.trajectory.seed, self.search)
+
+    @property
+    def question(self) -> Question:
+        return self.trajectory.question
 
 
 def make_query(question: Question, history: Sequence[PastTurn], text: str, written: str, grammar: Grammar) -> Query:
@@ -56,3 +101,10 @@ def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
         queries.append(asked)
         history.append(make_past_turn(asked, search))
     return queries
+
+
+def search_turns(trajectory: Trajectory, protocol: Protocol) -> Iterator[SearchTurn]:
+    """Every search of a run in order, but for those that failed: nobody knows what they would have found."""
+    for place, query in enumerate(replay_queries(trajectory, protocol)):
+        if trajectory.searches[place].fault is None:
+            yield SearchTurn(trajectory, place, query)
