@@ -23,6 +23,8 @@ from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backend import check_backend
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -64,6 +66,9 @@ def check_settings(recipe: AgentRecipe) -> None:
     wrong = ErrorList()
     for stage in stages_of(recipe, Path()):
         wrong.of(check_stage, stage.recipe)
+        if stage.recipe.learn == "rl":
+            wrong.of(open_algorithm, stage.recipe.rl)
+            wrong.of(check_backend, stage.recipe.rl.backend)
     wrong.of(taught, recipe)
     for check in (check_data, check_demonstrations, check_prompts):
         wrong.of(check, recipe)

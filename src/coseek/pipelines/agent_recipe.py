@@ -21,7 +21,8 @@ from coseek.models.laptop import LaptopSettings
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
-from coseek.training.settings import RejectionSettings, RlSettings, SftSettings
+from coseek.training.rl.settings import RlSettings
+from coseek.training.sft.settings import RejectionSettings, SftSettings
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"

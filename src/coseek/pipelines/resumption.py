@@ -19,6 +19,7 @@ from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.settings import dump_settings
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import Stage, stages_of
+from coseek.training.rl.algorithm import spread_over_steps
 from coseek.training.trainer.checkpoint import has_checkpoint
 
 FREE = {"rl": ("monitor",), "table": ("wide_rag",)}
@@ -74,7 +75,7 @@ class MoreSteps:
         problem = ""
         if steps < done:
             problem = f"{done} steps are taken already"
-        elif spread := new.recipe.rl.spread_over_steps or ("data.training_retriever" if self.follows() else ""):
+        elif spread := spread_over_steps(new.recipe.rl) or ("data.training_retriever" if self.follows() else ""):
             problem = f"{spread} spreads a schedule over all steps, and the {done} steps so far followed another one"
         elif begun := next((stage for stage in later if stage.folder.exists()), None):
             problem = f"the stage {begun.name} has begun with the policy that this one left behind"

@@ -14,7 +14,7 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import Reward, make_reward
-from coseek.training.settings import RejectionSettings
+from coseek.training.sft.settings import RejectionSettings
 from coseek.training.trainer.data_order import derive_seed
 
 Say: TypeAlias = Callable[[str], None]

@@ -12,7 +12,7 @@ from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, make_settings
 from coseek.hardware.precision import TrainingPrecision
 from coseek.retrieval.views import View
-from coseek.training.settings import LoraSettings, OptimiserSettings
+from coseek.training.trainer.settings import LoraSettings, OptimiserSettings
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
