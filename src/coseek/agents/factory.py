@@ -10,7 +10,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 import hashlib
 import logging
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 from pydantic import Field
 
@@ -48,6 +48,8 @@ BYTES = "bytes"
 
 class AgentSettings(Settings):
     """Which agent runs, and how it writes."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
     name: str
     """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the path of its `.py` file."""

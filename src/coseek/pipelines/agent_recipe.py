@@ -6,7 +6,7 @@ stage before it ended with (QAgent: first paid for its own answers, then for tho
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
@@ -45,6 +45,8 @@ class ImportSettings(Settings):
 
 class DataSettings(Settings):
     """What is searched and asked: exactly one of `world`, `imported` and `folder`."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"engine": "training_retriever"}
 
     world: WorldSettings | None = None
     """A laptop world, made for the run."""
@@ -99,6 +101,8 @@ class PolicySettings(Settings):
 
 class WarmStartSettings(Settings):
     """Demonstrations, and supervised training on them."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"writer": "demonstrator"}
 
     demonstrator: Literal["expert", "rules", "gold"] = "expert"
     """Who demonstrates. The expert needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at
@@ -165,6 +169,8 @@ class TableSettings(Settings):
 
 class AgentRecipe(Settings):
     """How one agent is trained and measured."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template", "frozen": "graders"}
 
     about: str = ""
     """One line for people."""

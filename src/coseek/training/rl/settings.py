@@ -1,6 +1,6 @@
 """Settings of reinforcement learning. No torch in here: a recipe is checked before anything heavy is loaded."""
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -72,6 +72,8 @@ class OverlongSettings(Settings):
 
 class RlSettings(Settings):
     """Reinforcement learning of an agent. The defaults are the laptop's; the papers' values are named beside them."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"health": "monitor"}
 
     algorithm: str = "grpo"
     """A name (`coseek train agent --settings` lists them), or the path of a Python file: see `rl/algorithm.py`."""
