@@ -114,6 +114,20 @@ class Bars:
         self.update(task, self._paces[task].done + more)
 
 
+class StageBars:
+    """One bar for each kind of work, made when its first count is reported."""
+
+    def __init__(self, progress: Bars) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def report(self, what: str, done: int, total: int) -> None:
+        if what not in self._tasks:
+            # What an earlier attempt did took no time now: the time left is told from what is still to do.
+            self._tasks[what] = self._progress.add_task(what, total=total, completed=done)
+        self._progress.update(self._tasks[what], completed=done)
+
+
 @contextmanager
 def progress_bar(clock: Clock = time.monotonic) -> Iterator[Bars]:
     """A bar with counts and the time left, on stderr; a line now and then when nobody looks at a terminal."""
