@@ -239,7 +239,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_every_file_that_the_docs_name_exists() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for name in re.findall(
-            r"(?<![\w/])((?:bench|recipes|tests|docs)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")
+            r"(?<![\w/])((?:bench|recipes|tests|docs|examples)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")
         ):
             assert (ROOT / name).exists(), f"{page.relative_to(ROOT)} names {name}, which is not there"
 
@@ -250,7 +250,7 @@ def test_no_file_holds_a_path_of_one_machine() -> None:
         "|".join(("/" + "work/", "/" + "home/", "/" + "root/", "/" + "Users/", "index" + "-url", "find" + "-links"))
     )
     kept = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
-    for folder in ("src", "tests", "bench", "docs", ".ci"):
+    for folder in ("src", "tests", "bench", "docs", "examples", ".ci"):
         kept += [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     found = [
         f"{path.relative_to(ROOT)}, line {number}"

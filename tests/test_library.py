@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.training.test_agent import TINY
 
 import coseek
 from coseek.cli.main import main
 from coseek.core.errors import UserError
+from coseek.core.progress import NoProgress
 from coseek.core.settings import apply_overrides
 from coseek.library import _overrides
 from coseek.retrieval.retriever import FixedRetriever
@@ -122,6 +124,24 @@ def test_every_retriever_begins_its_search_with_the_same_check() -> None:
                 searches += 1
                 assert ast.unparse(body[0]) == "queries = as_queries(queries, k)", path
     assert searches >= 12
+
+
+@pytest.mark.slow
+def test_a_policy_that_the_library_trained_is_opened_again_and_goes_on(index: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Heard(NoProgress):
+        def stage(self, name: str, total: int) -> None:
+            told.append(name)
+
+    folder = coseek.train_agent("quickstart", TINY, out=tmp_path / "run", progress=Heard())
+    assert folder == tmp_path / "run" / "policy" / "trained" and "table" in told
+    assert (tmp_path / "run" / "report.html").is_file()
+    (row,) = coseek.rollout(folder, "Who is the mayor?", index, limits={"max_tokens": 400})
+    assert row.agent_tokens > 0 and not row.stop.is_fault
+    with pytest.raises(UserError, match="holds a training run already"):
+        coseek.train_agent("quickstart", TINY, out=tmp_path / "run")
+    assert coseek.train_agent("quickstart", TINY, out=tmp_path / "run", resume=True) == folder
 
 
 MISUSES: dict[str, tuple[Callable[[coseek.Dataset, Path], object], str]] = {
