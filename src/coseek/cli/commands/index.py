@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, StageBars, assignments, new_app, print_json, progress_bar, resumable
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
 from coseek.retrieval.index import IndexCard, build_index
 from coseek.retrieval.retrievers.dense import Dense
 
@@ -32,9 +32,8 @@ def index(
     the same command goes on.
     """
     tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
-    with resumable("the same command"), progress_bar() as progress:
-        stages = StageBars(progress)
-        built = build_index(source, retriever, out, tree, stages.report)
+    with resumable("the same command"), progress_bar() as bars:
+        built = build_index(source, retriever, out, tree, bars.report)
     if as_json:
         print_json(IndexCard.read(out).to_json())
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, StageBars, assignments, new_app, print_json, progress_bar, resumable, say
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.core.files import JsonObject
 from coseek.core.registry import plugin_names
 from coseek.labels.label_folder import LabelFolder
@@ -71,8 +71,8 @@ def label(
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
     chosen, own = label_settings(runs, typed, named, retriever, agent, temperature)
-    with resumable("the same command with --resume"), progress_bar() as progress:
-        done = label_runs(chosen, own, out, resume, cache, StageBars(progress).report)
+    with resumable("the same command with --resume"), progress_bar() as bars:
+        done = label_runs(chosen, own, out, resume, cache, bars.report)
     if tevatron is not None:
         write_tevatron(tevatron, LabelFolder(out).sets(), view)
     if as_json:

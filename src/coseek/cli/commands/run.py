@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from coseek.agents.factory import SCRIPTED, settings_for
+from coseek.cli.agent_options import PromptTemplateName, ProtocolName, Temperature, TokenizerName
 from coseek.cli.commands.score import print_tables
-from coseek.cli.terminal import AsJson, StageBars, assignments, new_app, print_json, progress_bar, resumable, say
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.score import score_runs
@@ -36,13 +37,11 @@ def run(
     split: Annotated[str | None, typer.Option(help="The split of a data-set folder.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Trajectories a question.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,
+    temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
-    protocol: Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")] = None,
-    prompt_template: Annotated[
-        str | None, typer.Option(help="A prompt template or its YAML file; else the agent's own.")
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")] = None,
+    protocol: ProtocolName = None,
+    prompt_template: PromptTemplateName = None,
+    tokenizer: TokenizerName = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an agent over many questions and keep every trajectory.
@@ -65,8 +64,8 @@ def run(
         seed=seed,
     )
     chosen = make_settings(RunSettings, assignments(settings or [], onto=dump_settings(given)))
-    with resumable("the same command with --resume"), progress_bar() as progress:
-        kept, asked = run_agent(chosen, out, resume, partial(StageBars(progress).report, "questions"), say)
+    with resumable("the same command with --resume"), progress_bar() as bars:
+        kept, asked = run_agent(chosen, out, resume, partial(bars.report, "questions"), say)
     scores = score_runs({str(out): kept.trajectories()}, questions=asked)
     if as_json:
         print_json({"run": str(out), **scores_json(scores)})

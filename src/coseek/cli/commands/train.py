@@ -7,8 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from coseek.cli.settings_help import print_settings
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resumable, stdout_console
-from coseek.cli.training_bar import training_bar
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resumable, stdout_console, training_bar
 from coseek.core.errors import SettingError
 from coseek.core.files import read_json
 from coseek.core.settings import dump_settings, make_settings
