@@ -132,12 +132,21 @@ def _file(path: Path) -> JsonObject:
     return tree
 
 
+BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
+"""Budgets where tokens are bytes, of which a text has more."""
+
+
 def limits_for(settings: AgentSettings) -> Limits:
     """The budgets that suit an agent and its protocol. Where tokens are bytes, text has more of them."""
-    suited = load_protocol(settings.protocol, settings.prompt_template).limits_over
-    if settings.tokenizer == BYTES or (is_scripted(settings.name) and settings.tokenizer is None):
-        return suited(Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000))
-    return suited(Limits())
+    in_bytes = settings.tokenizer == BYTES or (is_scripted(settings.name) and settings.tokenizer is None)
+    protocol = load_protocol(settings.protocol, settings.prompt_template)
+    return protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+
+
+def limits_of(agent: Agent) -> Limits:
+    """The same of an open agent."""
+    in_bytes = isinstance(agent.model.tokenizer, ByteTokenizer)
+    return agent.protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
 
 
 def open_agent(settings: AgentSettings) -> Agent:
@@ -235,10 +244,10 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     return Sampler(load_model(Path(settings.name)), tokenizer, protocol.grammar.stops, sampling)
 
 
-def settled_for(settings: S, agent: AgentSettings | None, began: Path) -> S:
+def settled_for(settings: S, agent: AgentSettings | None, began: Path | None = None) -> S:
     """A command's settings with the name of a precision in place of its agent's `auto`: the one that the file `began`
     holds, where the work goes on, else what is fastest here."""
-    recorded = read_yaml(began, "record").get("settings") if began.exists() else None
+    recorded = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
     width = hidden_size(Path(agent.name)) if agent is not None else 0
     return resolve_here(settings, recorded if isinstance(recorded, dict) else None, lambda _: width)
 

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -16,6 +15,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -83,45 +83,76 @@ def assignments(texts: Iterable[str], onto: JsonObject | None = None) -> JsonObj
     return apply_overrides({} if onto is None else onto, list(texts))
 
 
-def display_path(path: Path) -> str:
-    """A path as a person would type it: seen from the working folder where it lies below that."""
-    return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
-
-
 class Bars:
-    """A bar for each task; a line now and then where there is no terminal. Short work says nothing there."""
+    """One bar for each kind of work. Without a terminal, long work prints a line now and then, short work none."""
 
     def __init__(self, progress: Progress, plain: bool, clock: Clock) -> None:
         self._progress, self._plain, self._clock = progress, plain, clock
-        self._paces: dict[TaskID, StageTimer] = {}
+        self._tasks: dict[str, tuple[TaskID, StageTimer]] = {}
 
-    def add_task(self, description: str, total: int | None = None, completed: int = 0) -> TaskID:
-        """A new bar; its total may be known later. The description is text, not markup."""
-        task = self._progress.add_task(escape(description), total=total, completed=completed)
-        self._paces[task] = StageTimer(description, total, completed, self._clock)
-        return task
-
-    def update(self, task: TaskID, completed: int, total: int | None = None) -> None:
-        """So many are done."""
-        pace = self._paces[task]
-        pace.total, pace.done = pace.total if total is None else total, completed
-        self._progress.update(task, completed=completed, total=pace.total)
+    def report(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` are finished. The first report makes the bar; `what` is text, not markup."""
+        if what not in self._tasks:
+            # What an earlier attempt finished took no time now, so it does not count for the time left.
+            task = self._progress.add_task(escape(what), total=total, completed=done)
+            self._tasks[what] = task, StageTimer(what, total, done, self._clock)
+        task, pace = self._tasks[what]
+        pace.total, pace.done = total, done
+        self._progress.update(task, completed=done, total=total)
         if self._plain and pace.due(wait_s=QUIET_S):
             say(stamped(pace.line()))
 
-    def advance(self, task: TaskID, more: int) -> None:
-        """So many more are done."""
-        self.update(task, self._paces[task].done + more)
+
+class Bar:
+    """Implements `coseek.core.progress.Progress`."""
+
+    def __init__(self, progress: Progress, console: Console, clock: Clock) -> None:
+        self._progress, self._console, self._clock = progress, console, clock
+        self._task: TaskID | None = None
+        self._began = clock()
+        self._pace = StageTimer("")
+
+    def stage(self, name: str, total: int) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._pace = StageTimer(name, total, clock=self._clock)
+        self._task = self._progress.add_task(name, total=total, note="")
+
+    def advance(self, done: int, note: str = "") -> None:
+        assert self._task is not None
+        self._progress.update(self._task, completed=done, note=note)
+        self._pace.done = done
+        if not self._console.is_terminal and self._pace.due():
+            self.say(self._pace.line(note))
+
+    def say(self, line: str) -> None:
+        """With the minutes since the beginning in a terminal, and with the date and the time in a file."""
+        minutes, seconds = divmod(int(self._clock() - self._began), 60)
+        shown = f"{minutes:2d}:{seconds:02d} {line}" if self._console.is_terminal else stamped(line)
+        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(clock: Clock = time.monotonic) -> Iterator[Bars]:
-    """A bar with counts and the time left, on stderr; a line now and then when nobody looks at a terminal."""
+    """Bars with counts and the time left, on stderr; where there is no terminal, a line every 20 seconds."""
+    with _progress() as (progress, console):
+        yield Bars(progress, not console.is_terminal, clock)
+
+
+@contextmanager
+def training_bar(clock: Clock = time.monotonic) -> Iterator[Bar]:
+    """The same for training, which has stages."""
+    with _progress(TextColumn("{task.fields[note]}")) as (progress, console):
+        yield Bar(progress, console, clock)
+
+
+@contextmanager
+def _progress(*more: ProgressColumn) -> Iterator[tuple[Progress, Console]]:
     console = stderr_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    left = (TextColumn("left"), TimeRemainingColumn())
+    left = (TextColumn("left"), TimeRemainingColumn(), *more)
     with Progress(*columns, *left, console=console, disable=not console.is_terminal) as progress:
-        yield Bars(progress, not console.is_terminal, clock)
+        yield progress, console
 
 
 @contextmanager

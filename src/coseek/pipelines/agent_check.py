@@ -17,7 +17,7 @@ from coseek.models.laptop import check_shape
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings, RecipePath, load_recipe, paths_of, recipe_source
 from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.stages import stages_of
-from coseek.retrieval.factory import OpenContext
+from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
@@ -217,3 +217,9 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
 def check_encoder(name: str) -> None:
     """Refuse what is no encoder, or one whose card contradicts its files."""
     EncoderCard.of(encoder_folder(name))
+
+
+def check_encoder_libraries() -> None:
+    """Refuse with the line that installs what is missing, before anything is trained."""
+    for library, extra in (("sentence_transformers", "dense"), ("datasets", "encoder"), ("accelerate", "encoder")):
+        require_library(library, "training a retriever", extra)

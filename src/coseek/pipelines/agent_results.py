@@ -16,6 +16,7 @@ from coseek.agents.run_questions import identities_of, run_questions
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.core.files import JsonObject, atomic_write, read_jsonl, write_json
+from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -36,6 +37,7 @@ from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, group_ta
 from coseek.models.pretrained import load_model
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining, QuestionSet
+from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import Stage
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.monitor import alarm_steps
@@ -83,6 +85,16 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
 def by_generator(training: AgentTraining) -> bool:
     """Whether the frozen generator answers for the agent."""
     return training.recipe.graders.generator is not None and not answers_itself(training.recipe.protocol)
+
+
+def train_and_measure(
+    recipe: AgentRecipe, folder: Path, resume: bool, progress: Progress
+) -> tuple[AgentTraining, Table | None]:
+    """Train as the recipe says, and write tables and report. Returns the headline to the first worker alone."""
+    training = AgentTraining(recipe, folder, progress)
+    training.begin(resume)
+    training.train()
+    return training, write_results(training, measure(training)) if training.workers.first else None
 
 
 def measure(training: AgentTraining) -> dict[str, Scores]:

@@ -57,7 +57,7 @@ from coseek.training.encoder.trainer import (
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.lora import attach
 from coseek.training.trainer.metrics import MetricsLog
-from coseek.training.trainer.workers import ALONE, Workers
+from coseek.training.trainer.workers import ALONE, Workers, workers_here
 from coseek.world.world import make_world
 
 
@@ -332,6 +332,16 @@ class RetrieverTraining:
             file.write(f"# A retriever\n\n{table.markdown()}")
         write_json(self.folder / "table.json", results_json(shown, looker.held_out, self.recipe))
         return table
+
+
+def train_and_measure(
+    recipe: RetrieverRecipe, folder: Path, resume: bool, progress: Progress
+) -> tuple[RetrieverTraining, Table | None]:
+    """Train as the recipe says, and write the table. It is `None` where nothing is held out, and for later workers."""
+    training = RetrieverTraining(recipe, folder, progress, workers_here())
+    training.begin(resume)
+    training.train()
+    return training, training.results() if training.workers.first else None
 
 
 def mix_in(model: nn.Module, start: nn.Module, share: float) -> None:

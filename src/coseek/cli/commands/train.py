@@ -1,6 +1,5 @@
 """Train agents and retrievers, alone or together, and a laptop generator that answers from passages."""
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -8,12 +7,11 @@ from typing import Annotated, TypeAlias
 import typer
 
 from coseek.cli.settings_help import print_settings
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resumable, stdout_console
-from coseek.cli.training_bar import training_bar
-from coseek.core.errors import MissingExtra, SettingError
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resumable, stdout_console, training_bar
+from coseek.core.errors import SettingError
 from coseek.core.files import read_json
 from coseek.core.settings import dump_settings, make_settings
-from coseek.pipelines.agent_check import check_retriever_recipe, check_settings, checked_recipe
+from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.together.checks import check_together
@@ -129,17 +127,13 @@ def train_retriever(
     read = load_retriever_recipe(recipe, settings or [], given)
     check_retriever_recipe(read)
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
-    check_libraries()
-    from coseek.pipelines.encoder import RetrieverTraining  # torch
-    from coseek.training.trainer.workers import workers_here
+    check_encoder_libraries()
+    from coseek.pipelines.encoder import train_and_measure  # torch
 
     with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
-        training = RetrieverTraining(read, folder, bar, workers_here())
-        training.begin(resume)
-        training.train()
-        if not training.workers.first:
-            return
-        table = training.results()
+        training, table = train_and_measure(read, folder, resume, bar)
+    if not training.workers.first:
+        return
     if as_json:
         print_json(read_json(folder / "table.json") if table is not None else {})
         return
@@ -176,7 +170,7 @@ def train_together(
         return
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
-    check_libraries()
+    check_encoder_libraries()
     from coseek.pipelines.together.paths import CoTrainingPaths  # torch
     from coseek.pipelines.together.results import Results
     from coseek.pipelines.together.together import CoTraining
@@ -204,13 +198,6 @@ def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> Retr
         return load_retriever_recipe(recipe, settings, labels or ["(--labels FOLDER)"])
 
 
-def check_libraries() -> None:
-    """Refuse with the line that installs what is missing, before anything is trained."""
-    for library, needed in (("sentence_transformers", "dense"), ("datasets", "encoder"), ("accelerate", "encoder")):
-        if importlib.util.find_spec(library) is None:
-            raise MissingExtra(library.replace("_", "-"), "training a retriever", needed)
-
-
 def print_files(files: Mapping[str, str]) -> None:
     """Path and what it is, one a line."""
     width = max(len(name) for name in files)
@@ -234,17 +221,13 @@ def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
 def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
     """Train, measure, report; `coseek quickstart` is this with a recipe of ours."""
     # Here and not above: these bring torch, which a mistake in the recipe need not wait for.
-    from coseek.pipelines.agent import AgentTraining
-    from coseek.pipelines.agent_results import files_of, measure, write_results
+    from coseek.pipelines.agent_results import files_of, train_and_measure
 
     again = f"the same command with --resume (all that was finished is in {folder})"
     with resumable(again), training_bar() as bar:
-        training = AgentTraining(recipe, folder, bar)
-        training.begin(resume)
-        training.train()
-        if not training.workers.first:
-            return
-        table = write_results(training, measure(training))
+        training, table = train_and_measure(recipe, folder, resume, bar)
+    if table is None:
+        return
     if as_json:
         print((folder / "table.json").read_text(encoding="utf-8"), end="")
         return
