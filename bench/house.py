@@ -4,8 +4,8 @@
     python -m bench.house --stretches     and every look-alike stretch
 
 A look-alike stretch is a maximal run of at least six code lines that two places share once names, numbers and strings
-are replaced by placeholders, with at least four different lines among them. Imports, comments and docstrings are no code
-lines. Each pair of places counts once.
+are replaced by placeholders, with at least four different lines among them. Imports, comments and docstrings are not
+code lines. Each pair of places counts once.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python bench/picture.py runs/quickstart --out docs/picture.svg
 
-Shown are a stored trajectory of the run's table and the run's `rl/metrics.jsonl`. Nothing is made up. All text of the run
-is data: it is escaped, and characters that XML cannot hold are left out.
+Shown are a stored trajectory of the run's table and the run's `rl/metrics.jsonl`. All text of the run is data: it is
+escaped, and characters that XML cannot hold are left out.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def chosen(run: Path, question: str | None) -> Trajectory:
-    """The trajectory to show: the named one, else the first by id with two hops, all gold passages and a right answer."""
+    """The trajectory to show: the named one, else the first by id that is telling."""
     files = [*sorted(run.glob("table/after.test.*/trajectories.jsonl")), *run.glob("trajectories.jsonl")]
     if not files:
         raise DataError(f"{run} holds no table/after.test.*; finish the run, or name another")
@@ -183,7 +183,10 @@ def curve(steps: Sequence[JsonObject], left: int, top: int, width: int, height: 
     foot = top + height + 44
     label = name.rsplit("/", 1)[-1].replace("_", " ")
     out.append(words(f"● {label}, sampled training runs; line: mean of five steps", left - 30, foot, 13, "#1d4ed8"))
-    return [*out, *([words(f"● {label}, dev questions, greedy", left - 30, foot + 20, 13, "#047857")] if greedy else [])]
+    return [
+        *out,
+        *([words(f"● {label}, dev questions, greedy", left - 30, foot + 20, 13, "#047857")] if greedy else []),
+    ]
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> str:

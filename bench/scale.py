@@ -1,6 +1,8 @@
 """Size: synthetic corpora of 10⁴, 10⁵ and 10⁶ passages through every engine, and what that means for 21 million.
 
-    python bench/scale.py        all of it, about half an hour; goes on where it was stopped; writes bench/results/scale.md
+    python bench/scale.py        all of it, about half an hour; goes on where it was stopped
+
+Writes bench/results/scale.md.
     python bench/scale.py --sizes 10000 --engines bm25,exact        to try; prints, and writes nothing
 
 Words are drawn by Zipf's law, about 50 a passage; a query is six words of a passage. Vectors are random around random
