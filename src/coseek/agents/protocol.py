@@ -118,7 +118,7 @@ class Protocol:
         if self.retrievers and kind not in self.retrievers:
             raise SettingError(
                 f"the protocol {self.name} is meant for a retriever of the kind {' or '.join(self.retrievers)}, and "
-                f"this one is {kind!r}; put one over it in a YAML file (docs/retrievers.md)"
+                f"this one is {kind!r}; put one over it in a YAML file (docs/reference/retrievers.md)"
             )
 
     def limits_over(self, base: Limits) -> Limits:

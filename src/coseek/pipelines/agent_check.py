@@ -145,7 +145,7 @@ def check_path(named: RecipePath) -> None:
         raise DataError(missing("", named.path, named.setting))
     if problem := problem_of(named):
         made = named.setting in ("data.folder", "data.index")
-        way = " (docs/recipes.md says what makes it)" if made else ""
+        way = " (docs/reference/recipes.md says what makes it)" if made else ""
         raise DataError(f"{problem}, which the recipe names as {named.setting}; check the path{way}")
 
 
