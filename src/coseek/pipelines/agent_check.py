@@ -23,6 +23,7 @@ from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.tracker import find_tracker
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -65,6 +66,8 @@ def check_settings(recipe: AgentRecipe) -> None:
     for stage in stages_of(recipe, Path()):
         wrong.of(check_stage, stage.recipe)
     wrong.of(taught, recipe)
+    for name in recipe.track:
+        wrong.of(find_tracker, name)
     for check in (check_data, check_demonstrations, check_prompts):
         wrong.of(check, recipe)
     if recipe.policy.folder is None:
