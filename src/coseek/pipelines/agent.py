@@ -52,7 +52,7 @@ from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.resumption import MoreSteps, bound
 from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetriever
 from coseek.pipelines.run_record import begin
-from coseek.pipelines.stages import Stage, accuracy_of, candidates, right_runs, select, stages_of
+from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
@@ -65,6 +65,7 @@ from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.trainer.checkpoint import load_healthy
 from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.workers import Workers, placed, workers_here
 from coseek.world.world import make_world
@@ -123,6 +124,11 @@ class AgentTraining:
         """Everything up to the trained policy."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
+        trackers, config = self.recipe.track if self.workers.first else (), dump_settings(self.recipe)
+        with tracked(trackers, self.folder, config, lambda: metrics_files(self.recipe, self.folder), self.progress.say):
+            self._train()
+
+    def _train(self) -> None:
         if self.workers.first:
             self.prepare_data()
             self.make_policy()

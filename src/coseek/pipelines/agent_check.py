@@ -25,6 +25,7 @@ from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backend import check_backend
+from coseek.training.tracker import find_tracker
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -70,6 +71,8 @@ def check_settings(recipe: AgentRecipe) -> None:
             wrong.of(open_algorithm, stage.recipe.rl)
             wrong.of(check_backend, stage.recipe.rl.backend)
     wrong.of(taught, recipe)
+    for name in recipe.track:
+        wrong.of(find_tracker, name)
     for check in (check_data, check_demonstrations, check_prompts):
         wrong.of(check, recipe)
     if recipe.policy.folder is None:

@@ -211,6 +211,9 @@ class AgentRecipe(Settings):
     """Of weights and cache while sampling; `auto` is what is fastest on this machine for a policy of this width."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; as many as there are cores when not set. Results are the same only for the same number."""
+    track: tuple[str, ...] = ()
+    """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
+    of a Python file. They change no result, and may change when a run goes on."""
     table: TableSettings = TableSettings()
     """The last measurement."""
     machine: MachineSettings = MachineSettings()

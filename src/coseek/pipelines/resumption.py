@@ -1,7 +1,7 @@
 """Resumption: what may change when the training of an agent goes on, and how a finished stage gets more steps.
 
-    rl.monitor, table.wide_rag    move no weight: always
-    rl.steps                     of the last stage that has begun, unless something is spread over the steps
+    rl.monitor, table.wide_rag, track    move no weight: always
+    rl.steps                             of the last stage that has begun, unless something is spread over the steps
 
 A stage that gets more steps goes on from its last checkpoint. The policy that it had left behind is kept under another
 name, and what was measured with it is measured anew.
@@ -31,6 +31,7 @@ STEPS = {**FREE, "rl": ("monitor", "steps")}
 def bound(recipe: AgentRecipe) -> JsonObject:
     """A recipe without what may change, of its stages neither."""
     tree = dump_settings(recipe)
+    del tree["track"]
     for part in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
         for group, names in STEPS.items():
             if isinstance(settings := part.get(group), dict):

@@ -70,6 +70,14 @@ def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
     ]
 
 
+def metrics_files(recipe: AgentRecipe, folder: Path) -> list[Path]:
+    """Every `metrics.jsonl` of a training folder so far, in the order in which they are begun."""
+    parts = [folder / "warm-start", *(stage.folder for stage in stages_of(recipe, folder))]
+    # Reinforcement learning writes into a stage's folder, supervised training into one for each round.
+    names = ("metrics.jsonl", "round-*/metrics.jsonl")
+    return [path for part in parts for name in names for path in sorted(part.glob(name))]
+
+
 def candidates(questions: Sequence[Question], settings: SelectSettings) -> list[Question]:
     """The training questions that may be asked, by what is known of them alone."""
     return [

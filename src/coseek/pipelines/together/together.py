@@ -17,6 +17,7 @@ a run that is killed anywhere goes on where it was.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
 
 import torch
 
@@ -146,4 +147,7 @@ def bound(recipe: TogetherRecipe) -> JsonObject:
         assert isinstance(settings, dict)
         for name in names:
             del settings[name]
+    for part in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):
+        if isinstance(part, dict):
+            del part["track"]
     return tree
