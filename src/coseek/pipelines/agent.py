@@ -225,7 +225,7 @@ class AgentTraining:
 
     @cached_property
     def protocol(self) -> Protocol:
-        return load_protocol(self.recipe.protocol, self.recipe.prompt_template)
+        return load_protocol(self.recipe.protocol, self.recipe.prompt_template, run_files=True)
 
     def policy_folder(self, name: str) -> Path:
         """`start`, `warm`, a stage's name or `trained`; without a warm start `warm` is `start`."""
