@@ -41,11 +41,7 @@ def room_imports(folder: str) -> dict[str, set[str]]:
     """
     base = PACKAGE / folder if folder else PACKAGE
     prefix = ("coseek", *folder.split("/")) if folder else ("coseek",)
-    rooms = {
-        path.stem if path.is_file() else path.name
-        for path in base.iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
+    rooms = {path.relative_to(base).parts[0].removesuffix(".py") for path in base.rglob("*.py")}
     found: dict[str, set[str]] = {room: set() for room in rooms - {"__init__", "__main__"}}
     for path in base.rglob("*.py"):
         room = path.relative_to(base).parts[0].removesuffix(".py")

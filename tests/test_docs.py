@@ -10,6 +10,7 @@ import pytest
 import typer
 from bench.picture import picture
 from tests.source_tree import PACKAGE, ROOT
+from tests.test_house import FLOORS
 
 from coseek.cli.main import COMMANDS
 from coseek.core.registry import find_plugin, plugin_names
@@ -105,6 +106,13 @@ def test_every_recipe_has_a_line_in_the_documentation() -> None:
     written = {name for page in PAGES for name in re.findall(r"`[^`\n]+`", page.read_text(encoding="utf-8"))}
     names = {*recipe_names(), *retriever_recipe_names(), *together_recipe_names()}
     assert [name for name in sorted(names) if not {f"`{name}`", f"`{name.removesuffix('-laptop')}`"} & written] == []
+
+
+def test_the_page_of_the_house_has_the_floors_of_the_test() -> None:
+    page = (ROOT / "docs" / "explanation" / "house.md").read_text(encoding="utf-8")
+    told = {room: int(floor) for floor, room in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, flags=re.MULTILINE)}
+    there = {room: floor for room, floor in FLOORS.items() if list(PACKAGE.glob(f"{room}*"))}
+    assert {room: told.get(room) for room in there} == there
 
 
 def test_the_line_counts_of_own_mechanisms_are_about_right() -> None:
