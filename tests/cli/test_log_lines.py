@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 
-from coseek.cli.log_lines import QUIET_S, StageTimer, stamped
-from coseek.cli.terminal import WIDE, progress_bar, stderr_console, stdout_console, training_bar
+from coseek.cli.terminal import (
+    QUIET_S,
+    WIDE,
+    StageTimer,
+    progress_bar,
+    stamped,
+    stderr_console,
+    stdout_console,
+    training_bar,
+)
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d "
 

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject
 from coseek.serve.app import new_app, whole_body
-from coseek.serve.completions import ChatAsked, CompletionAsked, read_asked
+from coseek.serve.completions import A, ChatAsked, CompletionAsked, read_asked
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
@@ -52,8 +52,8 @@ def make_model_app(service: ModelService, token: str | None = None, log: Log | N
 
     app.add_api_route("/info", info, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
-    app.add_api_route("/v1/completions", _completions(service), methods=["POST"])
-    app.add_api_route("/v1/chat/completions", _chat(service), methods=["POST"])
+    app.add_api_route("/v1/completions", _endpoint(service, CompletionAsked, service.complete), methods=["POST"])
+    app.add_api_route("/v1/chat/completions", _endpoint(service, ChatAsked, service.chat), methods=["POST"])
     app.add_exception_handler(ModelError, fault)
     return AccessMiddleware(cast(App, app), service, token, log)
 
@@ -63,22 +63,16 @@ def _error(status: int, sentence: str, kind: str) -> JsonObject:
     return {"error": {"message": sentence, "type": kind, "code": status}}
 
 
-def _completions(service: ModelService) -> Callable[[Request], Awaitable[Response]]:
-    async def completions(request: Request) -> Response:
-        asked = read_asked(CompletionAsked, await whole_body(request, service.settings))
-        record = cast(JsonObject, request.scope[RECORD])
-        return _written(await _while_wanted(request, service.complete(asked, record)))
+def _endpoint(
+    service: ModelService, kind: type[A], write: Callable[[A, JsonObject], Awaitable[JsonObject]]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        asked = read_asked(kind, await whole_body(request, service.settings))
+        answer = await _while_wanted(request, write(asked, cast(JsonObject, request.scope[RECORD])))
+        # ASCII: a text may end within a character.
+        return Response(json.dumps(answer, allow_nan=False).encode(), media_type="application/json")
 
-    return completions
-
-
-def _chat(service: ModelService) -> Callable[[Request], Awaitable[Response]]:
-    async def chat(request: Request) -> Response:
-        asked = read_asked(ChatAsked, await whole_body(request, service.settings))
-        record = cast(JsonObject, request.scope[RECORD])
-        return _written(await _while_wanted(request, service.chat(asked, record)))
-
-    return chat
+    return endpoint
 
 
 async def _while_wanted(request: Request, work: Awaitable[T]) -> T:
@@ -93,8 +87,3 @@ async def _while_wanted(request: Request, work: Awaitable[T]) -> T:
     finally:
         working.cancel()
         gone.cancel()
-
-
-def _written(answer: JsonObject) -> Response:
-    # ASCII: a text may end within a character.
-    return Response(json.dumps(answer, allow_nan=False).encode(), media_type="application/json")
