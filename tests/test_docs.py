@@ -18,7 +18,7 @@ from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
-from coseek.pipelines.together.recipe import load_together_recipe, together_recipe_names
+from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -32,9 +32,8 @@ class Settings(BaseModel):
         whole = cls.renamed(given)
         for name, field in cls.model_fields.items():
             if isinstance(value := whole.get(name), dict) and isinstance(field.default, Settings):
-                whole[name] = merge_settings(
-                    type(field.default), dump_settings(field.default), field.default.renamed(value)
-                )
+                part = cast(JsonObject, field.default.renamed(value))
+                whole[name] = merge_settings(type(field.default), dump_settings(field.default), part)
         return whole
 
     @classmethod

@@ -20,7 +20,7 @@ from coseek.data.identities import Identities, digest, questions_digest
 from coseek.data.question import load_questions
 from coseek.labels.label_folder import LabelFolder
 from coseek.pipelines.agent_recipe import AgentRecipe, RecipePath, paths_of
-from coseek.pipelines.together.recipe import TogetherRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.vectors.encoder import encoder_folder

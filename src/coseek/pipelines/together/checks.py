@@ -13,7 +13,7 @@ from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, MakerRequirements
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.score import answers_itself
 from coseek.pipelines.agent_check import check_encoder, check_recipe
-from coseek.pipelines.together.recipe import LabellingSettings, TogetherRecipe
+from coseek.pipelines.together_recipe import LabellingSettings, TogetherRecipe
 from coseek.training.tracker import find_tracker
 
 

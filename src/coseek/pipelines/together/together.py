@@ -33,7 +33,7 @@ from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together.labelling import label_round
 from coseek.pipelines.together.pairs import Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.recipe import TogetherRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.index import build_index
 from coseek.retrieval.resumable_build import INDEX_CARD
 

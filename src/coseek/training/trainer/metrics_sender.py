@@ -34,21 +34,21 @@ RETRY_S, RETRY_LONGEST_S = 60.0, 3600.0
 """After a fault a tracker is left alone for so long, twice as long after each further one: training waits for it."""
 
 
-class Place(NamedTuple):
+class RowPosition(NamedTuple):
     """Of a row in `metrics.jsonl`: its step, and which row of that step it is, from 1."""
 
     step: int
     row: int
 
 
-START = Place(-1, 0)
+START = RowPosition(-1, 0)
 """Before the first row."""
 
 
 class Sent(NamedTuple):
     """What a tracker has of one `metrics.jsonl`."""
 
-    last: Place = START
+    last: RowPosition = START
     rows: int = 0
 
 
@@ -66,7 +66,7 @@ class SentRows:
 
     def sent(self, part: str, tracker: str) -> Sent:
         found = cast(dict[str, dict[str, int]], self._of(part)["sent"]).get(tracker)
-        return Sent(Place(found["step"], found["row"]), found["rows"]) if found is not None else Sent()
+        return Sent(RowPosition(found["step"], found["row"]), found["rows"]) if found is not None else Sent()
 
     def note(self, part: str, tracker: str, sent: Sent) -> None:
         """A row was sent. Known here even where the file cannot be written (`OSError`)."""
@@ -99,7 +99,7 @@ class RowStream:
             self._sent = Sent(place, self._sent.rows + 1)
             self._note(self._sent)
 
-    def _rows(self) -> Iterator[tuple[Place, Mapping[str, float]]]:
+    def _rows(self) -> Iterator[tuple[RowPosition, Mapping[str, float]]]:
         """The rows that were not read yet, once they are on the disk."""
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
@@ -112,7 +112,7 @@ class RowStream:
                 self._offset += len(line)
                 row = cast(dict[str, float], parse_line(line, str(self._path)))
                 step = int(row.pop("step"))
-                self._place = Place(step, self._place.row + 1 if step == self._place.step else 1)
+                self._place = RowPosition(step, self._place.row + 1 if step == self._place.step else 1)
                 yield self._place, row
 
     def missing(self) -> int:

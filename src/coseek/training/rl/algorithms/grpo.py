@@ -8,14 +8,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SETTINGS(GroupSettings):
+class GrpoSettings(GroupSettings):
     """Settings of GRPO."""
 
     scale_by_std: bool = True
     """Divide by the group's standard deviation (false: Dr. GRPO, Liu et al. 2025)."""
 
 
-def advantages(step: StepRewards, settings: SETTINGS) -> "Tensor":
+SETTINGS = GrpoSettings
+
+
+def advantages(step: StepRewards, settings: GrpoSettings) -> "Tensor":
     """Shape BT: (r - mean) / std inside a group, at every policy token."""
     from coseek.training.rl.losses import group_advantages
 

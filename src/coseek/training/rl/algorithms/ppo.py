@@ -5,7 +5,7 @@ from pydantic import Field
 from coseek.training.rl.algorithm import Advantages, CriticSettings, StepRewards
 
 
-class SETTINGS(CriticSettings):
+class PpoSettings(CriticSettings):
     """Settings of PPO."""
 
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
@@ -16,7 +16,10 @@ class SETTINGS(CriticSettings):
     """Centre and scale the advantages of a step over its policy tokens."""
 
 
-def advantages(step: StepRewards, settings: SETTINGS) -> Advantages:
+SETTINGS = PpoSettings
+
+
+def advantages(step: StepRewards, settings: PpoSettings) -> Advantages:
     """Both of shape BT: the GAE advantages, whitened; and the returns that the critic is fitted to."""
     from coseek.training.rl.losses import gae, whiten
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SETTINGS(AlgorithmSettings):
+class ReinforcePpSettings(AlgorithmSettings):
     """Settings of REINFORCE++."""
 
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
@@ -19,7 +19,10 @@ class SETTINGS(AlgorithmSettings):
     """Centre and scale the advantages of a step over its policy tokens."""
 
 
-def advantages(step: StepRewards, settings: SETTINGS) -> "Tensor":
+SETTINGS = ReinforcePpSettings
+
+
+def advantages(step: StepRewards, settings: ReinforcePpSettings) -> "Tensor":
     """Shape BT: Σ γ^k r of the k-th policy token from here on, whitened."""
     from coseek.training.rl.losses import rewards_to_come, whiten
 
