@@ -41,7 +41,7 @@ class TagFile(Settings):
     """The inner tag, or the JSON key, that holds a query."""
     max_items: int | None = Field(default=None, ge=1)
     """Queries per search, or documents per selection. Further ones are left out and make the form invalid."""
-    stop: list[str] | None = None
+    stop: tuple[str, ...] | None = None
     """Stop strings of the sampler; by default the closing mark of a search, tool call or answer. With an empty list
     the agent writes on after an answer, and its last answer counts."""
 
@@ -69,7 +69,7 @@ class ProtocolFile(Settings):
     """The first search ends the run; its passages are the result."""
     reason_in_documents: bool = False
     """The agent's model first reads search results in a side context, and its notes are shown instead."""
-    retrievers: list[str] = Field(default=[])
+    retrievers: tuple[str, ...] = ()
     """Kinds of retrievers that it can run with; all when none is named."""
     limits: dict[str, int] = Field(default={})
     """Default budgets of this protocol, such as `max_turns: 20`."""
@@ -165,8 +165,8 @@ def load_protocol(name: str, prompt_template: str = "default", *, run_files: boo
         file.retries,
         file.ends_after_search,
         file.reason_in_documents,
-        tuple(file.retrievers),
-        dict(file.limits),
+        file.retrievers,
+        file.limits,
         digest(content + "".join(file_digest(one) for one in own if one.is_file())),
         () if run_files else tuple(map(str, own)),
     )
@@ -185,17 +185,7 @@ def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
 
 def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Grammar:
     tags = tuple(
-        Tag(
-            name,
-            tag.author,
-            tag.action,
-            tag.open,
-            tag.close,
-            tag.query_format,
-            tag.item,
-            tag.max_items,
-            None if tag.stop is None else tuple(tag.stop),
-        )
+        Tag(name, tag.author, tag.action, tag.open, tag.close, tag.query_format, tag.item, tag.max_items, tag.stop)
         for name, tag in file.tags.items()
     )
     if any(tag.action is Action.TOOL for tag in tags) != bool(file.tools):
