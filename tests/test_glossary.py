@@ -32,8 +32,8 @@ def words_of(text: str) -> set[str]:
 
 TOO_SMALL = words_of(
     """
-    Action Batch CanConclude DataError Intent Move ProtocolFile Ranks Span TagFile ToolFile TurnSearches
-    CachedTextModel Place TokenBlock ValueModule
+    Action Batch Call CanConclude DataError Intent Move ProtocolFile Ranks Span TagFile ToolFile TurnSearches
+    KVCache CachedTextModel Place TokenBlock ValueModule
     """
 )
 """Classes of main modules that are details of one that has a row."""
@@ -50,7 +50,7 @@ NO_CLASS = words_of(
     """
 )
 """Words of it that still name a local variable here and there, and no class or module."""
-STANDARD = {"PastTurn"}
+STANDARD = {"PastTurn", "TensorBoardTracker"}
 """Classes whose name has such a word in its ordinary sense."""
 
 
