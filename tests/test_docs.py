@@ -59,6 +59,18 @@ def test_every_page_is_linked_from_the_index() -> None:
     assert not missing, sorted(map(str, missing))
 
 
+def test_every_page_that_the_code_names_exists() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for folder in ("src", "tests", "bench")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml")
+        for name in re.findall(r"\b(?:docs|bench/results)/[\w./-]*\.md\b", path.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    }
+    assert not found, sorted(found)
+
+
 def command_lines() -> Iterator[tuple[str, list[str]]]:
     """(page, arguments behind `coseek`) of every command line in a shell block."""
     for page in PAGES:
