@@ -18,7 +18,7 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
-from coseek.pipelines.together.recipe import load_together_recipe, together_recipe_names
+from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.rewards.reward import Reward, make_reward

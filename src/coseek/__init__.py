@@ -1,7 +1,7 @@
 """coseek: train search agents and the retrievers that serve them, together or apart, and measure both.
 
-The names below are the words of the house; each is looked up when it is first used, so `import coseek` costs nothing
-and needs no torch. `coseek.open_index(folder).search(["Ada Lovelace"], k=3)` is the whole of looking things up.
+The names below are the public library; docs/reference/library.md lists them with an example. Each is imported when it
+is first used, so `import coseek` is fast and imports neither torch nor numpy.
 """
 
 import importlib
@@ -10,52 +10,91 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from coseek.agents.rollout import rollout as rollout
+    from coseek.agents.limits import Limits as Limits
+    from coseek.agents.rollout import Agent as Agent
+    from coseek.core.settings import Settings as Settings
     from coseek.data.dataset import Dataset as Dataset
     from coseek.data.passage import Corpus as Corpus
     from coseek.data.passage import Hit as Hit
     from coseek.data.passage import Passage as Passage
     from coseek.data.question import Question as Question
+    from coseek.data.run import Run as Run
     from coseek.data.trajectory import Author as Author
     from coseek.data.trajectory import Search as Search
     from coseek.data.trajectory import Segment as Segment
     from coseek.data.trajectory import StopReason as StopReason
     from coseek.data.trajectory import Trajectory as Trajectory
+    from coseek.library import label as label
+    from coseek.library import load_protocol as load_protocol
+    from coseek.library import make_reward as make_reward
+    from coseek.library import make_world as make_world
+    from coseek.library import open_agent as open_agent
+    from coseek.library import rollout as rollout
+    from coseek.library import run_agent as run_agent
+    from coseek.library import score as score
+    from coseek.library import train_agent as train_agent
+    from coseek.library import train_retriever as train_retriever
     from coseek.models.model import Model as Model
+    from coseek.retrieval.factory import OpenContext as OpenContext
     from coseek.retrieval.factory import open_retriever as open_retriever
     from coseek.retrieval.index import build_index as build_index
     from coseek.retrieval.index import open_index as open_index
     from coseek.retrieval.query import Query as Query
+    from coseek.retrieval.query import as_queries as as_queries
     from coseek.retrieval.retriever import Retriever as Retriever
+    from coseek.rewards.reward import PartSettings as PartSettings
+    from coseek.rewards.reward import Reward as Reward
+    from coseek.rewards.reward import RewardFault as RewardFault
 
 _HOMES = {
+    "Agent": "agents.rollout",
     "Author": "data.trajectory",
     "Corpus": "data.passage",
     "Dataset": "data.dataset",
     "Hit": "data.passage",
+    "Limits": "agents.limits",
     "Model": "models.model",
+    "OpenContext": "retrieval.factory",
+    "PartSettings": "rewards.reward",
     "Passage": "data.passage",
     "Query": "retrieval.query",
     "Question": "data.question",
     "Retriever": "retrieval.retriever",
+    "Reward": "rewards.reward",
+    "RewardFault": "rewards.reward",
+    "Run": "data.run",
     "Search": "data.trajectory",
     "Segment": "data.trajectory",
+    "Settings": "core.settings",
     "StopReason": "data.trajectory",
     "Trajectory": "data.trajectory",
+    "as_queries": "retrieval.query",
     "build_index": "retrieval.index",
+    "label": "library",
+    "load_protocol": "library",
+    "make_reward": "library",
+    "make_world": "library",
+    "open_agent": "library",
     "open_index": "retrieval.index",
     "open_retriever": "retrieval.factory",
-    "rollout": "agents.rollout",
+    "rollout": "library",
+    "run_agent": "library",
+    "score": "library",
+    "train_agent": "library",
+    "train_retriever": "library",
 }
-"""Where each offered name lives. A test keeps this table and the imports above the same."""
+"""Public name → module that defines it. A test compares this table with the imports above."""
 
 __all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> object:
-    """Import a name of the house when it is first used (PEP 562)."""
+    """Import a public name when it is first used (PEP 562)."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'coseek' has no attribute {name!r}; it offers {', '.join(sorted(_HOMES))}")
+        from coseek.core.errors import nearest
+
+        hint = nearest(name, _HOMES)
+        raise AttributeError(f"module 'coseek' has no attribute {name!r}{hint} It offers {', '.join(sorted(_HOMES))}")
     value: object = getattr(importlib.import_module(f"coseek.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -15,7 +15,7 @@ from coseek.agents.scripted.rules import RuleAgent, RulesSettings, guess
 from coseek.agents.scripted_agent import Move
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.agents.served_context import served_context
-from coseek.cli.episode_display import watched
+from coseek.cli.commands.ask import watched
 from coseek.data.audit import audit_run
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question

@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Type
 
 from coseek.agents.protocol import FOLDER
+from coseek.data.trajectory import SCHEMA
 from coseek.retrieval.index import build_index
 
 CORPUS = [
@@ -329,7 +330,7 @@ def test_broken_rows_of_a_run_are_named(home: Path, refused: Refused, coseek: Ty
     assert coseek(*RUN).code == 0
     path = home / "new" / "trajectories.jsonl"
     first = path.read_text(encoding="utf-8").splitlines()[0]
-    path.write_text(first + "\n" + first.replace('"schema": 1', '"schema": 7') + "\n", encoding="utf-8")
+    path.write_text(first + "\n" + first.replace(f'"schema": {SCHEMA}', '"schema": 7') + "\n", encoding="utf-8")
     sentence = refused("score", "new")
     assert "trajectories.jsonl, line 2" in sentence
     assert "schema 7" in sentence

@@ -10,8 +10,7 @@ from rich.console import Console
 from tests.cli.conftest import Type
 from tests.machine.paces import FAST, SLOW, begun_anew, kept
 
-from coseek.cli.commands.doctor import as_table
-from coseek.cli.doctor import CHECKS, CheckStatus, Finding, check, exact_search, precision
+from coseek.cli.commands.doctor import CHECKS, CheckStatus, Finding, as_table, check, exact_search, precision
 from coseek.cli.extras import EXTRA_OF
 from coseek.hardware.host import Host
 from coseek.hardware.precision import Use

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 
-from coseek.cli.log_lines import QUIET_S, StageTimer, stamped
-from coseek.cli.terminal import WIDE, progress_bar, stderr_console, stdout_console
-from coseek.cli.training_bar import training_bar
+from coseek.cli.terminal import (
+    QUIET_S,
+    WIDE,
+    StageTimer,
+    progress_bar,
+    stamped,
+    stderr_console,
+    stdout_console,
+    training_bar,
+)
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d "
 
@@ -63,10 +70,10 @@ def test_short_work_says_nothing_in_a_file_and_long_work_does(
 ) -> None:
     for step_s in (0.1, 10.0):
         with progress_bar(clock) as bars:
-            task = bars.add_task("questions [red]", total=8)
+            bars.report("questions [red]", 0, 8)
             for done in range(1, 9):
                 clock.now += step_s
-                bars.update(task, completed=done)
+                bars.report("questions [red]", done, 8)
         lines = capsys.readouterr().err.splitlines()
         assert bool(lines) == (step_s > 1)
     assert re.fullmatch(STAMP + r"questions \[red\] 2/8, 0:01:\d\d left", lines[0])

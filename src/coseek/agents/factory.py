@@ -10,7 +10,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 import hashlib
 import logging
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 from pydantic import Field
 
@@ -48,6 +48,8 @@ BYTES = "bytes"
 
 class AgentSettings(Settings):
     """Which agent runs, and how it writes."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
     name: str
     """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the path of its `.py` file."""
@@ -130,17 +132,26 @@ def _file(path: Path) -> JsonObject:
     return tree
 
 
+BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000)
+"""Budgets where tokens are bytes, of which a text has more."""
+
+
 def limits_for(settings: AgentSettings) -> Limits:
     """The budgets that suit an agent and its protocol. Where tokens are bytes, text has more of them."""
-    suited = load_protocol(settings.protocol, settings.prompt_template).limits_over
-    if settings.tokenizer == BYTES or (is_scripted(settings.name) and settings.tokenizer is None):
-        return suited(Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_tokens=64000))
-    return suited(Limits())
+    in_bytes = settings.tokenizer == BYTES or (is_scripted(settings.name) and settings.tokenizer is None)
+    protocol = load_protocol(settings.protocol, settings.prompt_template)
+    return protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+
+
+def limits_of(agent: Agent) -> Limits:
+    """The same of an open agent."""
+    in_bytes = isinstance(agent.model.tokenizer, ByteTokenizer)
+    return agent.protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
 
 
 def open_agent(settings: AgentSettings) -> Agent:
     """The agent, ready to run."""
-    protocol = load_protocol(settings.protocol, settings.prompt_template)
+    protocol = load_protocol(settings.protocol, settings.prompt_template, run_files=True)
     tokenizer = open_tokenizer(settings, protocol)
     if is_scripted(settings.name):
         model: Model = ScriptedAgentModel(open_scripted_agent(settings.name), protocol, tokenizer)
@@ -233,10 +244,10 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     return Sampler(load_model(Path(settings.name)), tokenizer, protocol.grammar.stops, sampling)
 
 
-def settled_for(settings: S, agent: AgentSettings | None, began: Path) -> S:
+def settled_for(settings: S, agent: AgentSettings | None, began: Path | None = None) -> S:
     """A command's settings with the name of a precision in place of its agent's `auto`: the one that the file `began`
     holds, where the work goes on, else what is fastest here."""
-    recorded = read_yaml(began, "record").get("settings") if began.exists() else None
+    recorded = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
     width = hidden_size(Path(agent.name)) if agent is not None else 0
     return resolve_here(settings, recorded if isinstance(recorded, dict) else None, lambda _: width)
 
@@ -248,6 +259,9 @@ def decoder_of(run: Run) -> Decode | None:
         return None
     settings = make_settings(AgentSettings, recorded)
     folder = settings.tokenizer or settings.name
-    if folder != BYTES and not is_scripted(folder) and not Path(folder).is_dir():
+    if folder != BYTES and not is_scripted(folder):
+        return HfTokenizer.load(Path(folder)).decode if Path(folder).is_dir() else None
+    try:
+        return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode
+    except UserError:  # the user's protocol is no longer there, and with it the marks that are one token each
         return None
-    return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode

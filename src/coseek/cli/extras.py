@@ -1,5 +1,10 @@
 """Extras: which optional library comes with which `pip install 'coseek[…]'`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from coseek.core.errors import MissingExtra
+
 EXTRA_OF = {
     "torch": "train",
     "transformers": "train",
@@ -18,5 +23,21 @@ EXTRA_OF = {
     "httptools": "serve",
     "uvloop": "serve",
     "matplotlib": "report",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "mlflow": "mlflow",
 }
 """Name of the module as Python imports it → extra of pyproject.toml. A test compares the two files."""
+
+
+@contextmanager
+def missing_extras(needed_for: str) -> Iterator[None]:
+    """Turn the failed import of an optional library into a `MissingExtra` that names the line that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRA_OF:
+            raise
+        raise MissingExtra(library, needed_for, EXTRA_OF[library]) from None

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -21,7 +22,7 @@ from coseek.graders.grading import Tell, answer_cache, generate_answers, judge_c
 from coseek.graders.judge import Claim, Judge, JudgeSettings
 from coseek.measure.agreement import Agreement, agreements
 from coseek.measure.component_scores import Answers, component_run
-from coseek.measure.score import JUDGED, ScoredRun, Verdicts, score_run
+from coseek.measure.score import JUDGED, ScoredRun, Verdicts, check_metrics, score_run
 from coseek.models.text_model import CachedTextModel
 
 AnswerWith: TypeAlias = Annotated[
@@ -51,6 +52,7 @@ BootstrapSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the bootstr
 
 
 def open_parts(
+    metrics: Sequence[str],
     answer_with: str | None,
     budget: int,
     prompt: str | None,
@@ -58,20 +60,17 @@ def open_parts(
     judge_prompt: str,
     cache: Path | None,
 ) -> "GraderSet":
-    """The generator and the judges that were named."""
+    """Open the generator and the judges that are named. An unknown metric, or one without its judge, is refused."""
+    check_metrics(metrics)
+    judged = [name for name in metrics if name in JUDGED]
+    if judged and not judges:
+        raise SettingError(f"{judged[0]} needs a judge: name one with --judge")
     generator = None
     if answer_with is not None:
         tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
         generator = open_generator(make_settings(GeneratorSettings, tree), cache)
     asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges)
     return GraderSet(generator, tuple(open_judge(settings, cache) for settings in asked))
-
-
-def check_judged(metrics: Sequence[str], judges: Sequence[str]) -> None:
-    """Refuse a metric that needs a judge where there is none."""
-    needy = [name for name in metrics if name in JUDGED]
-    if needy and not judges:
-        raise SettingError(f"{needy[0]} needs a judge: name one with --judge")
 
 
 @dataclass(frozen=True)
@@ -170,9 +169,8 @@ def warn_of_cuts(generator: Generator) -> None:
 @contextmanager
 def _told(what: str) -> Iterator[Tell]:
     """A bar that hears how far the work is."""
-    with resumable("the same command"), progress_bar() as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with resumable("the same command"), progress_bar() as bars:
+        yield partial(bars.report, what)
 
 
 def _name(judge: Judge) -> str:

@@ -22,9 +22,9 @@ import typer
 from pydantic import ValidationError
 
 from coseek import __version__
-from coseek.cli.extras import EXTRA_OF
+from coseek.cli.extras import missing_extras
 from coseek.cli.terminal import say
-from coseek.core.errors import CoseekError, DiskFault, MissingExtra, SettingError, UserError
+from coseek.core.errors import CoseekError, DiskFault, SettingError, UserError
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.settings import mistakes
 from coseek.core.strict_json import replace_surrogates
@@ -113,22 +113,18 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     for setting, value in QUIET.items():
         os.environ.setdefault(setting, value)
     try:
-        app: typer.Typer = find_plugin("command", COMMANDS, name).app
-        program = typer.main.get_command(app)
-        # Not `program.main`: that has ways of its own with Ctrl-C and with readers that have gone.
-        with program.make_context(f"coseek {name}", list(arguments)) as context:
-            code = program.invoke(context)
+        with missing_extras(f"`coseek {name}`"):
+            app: typer.Typer = find_plugin("command", COMMANDS, name).app
+            program = typer.main.get_command(app)
+            # Not `program.main`, which handles Ctrl-C and closed pipes in its own way.
+            with program.make_context(f"coseek {name}", list(arguments)) as context:
+                code = program.invoke(context)
     except typer.Exit as done:  # --help
         return done.exit_code
     except typer.TyperException as error:
         where = getattr(error, "ctx", None)  # of the very command, which may be one of a group
         path = where.command_path if where else f"coseek {name}"
         raise UserError(f"{error.format_message().rstrip('.')}{given(error)}; see `{path} --help`") from None
-    except ModuleNotFoundError as error:
-        library = (error.name or "").partition(".")[0]
-        if library not in EXTRA_OF:
-            raise
-        raise MissingExtra(library, f"`coseek {name}`", EXTRA_OF[library]) from None
     return code if isinstance(code, int) else 0
 
 

@@ -4,9 +4,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Annotated, TypeAlias
 
 import typer
@@ -16,16 +17,21 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-from coseek.cli.log_lines import QUIET_S, Clock, StageTimer, stamped
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import apply_overrides
 
+Clock: TypeAlias = Callable[[], float]
+"""Seconds, which never go back."""
+
+QUIET_S = 20.0
+"""A stage says a line at most this often, and once more at its end."""
 WIDE = 10_000
 """Columns of a file or a pipe: nothing is cut or folded."""
 
@@ -83,45 +89,123 @@ def assignments(texts: Iterable[str], onto: JsonObject | None = None) -> JsonObj
     return apply_overrides({} if onto is None else onto, list(texts))
 
 
-def display_path(path: Path) -> str:
-    """A path as a person would type it: seen from the working folder where it lies below that."""
-    return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
+def stamped(line: str) -> str:
+    """A line with the date, the time and the zone in front."""
+    return f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}"
+
+
+@dataclass
+class StageTimer:
+    """How fast one stage goes."""
+
+    name: str
+    total: int | None = None
+    done: int = 0
+    clock: Clock = time.monotonic
+    _began: float = field(init=False, default=0.0)
+    _first: tuple[float, int] | None = None
+    """When the stage was first heard of, and what was done: what a resumed stage brings along took no time now."""
+    _said: float | None = None
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def due(self, wait_s: float = 0.0) -> bool:
+        """Whether a line should be said now: not before `wait_s`, then every `QUIET_S`, and at the end."""
+        now = self.clock()
+        self._first = self._first or (now, self.done)
+        lately = self._said is not None and now - self._said < QUIET_S and self.done != self.total
+        if now - self._began < wait_s or lately:
+            return False
+        self._said = now
+        return True
+
+    def line(self, note: str = "") -> str:
+        """`questions 120/512, 0:04:10 left, EM .41`"""
+        count = f"{self.name} {self.done}" + (f"/{self.total}" if self.total is not None else "")
+        left_s = self.left_s
+        left = "" if left_s is None else f"{timedelta(seconds=round(left_s))} left"
+        return ", ".join(part for part in (count, left, note.strip()) if part)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end at the pace so far; `None` while nothing was done, and at the end."""
+        since, done = self._first or (self._began, 0)
+        if self.total is None or not done < self.done < self.total:
+            return None
+        return (self.clock() - since) / (self.done - done) * (self.total - self.done)
 
 
 class Bars:
-    """A bar for each task; a line now and then where there is no terminal. Short work says nothing there."""
+    """One bar for each kind of work. Without a terminal, long work prints a line now and then, short work none."""
 
     def __init__(self, progress: Progress, plain: bool, clock: Clock) -> None:
         self._progress, self._plain, self._clock = progress, plain, clock
-        self._paces: dict[TaskID, StageTimer] = {}
+        self._tasks: dict[str, tuple[TaskID, StageTimer]] = {}
 
-    def add_task(self, description: str, total: int | None = None, completed: int = 0) -> TaskID:
-        """A new bar; its total may be known later. The description is text, not markup."""
-        task = self._progress.add_task(escape(description), total=total, completed=completed)
-        self._paces[task] = StageTimer(description, total, completed, self._clock)
-        return task
-
-    def update(self, task: TaskID, completed: int, total: int | None = None) -> None:
-        """So many are done."""
-        pace = self._paces[task]
-        pace.total, pace.done = pace.total if total is None else total, completed
-        self._progress.update(task, completed=completed, total=pace.total)
+    def report(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` are finished. The first report makes the bar; `what` is text, not markup."""
+        if what not in self._tasks:
+            # What an earlier attempt finished took no time now, so it does not count for the time left.
+            task = self._progress.add_task(escape(what), total=total, completed=done)
+            self._tasks[what] = task, StageTimer(what, total, done, self._clock)
+        task, pace = self._tasks[what]
+        pace.total, pace.done = total, done
+        self._progress.update(task, completed=done, total=total)
         if self._plain and pace.due(wait_s=QUIET_S):
             say(stamped(pace.line()))
 
-    def advance(self, task: TaskID, more: int) -> None:
-        """So many more are done."""
-        self.update(task, self._paces[task].done + more)
+
+class Bar:
+    """Implements `coseek.core.progress.Progress`."""
+
+    def __init__(self, progress: Progress, console: Console, clock: Clock) -> None:
+        self._progress, self._console, self._clock = progress, console, clock
+        self._task: TaskID | None = None
+        self._began = clock()
+        self._pace = StageTimer("")
+
+    def stage(self, name: str, total: int) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._pace = StageTimer(name, total, clock=self._clock)
+        self._task = self._progress.add_task(name, total=total, note="")
+
+    def advance(self, done: int, note: str = "") -> None:
+        assert self._task is not None
+        self._progress.update(self._task, completed=done, note=note)
+        self._pace.done = done
+        if not self._console.is_terminal and self._pace.due():
+            self.say(self._pace.line(note))
+
+    def say(self, line: str) -> None:
+        """With the minutes since the beginning in a terminal, and with the date and the time in a file."""
+        minutes, seconds = divmod(int(self._clock() - self._began), 60)
+        shown = f"{minutes:2d}:{seconds:02d} {line}" if self._console.is_terminal else stamped(line)
+        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(clock: Clock = time.monotonic) -> Iterator[Bars]:
-    """A bar with counts and the time left, on stderr; a line now and then when nobody looks at a terminal."""
+    """Bars with counts and the time left, on stderr; where there is no terminal, a line every 20 seconds."""
+    with _progress() as (progress, console):
+        yield Bars(progress, not console.is_terminal, clock)
+
+
+@contextmanager
+def training_bar(clock: Clock = time.monotonic) -> Iterator[Bar]:
+    """The same for training, which has stages."""
+    with _progress(TextColumn("{task.fields[note]}")) as (progress, console):
+        yield Bar(progress, console, clock)
+
+
+@contextmanager
+def _progress(*more: ProgressColumn) -> Iterator[tuple[Progress, Console]]:
     console = stderr_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    left = (TextColumn("left"), TimeRemainingColumn())
+    left = (TextColumn("left"), TimeRemainingColumn(), *more)
     with Progress(*columns, *left, console=console, disable=not console.is_terminal) as progress:
-        yield Bars(progress, not console.is_terminal, clock)
+        yield progress, console
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import IO, TypeAlias, cast
 
 import yaml
 
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.strict_json import InvalidJson, parse_strict, text_fault_in
 from coseek.core.strict_json import Json as Json
 
@@ -20,6 +20,13 @@ JsonObject: TypeAlias = dict[str, "Json"]
 
 RECORDS = ("run.yaml", "recipe.yaml", "labels.yaml")
 """Files that say what a folder was begun with. They are written first, and are no result."""
+
+
+def as_path(given: object, what: str) -> Path:
+    """A path from a `str` or `Path`, with `~` expanded. Anything else raises a `SettingError` that names `what`."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise SettingError(f"{what} is named by one path, a str or Path, not {given!r}")
+    return Path(os.fspath(given)).expanduser()
 
 
 def open_text(path: Path) -> IO[str]:

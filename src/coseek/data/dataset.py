@@ -1,21 +1,19 @@
 """Data set: a folder with `corpus.jsonl` and `questions.<split>.jsonl`."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from coseek.core.errors import DataError, nearest
+from coseek.core.files import as_path
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions
 
 
-@dataclass(frozen=True)
 class Dataset:
     """The ordinary files of a data set; read when asked for, checked as they are read."""
 
-    folder: Path
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = as_path(folder, "a data-set folder")
         if not self.folder.is_dir():
             raise DataError(
                 f"there is no data folder {self.folder}; make one with `coseek world make` or `coseek data import`"

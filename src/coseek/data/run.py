@@ -16,6 +16,7 @@ import yaml
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import (
     JsonObject,
+    as_path,
     atomic_write,
     check_output_folder,
     is_failed_start,
@@ -37,7 +38,8 @@ RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy
 class Run:
     """A run on disk. Trajectories are appended as they end, so a killed run keeps all that had ended."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
+        folder = as_path(folder, "a run folder")
         if not (folder / "run.yaml").exists():
             raise DataError(f"{folder} is not a run: {_what_it_is(folder)}")
         self.folder = folder

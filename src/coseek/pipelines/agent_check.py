@@ -17,12 +17,15 @@ from coseek.models.laptop import check_shape
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings, RecipePath, load_recipe, paths_of, recipe_source
 from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.stages import stages_of
-from coseek.retrieval.factory import OpenContext
+from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.index import check_retriever, retriever_names
 from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backend import check_backend
+from coseek.training.tracker import find_tracker
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -64,7 +67,12 @@ def check_settings(recipe: AgentRecipe) -> None:
     wrong = ErrorList()
     for stage in stages_of(recipe, Path()):
         wrong.of(check_stage, stage.recipe)
+        if stage.recipe.learn == "rl":
+            wrong.of(open_algorithm, stage.recipe.rl)
+            wrong.of(check_backend, stage.recipe.rl.backend)
     wrong.of(taught, recipe)
+    for name in recipe.track:
+        wrong.of(find_tracker, name)
     for check in (check_data, check_demonstrations, check_prompts):
         wrong.of(check, recipe)
     if recipe.policy.folder is None:
@@ -212,3 +220,9 @@ def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
 def check_encoder(name: str) -> None:
     """Refuse what is no encoder, or one whose card contradicts its files."""
     EncoderCard.of(encoder_folder(name))
+
+
+def check_encoder_libraries() -> None:
+    """Refuse with the line that installs what is missing, before anything is trained."""
+    for library, extra in (("sentence_transformers", "dense"), ("datasets", "encoder"), ("accelerate", "encoder")):
+        require_library(library, "training a retriever", extra)

@@ -16,6 +16,7 @@ from coseek.agents.run_questions import identities_of, run_questions
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.core.files import JsonObject, atomic_write, read_jsonl, write_json
+from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
@@ -36,6 +37,7 @@ from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, group_ta
 from coseek.models.pretrained import load_model
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining, QuestionSet
+from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import Stage
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.monitor import alarm_steps
@@ -85,6 +87,16 @@ def by_generator(training: AgentTraining) -> bool:
     return training.recipe.graders.generator is not None and not answers_itself(training.recipe.protocol)
 
 
+def train_and_measure(
+    recipe: AgentRecipe, folder: Path, resume: bool, progress: Progress
+) -> tuple[AgentTraining, Table | None]:
+    """Train as the recipe says, and write tables and report. Returns the headline to the first worker alone."""
+    training = AgentTraining(recipe, folder, progress)
+    training.begin(resume)
+    training.train()
+    return training, write_results(training, measure(training)) if training.workers.first else None
+
+
 def measure(training: AgentTraining) -> dict[str, Scores]:
     """Run every agent on every set (what is there already is kept), and score: set → scores."""
     rows = rows_of(training)
@@ -106,7 +118,10 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
         run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
         served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
         return
-    protocol, made_of = load_protocol(row.protocol, training.recipe.prompt_template), made_of_row(training, row)
+    protocol, made_of = (
+        load_protocol(row.protocol, training.recipe.prompt_template, run_files=True),
+        made_of_row(training, row),
+    )
     identities = identities_of(made_of, protocol, column.retriever, column.questions, limits, seed)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     if len(run.done()) == len(column.questions):
@@ -149,7 +164,10 @@ def made_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
 
 def agent_of(training: AgentTraining, row: TableRow) -> Agent:
     """The row's agent. The rule-based one writes in the policy's own ids, so that tokens are counted alike."""
-    protocol, made_of = load_protocol(row.protocol, training.recipe.prompt_template), made_of_row(training, row)
+    protocol, made_of = (
+        load_protocol(row.protocol, training.recipe.prompt_template, run_files=True),
+        made_of_row(training, row),
+    )
     if not row.policy:
         return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), made_of)
     model = load_model(training.policy_folder(row.policy))

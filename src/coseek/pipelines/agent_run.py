@@ -1,14 +1,20 @@
-"""Running: what `coseek run` is told, and the questions that it asks."""
+"""Agent run: the settings of `coseek run`, its questions, and the run folder that it writes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from coseek.agents.factory import AgentSettings
+from coseek.agents.factory import AgentSettings, limits_for, open_agent, settled_for, spent
 from coseek.agents.rollout import Limits
+from coseek.agents.run_questions import run_questions
 from coseek.core.errors import DataError, SettingError, nearest
-from coseek.core.settings import Settings
+from coseek.core.files import check_output_folder
+from coseek.core.lock import lock_folder
+from coseek.core.mistakes import ErrorList
+from coseek.core.settings import Settings, dump_settings
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question, load_questions
+from coseek.data.run import Run
+from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever
 
 
@@ -31,6 +37,58 @@ class RunSettings(Settings):
     """Trajectories a question."""
     seed: int = 0
     """Seed of the run; each trajectory's own seed follows from it, the question's id and the sample's number."""
+
+
+def check_run(
+    questions: Path, split: str | None, retriever: str, agent: Callable[[], AgentSettings]
+) -> tuple[AgentSettings, Limits]:
+    """The agent's settings and the limits that suit it. All mistakes in what a run names are raised as one error,
+    before anything is opened."""
+    wrong = ErrorList()
+    who = wrong.of(agent)
+    wrong.of(check_source, retriever)
+    wrong.of(check_questions, questions, split)
+    limits = None if who is None else wrong.of(limits_for, who)  # which reads the protocol and its prompt template
+    wrong.refuse()
+    assert who is not None and limits is not None
+    return who, limits
+
+
+def run_agent(
+    settings: RunSettings,
+    out: Path,
+    resume: bool,
+    tell: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Run, list[Question]]:
+    """Answer the questions that the run folder `out` does not hold yet. Returns the run and all its questions.
+
+    Every part is opened and checked before the folder is written. `tell` is called with (ended, total), `say` with a
+    line about what the calls to a server cost.
+    """
+    check_output_folder(out, "run.yaml")
+    with lock_folder(out):
+        settings = settled_for(settings, settings.agent, out / "run.yaml")
+        retriever = open_retriever(settings.retriever)
+        questions = load_asked(settings)
+        check_gold(questions, retriever, settings.retriever)
+        agent = open_agent(settings.agent)
+        agent.protocol.check_retriever(retriever.name)
+        recorded = {**dump_settings(settings), "index": describe_retriever(settings.retriever, retriever)}
+        kept = Run.begin(out, recorded, resume)
+        run_questions(
+            kept,
+            agent,
+            retriever,
+            questions,
+            settings.limits,
+            seed=settings.seed,
+            samples=settings.samples,
+            tell=tell,
+        )
+        if say is not None and (line := spent(agent.model, settings.agent)):
+            say(line)
+    return kept, questions
 
 
 def load_asked(settings: RunSettings) -> list[Question]:

@@ -1,20 +1,27 @@
-"""Labelling: what `coseek label` is told, and the parts that it opens."""
+"""Labelling: the settings of `coseek label`, the parts that it opens, and the folder that it writes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
-from coseek.agents.factory import AgentSettings, is_scripted, limits_for, open_agent, settings_for
-from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.factory import AgentSettings, is_scripted, limits_for, open_agent, settings_for, settled_for
+from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.rollout import Limits
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import DataError, SettingError, nearest
-from coseek.core.files import JsonObject
+from coseek.core.files import JsonObject, check_output_folder
 from coseek.core.fingerprint import digest_of, fingerprint
+from coseek.core.lock import lock_folder
 from coseek.core.plugins import is_plugin_path
-from coseek.core.settings import Settings, make_settings
+from coseek.core.registry import find_plugin
+from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.graders.judge import is_world
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.labelling import LabelSummary, check_distinct, make_labels
+from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, RolloutMaker
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files
@@ -40,6 +47,73 @@ class LabelSettings(Settings):
     """Who scores passages, for methods that ask."""
     likelihood: str | None = None
     """Which model says how likely answers are, for methods that ask."""
+
+
+def label_settings(
+    runs: Sequence[str],
+    typed: JsonObject,
+    named: JsonObject,
+    retriever: str | None = None,
+    agent: str | None = None,
+    temperature: float = 0.0,
+) -> tuple[LabelSettings, JsonObject]:
+    """The settings of labelling, and the method's own as plain values.
+
+    `typed` holds settings of the method, and the agent's budgets as the group `limits`; `named` the fields of
+    `LabelSettings` that are neither taken from the runs nor from `retriever`, `agent` and its `temperature`.
+    """
+    module = cast(MakerModule, find_plugin("method", PACKAGE, str(named["method"]), OFFERS))
+    if not runs:
+        raise SettingError("name a run folder to label; make one with `coseek run`")
+    opened = [Run(Path(folder)) for folder in runs]
+    tree = dict(typed)
+    limits = tree.pop("limits", {})
+    for name in set(tree) & set(Limits.model_fields) - set(module.SETTINGS.model_fields):
+        raise SettingError(f"no setting named {name!r}; the agent's budgets are a group: limits.{name}=…")
+    of_method = make_settings(module.SETTINGS, tree)
+    own, known = dump_settings(of_method), agent_of(opened, agent, temperature)
+    if known is not None and module.terms(of_method).rolls_out:
+        refuse_equal_runs(cast(int, own["samples"]), known)
+    base = dump_settings(limits_of(opened, agent, known))
+    chosen: JsonObject = {
+        **named,
+        "runs": [*runs],
+        "retriever": retriever_of(opened, retriever),
+        "agent": None if known is None else dump_settings(known),
+        "limits": {**base, **limits} if isinstance(limits, dict) else limits,
+    }
+    return make_settings(LabelSettings, chosen), own
+
+
+def label_runs(
+    settings: LabelSettings,
+    own: JsonObject,
+    out: Path,
+    resume: bool = False,
+    cache: Path | None = None,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
+) -> LabelSummary:
+    """Label the search turns of the runs into the folder `out`, alone in it. `own` are the method's settings.
+
+    Every part is opened and checked before `labels.yaml` is written. `tell` is called with (`runs` or `turns`, done,
+    total).
+    """
+    module = cast(MakerModule, find_plugin("method", PACKAGE, settings.method, OFFERS))
+    if not resume:
+        LabelFolder.refuse_old(out)
+    check_output_folder(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
+    with lock_folder(out):
+        settings = settled_for(settings, settings.agent, out / "labels.yaml")
+        questions = run_questions(settings)
+        parts = open_parts(settings, out, questions, cache)
+        maker = module.open(make_settings(module.SETTINGS, own), parts)
+        turns = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
+        check_distinct(turns)  # what is refused is refused before there is a folder
+        recorded: JsonObject = {**dump_settings(settings), settings.method: own}
+        labels = LabelFolder.begin(out, recorded, maker.identity, resume)
+        if isinstance(maker, RolloutMaker):
+            turns = maker.roll_out(questions, partial(tell, "runs"))
+        return make_labels(labels, maker, turns, parts.tally, partial(tell, "turns"))
 
 
 def runs_of(settings: LabelSettings) -> list[Run]:
@@ -98,7 +172,10 @@ def agent_of(runs: Sequence[Run], given: str | None, temperature: float) -> Agen
         return None
     name = str(tree.get("name"))
     _refuse_to_run([name] if is_plugin_path(name) else [], "--agent", name)
-    return make_settings(AgentSettings, {**tree, "temperature": temperature})
+    settings = make_settings(AgentSettings, {**tree, "temperature": temperature})
+    tools = [str(path) for path in tool_files(settings.protocol)]
+    _refuse_to_run(tools, "--agent", f"FILE.yaml with the lines `name: {name}` and `protocol: {settings.protocol}`")
+    return settings
 
 
 def _refuse_to_run(files: Sequence[str], option: str, name: str) -> None:

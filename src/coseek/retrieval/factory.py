@@ -58,6 +58,8 @@ class OpenContext:
         """Open an index folder, a URL, a YAML file or a mapping."""
         if isinstance(source, Mapping):
             return self._part(source, "the retriever")
+        if not isinstance(source, str | Path):
+            raise SettingError(f"a retriever is an index folder, a URL, a YAML file or a mapping, not {source!r}")
         if str(source).startswith(("http://", "https://")):
             return self._part({"retriever": "remote", "url": str(source)}, str(source))
         path = self.path(str(source))

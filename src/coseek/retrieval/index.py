@@ -22,7 +22,7 @@ from typing import Protocol, cast
 
 from coseek.core import registry
 from coseek.core.errors import DataError, IndexMismatch, SettingError
-from coseek.core.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
+from coseek.core.files import JsonObject, as_path, atomic_folder, read_json, recover_folder, write_json
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
@@ -135,7 +135,8 @@ def build_index(
     The folder appears whole or not at all; an older index under that name is replaced at the end. A build that takes
     long tells `report` how far it is, and goes on where an earlier one with the same settings was stopped.
     """
-    source, out = Path(source) if isinstance(source, str) else source, Path(out)
+    source = source if isinstance(source, Corpus) else as_path(source, "a data-set folder or corpus file")
+    out = as_path(out, "an index folder")
     part = _part(retriever)
     checked = _settings(part, settings)
     if hasattr(part, "settle"):
@@ -180,7 +181,7 @@ def open_index(
 
     `overrides` are settings that matter only when searching (`SEARCH_TIME` of the retriever); others are refused.
     """
-    folder = Path(folder)
+    folder = as_path(folder, "an index folder")
     card = IndexCard.read(folder)
     part = _part(card.retriever)
     settings = _overridden(part, card, overrides or {})

@@ -4,10 +4,11 @@ A retriever sees it through its view (`coseek.retrieval.views`). A plain string 
 retriever takes both.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from coseek.core.errors import DataError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 
 
@@ -70,6 +71,28 @@ class Query:
 
 QueryLike: TypeAlias = str | Query
 """What a retriever may be asked."""
+
+
+def as_queries(queries: QueryLike | Sequence[QueryLike], k: int) -> list[QueryLike]:
+    """Check the arguments of `Retriever.search`, and return the Q queries as a list. Every `search` begins with it.
+
+    A bare text or `Query` is one query, never a sequence of characters: Q is then 1, and the result of the search still
+    a list of Q lists. Raises `SettingError` for what is no query, `ValueError` for a `k` below 1.
+    """
+    check_k(k)
+    found = [queries] if isinstance(queries, str | Query) else queries
+    if not isinstance(found, Sequence):
+        raise SettingError(f"queries are one text, one Query or a list of them, not {queries!r}; write search([…], k)")
+    for query in found:
+        if not isinstance(query, str | Query):
+            raise SettingError(f"a query is a text or a Query, not {query!r}; write search([…], k) with texts inside")
+    return list(found)
+
+
+def check_k(k: int) -> None:
+    """Refuse a depth below 1. A bug in the caller and not a user's mistake, hence a `ValueError`."""
+    if k < 1:
+        raise ValueError(f"k counts the passages of a search and must be at least 1, not {k}")
 
 
 def _text(row: JsonObject, name: str) -> str:

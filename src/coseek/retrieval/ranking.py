@@ -5,6 +5,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from coseek.retrieval.query import check_k
+
 Scores: TypeAlias = NDArray[np.float32]
 Rows: TypeAlias = NDArray[np.intp]
 
@@ -23,9 +25,3 @@ def top_rows(scores_N: Scores, k: int, above: float = -np.inf) -> Rows:
     rows = np.flatnonzero(scores_N >= threshold if threshold > above else scores_N > above)
     order = np.argsort(-scores_N[rows], kind="stable")[:k]
     return rows[order]
-
-
-def check_k(k: int) -> None:
-    """A bug in the caller, not a user's mistake: hence a `ValueError`."""
-    if k < 1:
-        raise ValueError(f"k counts the passages of a search and must be at least 1, not {k}")

@@ -7,7 +7,7 @@ from typing import Protocol
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import replace_surrogates
 from coseek.data.passage import Corpus, Hit
-from coseek.retrieval.query import Query, QueryLike
+from coseek.retrieval.query import Query, QueryLike, as_queries
 
 
 class Retriever(Protocol):
@@ -15,7 +15,7 @@ class Retriever(Protocol):
 
     `search` takes Q queries and returns Q lists in input order, each of at most `k` hits with falling scores; equal
     scores keep corpus order. It may return fewer than `k`. The same queries give the same lists, whatever else is in
-    the batch. A search that cannot happen raises `RetrieverError`.
+    the batch. A search that cannot happen raises `RetrieverError`. A bare text is one query: see `as_queries`.
     """
 
     @property
@@ -68,6 +68,7 @@ class FixedRetriever:
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The passages listed for exactly this query, scored k, k-1, …"""
+        queries = as_queries(queries, k)
         found = [self._results.get(self.seen(query), [])[:k] for query in queries]
         return [
             [Hit(self.corpus.by_id(ident), float(k - rank)) for rank, ident in enumerate(idents)] for idents in found

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol, cast
+from contextlib import asynccontextmanager
+from typing import TypeAlias, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,44 +16,38 @@ from coseek.core.files import JsonObject
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query
 from coseek.serve.batching import SearchJob
-from coseek.serve.contract import RefusedRequest, RetrieveRequest, answer, blank, parse_request, passages_of
+from coseek.serve.contract import BUG, RefusedRequest, RetrieveRequest, answer, blank, parse_request, passages_of
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.openapi import answers, request_body
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings
+from coseek.serve.worker import AnyService
 
 _MANY_HITS = 2_000
 """So many are written out in a thread, so that other requests are not held up."""
 _STOP_S = 5.0
 
 
-class Runs(Protocol):
-    """A service with a thread of its own."""
-
-    def start(self) -> None: ...
-    def close(self, wait_s: float) -> bool: ...
+ErrorBody: TypeAlias = Callable[[int, str, str], JsonObject]
+"""(status, sentence, kind) → the body of an answer that is an error."""
 
 
 def make_app(service: RetrieverService, token: str | None = None, log: Log | None = None) -> App:
     """The whole application, ready for a server: it starts the service with its own lifespan."""
-
-    # No pages of documentation: they would load scripts from elsewhere.
-    app = FastAPI(
-        title="coseek", version=__version__, lifespan=lifespan_of(service, log), docs_url=None, redoc_url=None
-    )
-    app.add_api_route("/health", _health(service), methods=["GET"], summary="Whether it can search, and why not.")
+    app = new_app(service, log, lambda status, sentence, kind: {"error": sentence}, openapi=True)
     for name in (None, *service.names):
         _add_index(app, service, name)
-    app.add_exception_handler(RefusedRequest, _refusal)
-    app.add_exception_handler(RetrieverError, _fault)
-    app.add_exception_handler(HTTPException, _no_such_path)
-    app.add_exception_handler(Exception, _bug)
+
+    def fault(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": f"the retriever failed: {error}"}, 502)
+
+    app.add_exception_handler(RetrieverError, fault)
     return AccessMiddleware(cast(App, app), service, token, log)
 
 
-def lifespan_of(service: Runs, log: Log | None) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Starts a service and its log with the application, and ends them with it."""
+def new_app(service: AnyService, log: Log | None, error_body: ErrorBody, openapi: bool) -> FastAPI:
+    """An application with `/health` and the answers to refused requests; it starts and ends with the service."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,7 +59,38 @@ def lifespan_of(service: Runs, log: Log | None) -> Callable[[FastAPI], AbstractA
         if log is not None:
             log.close()
 
-    return lifespan
+    async def health() -> Response:
+        found = service.health()
+        return JSONResponse(found, 200 if found["ready"] else 503)
+
+    def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RefusedRequest)
+        headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+        if error.status in (408, 413):
+            headers["connection"] = "close"  # the rest of the request is not read
+        return JSONResponse(error_body(error.status, str(error), "refused"), error.status, headers)
+
+    def no_such_path(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        body = error_body(error.status_code, str(error.detail), "refused")
+        return JSONResponse(body, error.status_code, error.headers)
+
+    def bug(request: Request, error: Exception) -> Response:
+        return JSONResponse(error_body(500, BUG, "bug"), 500)
+
+    app = FastAPI(
+        title="coseek",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url="/openapi.json" if openapi else None,
+        docs_url=None,  # the pages of documentation would load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.add_api_route("/health", health, methods=["GET"], summary="Whether it is ready, and why not.")
+    app.add_exception_handler(RefusedRequest, refused)
+    app.add_exception_handler(HTTPException, no_such_path)
+    app.add_exception_handler(Exception, bug)
+    return app
 
 
 def _add_index(app: FastAPI, service: RetrieverService, name: str | None) -> None:
@@ -84,14 +109,6 @@ def _add_index(app: FastAPI, service: RetrieverService, name: str | None) -> Non
     app.add_api_route(
         f"{prefix}/info", _info(service, known), methods=["GET"], operation_id=f"info_{name or 'default'}"
     )
-
-
-def _health(service: RetrieverService) -> Callable[[], Awaitable[Response]]:
-    async def health() -> Response:
-        found = service.health()
-        return JSONResponse(found, 200 if found["ready"] else 503)
-
-    return health
 
 
 def _info(service: RetrieverService, name: str) -> Callable[[], Awaitable[Response]]:
@@ -169,24 +186,3 @@ def _times(job: SearchJob) -> JsonObject:
         "engine_ms": round((job.ended - job.began) * 1_000, 2),
         "batch": job.batch,
     }
-
-
-def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedRequest)
-    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    if error.status in (408, 413):
-        headers["connection"] = "close"  # the rest of the request is not read
-    return JSONResponse({"error": str(error)}, error.status, headers)
-
-
-def _fault(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": f"the retriever failed: {error}"}, 502)
-
-
-def _no_such_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
-
-
-def _bug(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "a bug of the service; its log has the details"}, 500)

@@ -98,9 +98,7 @@ class Batcher(Worker):
             pieces = self._next()
             if not pieces:
                 return
-            finished = self._searched_pieces(pieces)
-            if finished and self._loop is not None:
-                self._loop.call_soon_threadsafe(_finish, finished)
+            self._wake(self._searched_pieces(pieces))
 
     def _next(self) -> list[Piece]:
         """The next batch, as soon as there is one; nothing when closed."""
@@ -220,10 +218,3 @@ def shares(wanted: Sequence[int], room: int) -> list[int]:
             room -= more
         hungry = [place for place in hungry if given[place] < wanted[place]]
     return given
-
-
-def _finish(jobs: list[SearchJob]) -> None:
-    """In the event loop: wake the requests. One whose client has gone was cancelled."""
-    for job in jobs:
-        if not job.done.done():
-            job.done.set_result(None)

@@ -15,6 +15,7 @@ from coseek.data.passage import Hit
 from coseek.retrieval.query import Query, QueryLike
 from coseek.serve.settings import ServeSettings
 
+BUG = "a bug of the service; its log has the details"
 _QUOTED = 200
 """A sentence quotes at most so many characters of what it refuses."""
 

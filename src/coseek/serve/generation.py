@@ -232,12 +232,4 @@ class GenerationWorker(Worker):
             self.written_tokens += len(job.turn.ids) if job.turn is not None else 0
             self._per_job_s = 0.9 * self._per_job_s + 0.1 * (now - job.arrived) / max(1, self._running)
         self._running = sum(len(room.jobs) for room in self._rooms.values())
-        if jobs and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_finish, jobs)
-
-
-def _finish(jobs: list[GenerationJob]) -> None:
-    """In the event loop: wake the requests. One whose client has gone was cancelled."""
-    for job in jobs:
-        if not job.done.done():
-            job.done.set_result(None)
+        self._wake(jobs)

@@ -6,15 +6,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 
-from coseek import __version__
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject
-from coseek.serve.app import lifespan_of, whole_body
-from coseek.serve.completions import ChatAsked, CompletionAsked, read_asked
+from coseek.serve.app import new_app, whole_body
+from coseek.serve.completions import A, ChatAsked, CompletionAsked, read_asked
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
@@ -41,20 +39,7 @@ class ModelServer(Listener):
 
 def make_model_app(service: ModelService, token: str | None = None, log: Log | None = None) -> App:
     """The whole application, ready for a server: it starts the service with its own lifespan."""
-
-    # No pages of documentation: they would load scripts from elsewhere.
-    app = FastAPI(
-        title="coseek",
-        version=__version__,
-        lifespan=lifespan_of(service, log),
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-    )
-
-    async def health() -> Response:
-        found = service.health()
-        return JSONResponse(found, 200 if found["ready"] else 503)
+    app = new_app(service, log, _error, openapi=False)
 
     async def info() -> Response:
         return JSONResponse(service.info())
@@ -62,34 +47,32 @@ def make_model_app(service: ModelService, token: str | None = None, log: Log | N
     async def models() -> Response:
         return JSONResponse(service.models())
 
-    app.add_api_route("/health", health, methods=["GET"])
+    def fault(request: Request, error: Exception) -> Response:
+        return JSONResponse(_error(500, f"the model failed: {error}", "model_error"), 500)
+
     app.add_api_route("/info", info, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
-    app.add_api_route("/v1/completions", _completions(service), methods=["POST"])
-    app.add_api_route("/v1/chat/completions", _chat(service), methods=["POST"])
-    app.add_exception_handler(RefusedRequest, _refusal)
-    app.add_exception_handler(ModelError, _fault)
-    app.add_exception_handler(HTTPException, _no_such_path)
-    app.add_exception_handler(Exception, _bug)
+    app.add_api_route("/v1/completions", _endpoint(service, CompletionAsked, service.complete), methods=["POST"])
+    app.add_api_route("/v1/chat/completions", _endpoint(service, ChatAsked, service.chat), methods=["POST"])
+    app.add_exception_handler(ModelError, fault)
     return AccessMiddleware(cast(App, app), service, token, log)
 
 
-def _completions(service: ModelService) -> Callable[[Request], Awaitable[Response]]:
-    async def completions(request: Request) -> Response:
-        asked = read_asked(CompletionAsked, await whole_body(request, service.settings))
-        record = cast(JsonObject, request.scope[RECORD])
-        return _written(await _while_wanted(request, service.complete(asked, record)))
-
-    return completions
+def _error(status: int, sentence: str, kind: str) -> JsonObject:
+    """An error as OpenAI's clients read it."""
+    return {"error": {"message": sentence, "type": kind, "code": status}}
 
 
-def _chat(service: ModelService) -> Callable[[Request], Awaitable[Response]]:
-    async def chat(request: Request) -> Response:
-        asked = read_asked(ChatAsked, await whole_body(request, service.settings))
-        record = cast(JsonObject, request.scope[RECORD])
-        return _written(await _while_wanted(request, service.chat(asked, record)))
+def _endpoint(
+    service: ModelService, kind: type[A], write: Callable[[A, JsonObject], Awaitable[JsonObject]]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        asked = read_asked(kind, await whole_body(request, service.settings))
+        answer = await _while_wanted(request, write(asked, cast(JsonObject, request.scope[RECORD])))
+        # ASCII: a text may end within a character.
+        return Response(json.dumps(answer, allow_nan=False).encode(), media_type="application/json")
 
-    return chat
+    return endpoint
 
 
 async def _while_wanted(request: Request, work: Awaitable[T]) -> T:
@@ -104,33 +87,3 @@ async def _while_wanted(request: Request, work: Awaitable[T]) -> T:
     finally:
         working.cancel()
         gone.cancel()
-
-
-def _written(answer: JsonObject) -> Response:
-    # ASCII: a text may end within a character.
-    return Response(json.dumps(answer, allow_nan=False).encode(), media_type="application/json")
-
-
-def _error(status: int, sentence: str, kind: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": {"message": sentence, "type": kind, "code": status}}, status, headers)
-
-
-def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedRequest)
-    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    if error.status in (408, 413):
-        headers["connection"] = "close"  # the rest of the request is not read
-    return _error(error.status, str(error), "refused", headers)
-
-
-def _fault(request: Request, error: Exception) -> Response:
-    return _error(500, f"the model failed: {error}", "model_error")
-
-
-def _no_such_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error(error.status_code, str(error.detail), "refused")
-
-
-def _bug(request: Request, error: Exception) -> Response:
-    return _error(500, "a bug of the service; its log has the details", "bug")

@@ -1,7 +1,6 @@
 """Model service: a folder's model behind a desk, and the way from what is asked to ids. Knows no HTTP."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +16,10 @@ from coseek.models.model import TurnEnd
 from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
 from coseek.serve.completions import ChatAsked, CompletionAsked, WrittenText, chat_completion, completion
-from coseek.serve.contract import RefusedRequest
+from coseek.serve.contract import BUG, RefusedRequest
 from coseek.serve.generation import GenerationJob, GenerationRequest, GenerationWorker, SamplingKind
 from coseek.serve.settings import ModelServeSettings
+from coseek.serve.worker import Service
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,35 +67,18 @@ class Weights:
         )
 
 
-class ModelService:
+class ModelService(Service[ModelServeSettings]):
     """Opens the model in the writing thread, so that `/health` answers while it is being read."""
 
     def __init__(self, folder: Path, settings: ModelServeSettings, name: str | None = None) -> None:
-        self.settings = settings
         self.name = name or folder.resolve().name
         self.desk = GenerationWorker(self._sampler, settings.max_rows, settings.queue)
         self.weights: Weights | None = None
-        self.failure: Exception | None = None
-        self.stopping = False
-        self.when_open: Callable[[], None] = lambda: None
         self._folder = folder
+        super().__init__(settings, self.desk)
 
-    def start(self) -> None:
-        """Begin to open the model; called in the event loop."""
-        loop = asyncio.get_running_loop()
-
-        def first() -> bool:
-            try:
-                self.weights = Weights.of(self._folder, self.settings)
-            except Exception as error:  # noqa: BLE001 (raised again by whoever runs the service)
-                self.failure = error
-            loop.call_soon_threadsafe(self.when_open)
-            return self.failure is None
-
-        self.desk.start(first)
-
-    def close(self, wait_s: float) -> bool:
-        return self.desk.close(wait_s)
+    def _open(self) -> None:
+        self.weights = Weights.of(self._folder, self.settings)
 
     @property
     def not_ready(self) -> str:
@@ -203,7 +186,7 @@ class ModelService:
         record["written"] = sum(len(job.turn.ids) for job in jobs if job.turn is not None)
         for job in jobs:
             if job.fault is not None:
-                raise RefusedRequest(500, "a bug of the service; its log has the details")
+                raise RefusedRequest(500, BUG)
         return [_told(weights.tokenizer, job) for job in jobs]
 
     def _sampler(self, kind: SamplingKind) -> "Sampler":

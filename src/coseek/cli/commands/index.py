@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import TaskID
 
-from coseek.cli.terminal import AsJson, Bars, assignments, new_app, print_json, progress_bar, resumable
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
 from coseek.retrieval.index import IndexCard, build_index
 from coseek.retrieval.retrievers.dense import Dense
 
@@ -33,26 +32,11 @@ def index(
     the same command goes on.
     """
     tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
-    with resumable("the same command"), progress_bar() as progress:
-        stages = Stages(progress)
-        built = build_index(source, retriever, out, tree, stages.report)
+    with resumable("the same command"), progress_bar() as bars:
+        built = build_index(source, retriever, out, tree, bars.report)
     if as_json:
         print_json(IndexCard.read(out).to_json())
     else:
         passages = IndexCard.read(out).passages
         how = f", searched with search={built.way}" if isinstance(built, Dense) else ""
         print(f"{out}: {retriever} over {passages:,} passages{how}. Try: coseek search {out} 'words to look for'")
-
-
-class Stages:
-    """A bar for each thing that is counted, one after the other."""
-
-    def __init__(self, progress: Bars) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def report(self, what: str, done: int, total: int) -> None:
-        if what not in self._tasks:
-            # What an earlier attempt did took no time now: the time left is told from what is still to do.
-            self._tasks[what] = self._progress.add_task(what, total=total, completed=done)
-        self._progress.update(self._tasks[what], completed=done)

@@ -17,7 +17,6 @@ from coseek.cli.grader_options import (
     OneJudge,
     PromptFile,
     ask,
-    check_judged,
     open_parts,
 )
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
@@ -26,7 +25,7 @@ from coseek.core.files import atomic_write, check_output_folder, write_json
 from coseek.core.lock import lock_if_named
 from coseek.data.run import Run
 from coseek.measure.leaderboard import leaderboard as make_leaderboard
-from coseek.measure.score import METRICS, Scored, ScoredRun, check_metrics, dataset_of
+from coseek.measure.score import METRICS, Scored, ScoredRun, dataset_of
 
 app = new_app()
 BOARD = "leaderboard.json"
@@ -64,10 +63,8 @@ def leaderboard(
     """
     if out is not None:
         check_output_folder(out, BOARD)
-    check_metrics([metric])
     judges = [judge] if judge else []
-    check_judged([metric], judges)
-    parts = open_parts(answer_with, budget, prompt, judges, judge_prompt, cache)
+    parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache)
     with lock_if_named(out):
         board = make_leaderboard(scored_by(runs, parts), metric, split_names(in_domain), parts.notes(), seed)
         if out is not None:

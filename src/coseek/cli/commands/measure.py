@@ -192,11 +192,13 @@ def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) ->
 
 
 def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
-    with progress_bar() as bar:
-        task = bar.add_task(name, total=len(plan.questions))
+    done, total = 0, len(plan.questions)
+    with progress_bar() as bars:
         for batch in search_questions(retriever, plan.questions, plan.depth):
+            bars.report(name, done, total)
             yield from batch
-            bar.advance(task, len(batch))
+            done += len(batch)
+            bars.report(name, done, total)
 
 
 def print_tables(scores: Scores, plan: Plan) -> None:

@@ -18,7 +18,6 @@ from coseek.cli.grader_options import (
     ScoredBothWays,
     agreements_over,
     ask,
-    check_judged,
     intended,
     open_parts,
 )
@@ -37,7 +36,6 @@ from coseek.measure.score import (
     ScoredRun,
     Scores,
     check_groups,
-    check_metrics,
     dataset_of,
     questions_of,
     summaries_of,
@@ -88,10 +86,8 @@ def score(
     if out is not None:
         check_output_folder(out, SUMMARY, own=(ROWS,))
     chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
-    check_metrics(chosen)
-    check_judged(chosen, judge or [])
     check_groups(split_names(by))
-    parts = open_parts(answer_with, budget, prompt, judge or [], judge_prompt, cache)
+    parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache)
     with lock_if_named(out):
         asked = [ask(Run(run), str(run), parts) for run in runs]
         questions = intended([Run(run) for run in runs])

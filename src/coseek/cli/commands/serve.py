@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
 import typer
@@ -27,6 +27,14 @@ _MODEL = ModelServeSettings()
 TOGETHER_CPU, TOGETHER_GPU = 8, 64
 """Queries in one forward pass: 8 short ones keep a processor busy, and more only pad the short to the longest."""
 
+Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen at.")]
+Port: TypeAlias = Annotated[int, typer.Option(help="The port; 0 takes a free one.")]
+TokenEnv: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="The environment variable with the token that requests must bring; needed beyond loopback."),
+]
+Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")]
+
 
 @app.callback()
 def serve() -> None:
@@ -39,12 +47,9 @@ def serve_retriever(
         list[str],
         typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file; NAME=… gives it a name."),
     ],
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = _OURS.host,
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = _OURS.port,
-    token_env: Annotated[
-        str | None,
-        typer.Option(help="The environment variable with the token that requests must bring; needed beyond loopback."),
-    ] = None,
+    host: Host = _OURS.host,
+    port: Port = _OURS.port,
+    token_env: TokenEnv = None,
     topk: Annotated[int, typer.Option(min=1, help="Passages a query where a request does not say.")] = _OURS.topk,
     batch: Annotated[int, typer.Option(min=1, help="Queries searched together, at most.")] = _OURS.batch,
     wait_ms: Annotated[
@@ -53,17 +58,14 @@ def serve_retriever(
     queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more get a 503.")] = _OURS.queue,
     max_queries: Annotated[int, typer.Option(min=1, help="Queries a request, at most.")] = _OURS.max_queries,
     max_topk: Annotated[int, typer.Option(min=1, help="Passages a query, at most.")] = _OURS.max_topk,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")] = False,
+    quiet: Quiet = False,
     log_queries: Annotated[bool, typer.Option("--log-queries", help="Write the queries into the log, too.")] = False,
 ) -> None:
     """Serve one or several retrievers: POST /retrieve (the first) and /NAME/retrieve, GET /health and /info.
 
     Prints the URL once everything is open. Ctrl-C or SIGTERM: what was accepted is answered, then it ends.
     """
-    require_library("fastapi", "`coseek serve`", "serve")
-    require_library("uvicorn", "`coseek serve`", "serve")
-    require_library("httptools", "`coseek serve`", "serve")
-    # Here and not above: help need not wait for a web server.
+    check_libraries()
     from coseek.serve.running import serve as run
 
     given = {
@@ -89,26 +91,21 @@ def serve_retriever(
 def serve_model(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder.")],
     name: Annotated[str | None, typer.Option(help="What requests call it; the folder's name when not given.")] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = _MODEL.host,
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = _MODEL.port,
-    token_env: Annotated[
-        str | None,
-        typer.Option(help="The environment variable with the token that requests must bring; needed beyond loopback."),
-    ] = None,
+    host: Host = _MODEL.host,
+    port: Port = _MODEL.port,
+    token_env: TokenEnv = None,
     rows: Annotated[int, typer.Option(min=1, help="Texts written at once.")] = _MODEL.max_rows,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get a 503.")] = _MODEL.queue,
     precision: Annotated[str, typer.Option(help="float32, bfloat16, or auto: the faster one here.")] = _MODEL.precision,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Serve a model: POST /v1/completions (text or ids, with ids and log-probabilities when asked) and
     /v1/chat/completions, GET /v1/models, /health and /info. No streaming.
 
     Prints the URL once the model is open. Ctrl-C or SIGTERM: what was accepted is answered, then it ends.
     """
-    for library in ("fastapi", "uvicorn", "httptools"):
-        require_library(library, "`coseek serve`", "serve")
+    check_libraries()
     check_folder(folder)
-    # Here and not above: help need not wait for a web server.
     from coseek.serve.model_app import serve_model as run
 
     settings = make_settings(
@@ -127,6 +124,12 @@ def serve_model(
         say(line)
     say(f"opening {folder} …")
     run(folder, settings, name, lambda url: print(f"coseek serves {name or folder} at {url}", flush=True))
+
+
+def check_libraries() -> None:
+    """Refuse with the line that installs what is missing. The web server itself is imported later: help needs none."""
+    for library in ("fastapi", "uvicorn", "httptools"):
+        require_library(library, "`coseek serve`", "serve")
 
 
 def named(texts: list[str]) -> dict[str, Callable[[], Retriever]]:

@@ -18,7 +18,6 @@ from coseek.cli.grader_options import (
     JudgePromptFile,
     OneJudge,
     PromptFile,
-    check_judged,
     claims_of,
     intended,
     open_parts,
@@ -35,7 +34,7 @@ from coseek.graders.grading import answer_cache, generate_answers, judge_claims,
 from coseek.measure.combination_gain import CombinationGain
 from coseek.measure.component_scores import component_run
 from coseek.measure.report import PlotSection, Section, TableSection, write_report
-from coseek.measure.score import METRICS, ScoredRun, check_metrics
+from coseek.measure.score import METRICS, ScoredRun
 from coseek.measure.searched import Answered, SearchedQuestion, search_questions
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever
@@ -73,11 +72,8 @@ def combination_gain(
     the last column is the agent's lead over each line, paired. A question of which the agent has several trajectories
     is matched by its first.
     """
-    judges = [judge] if judge else []
-    check_metrics([metric])
-    check_judged([metric], judges)
-    counts = whole_numbers(ks)
-    parts = open_parts(answer_with, budget, prompt, judges, judge_prompt, cache)
+    judges, counts = [judge] if judge else [], whole_numbers(ks)
+    parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache)
     with lock_if_named(out):
         gain = measured(Run(run), open_retriever(retriever), retriever, counts, parts, metric, seed)
         tree = {**gain.to_json(), **parts.to_json()}

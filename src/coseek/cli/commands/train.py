@@ -1,23 +1,22 @@
 """Train agents and retrievers, alone or together, and a laptop generator that answers from passages."""
 
-import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from coseek.cli.settings_help import print_settings
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, resumable, stdout_console
-from coseek.cli.training_bar import training_bar
-from coseek.core.errors import MissingExtra, SettingError
-from coseek.core.files import read_json
+from coseek.cli.terminal import AsJson, Bar, assignments, new_app, print_json, resumable, stdout_console, training_bar
+from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings, make_settings
-from coseek.pipelines.agent_check import check_retriever_recipe, check_settings, checked_recipe
+from coseek.measure.table import Table
+from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.together.checks import check_together
-from coseek.pipelines.together.recipe import load_together_recipe, together_recipe_names, together_recipe_path
+from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names, together_recipe_path
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 ShowSettings: TypeAlias = Annotated[
@@ -86,18 +85,13 @@ def train_generator(
         return
     from coseek.pipelines.generator import GeneratorTraining  # torch
 
-    with resumable(f"the same command with --resume (all that was finished is in {out})"), training_bar() as bar:
+    with resumable_training(out) as bar:
         training = GeneratorTraining(recipe, out, bar)
         training.begin(resume)
         training.train()
         table = training.write_results(training.measure())
-    if as_json:
-        print((out / "table.json").read_text(encoding="utf-8"), end="")
-        return
-    stdout_console().print(table.rich())
-    print(
-        f"{training.generator_folder}: the generator. Try: coseek score RUN --answer-with {training.generator_folder}"
-    )
+    generator = training.generator_folder
+    print_result(out, table, as_json, f"{generator}: the generator. Try: coseek score RUN --answer-with {generator}")
 
 
 @app.command("retriever")
@@ -129,24 +123,15 @@ def train_retriever(
     read = load_retriever_recipe(recipe, settings or [], given)
     check_retriever_recipe(read)
     folder = out or Path("runs") / f"retriever-{Path(recipe).stem}"
-    check_libraries()
-    from coseek.pipelines.encoder import RetrieverTraining  # torch
-    from coseek.training.trainer.workers import workers_here
+    check_encoder_libraries()
+    from coseek.pipelines.encoder import train_and_measure  # torch
 
-    with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
-        training = RetrieverTraining(read, folder, bar, workers_here())
-        training.begin(resume)
-        training.train()
-        if not training.workers.first:
-            return
-        table = training.results()
-    if as_json:
-        print_json(read_json(folder / "table.json") if table is not None else {})
-        return
-    if table is not None:
-        stdout_console().print(table.rich())
-    encoder = training.encoder_folder
-    print(f"{encoder}: the encoder. Try: coseek index DATA --retriever dense --encoder {encoder}")
+    with resumable_training(folder) as bar:
+        training, table = train_and_measure(read, folder, resume, bar)
+    if training.workers.first:
+        encoder = training.encoder_folder
+        way = f"{encoder}: the encoder. Try: coseek index DATA --retriever dense --encoder {encoder}"
+        print_result(folder, table, as_json, way)
 
 
 @app.command("together")
@@ -176,12 +161,12 @@ def train_together(
         return
     check_together(read)
     folder = out or Path("runs") / f"together-{together_recipe_path(recipe).stem}"
-    check_libraries()
+    check_encoder_libraries()
     from coseek.pipelines.together.paths import CoTrainingPaths  # torch
     from coseek.pipelines.together.results import Results
     from coseek.pipelines.together.together import CoTraining
 
-    with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
+    with resumable_training(folder) as bar:
         training = CoTraining(CoTrainingPaths(read, folder, bar))
         training.begin(resume)
         rounds = training.train()
@@ -189,11 +174,7 @@ def train_together(
             return
         results = Results.of(training.course, training.pairs, rounds)
         table = results.write()
-    if as_json:
-        print((folder / "table.json").read_text(encoding="utf-8"), end="")
-        return
-    stdout_console().print(table.rich())
-    print_files(results.files())
+    print_result(folder, table, as_json, listed(results.files()))
 
 
 def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> RetrieverRecipe:
@@ -204,18 +185,27 @@ def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> Retr
         return load_retriever_recipe(recipe, settings, labels or ["(--labels FOLDER)"])
 
 
-def check_libraries() -> None:
-    """Refuse with the line that installs what is missing, before anything is trained."""
-    for library, needed in (("sentence_transformers", "dense"), ("datasets", "encoder"), ("accelerate", "encoder")):
-        if importlib.util.find_spec(library) is None:
-            raise MissingExtra(library.replace("_", "-"), "training a retriever", needed)
+@contextmanager
+def resumable_training(folder: Path) -> Iterator[Bar]:
+    """A bar for training; Ctrl-C prints how to go on."""
+    with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
+        yield bar
 
 
-def print_files(files: Mapping[str, str]) -> None:
-    """Path and what it is, one a line."""
+def print_result(folder: Path, table: Table | None, as_json: bool, last: str) -> None:
+    """The table, then `last`; as JSON the file `table.json` alone. No table where nothing is held out."""
+    if as_json:
+        print((folder / "table.json").read_text(encoding="utf-8") if table is not None else "{}\n", end="")
+        return
+    if table is not None:
+        stdout_console().print(table.rich())
+    print(last)
+
+
+def listed(files: Mapping[str, str]) -> str:
+    """Path and description, one file a line."""
     width = max(len(name) for name in files)
-    for name, what in files.items():
-        print(f"{name:<{width}}  {what}")
+    return "\n".join(f"{name:<{width}}  {what}" for name, what in files.items())
 
 
 def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
@@ -234,19 +224,9 @@ def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
 def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
     """Train, measure, report; `coseek quickstart` is this with a recipe of ours."""
     # Here and not above: these bring torch, which a mistake in the recipe need not wait for.
-    from coseek.pipelines.agent import AgentTraining
-    from coseek.pipelines.agent_results import files_of, measure, write_results
+    from coseek.pipelines.agent_results import files_of, train_and_measure
 
-    again = f"the same command with --resume (all that was finished is in {folder})"
-    with resumable(again), training_bar() as bar:
-        training = AgentTraining(recipe, folder, bar)
-        training.begin(resume)
-        training.train()
-        if not training.workers.first:
-            return
-        table = write_results(training, measure(training))
-    if as_json:
-        print((folder / "table.json").read_text(encoding="utf-8"), end="")
-        return
-    stdout_console().print(table.rich())
-    print_files(files_of(training))
+    with resumable_training(folder) as bar:
+        training, table = train_and_measure(recipe, folder, resume, bar)
+    if table is not None:
+        print_result(folder, table, as_json, listed(files_of(training)))

@@ -25,8 +25,8 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.lexical.analyzer import Stem, stemmer, words
 from coseek.retrieval.lexical.postings import Counted, Ints, Postings, count_words
-from coseek.retrieval.query import QueryLike
-from coseek.retrieval.ranking import Scores, check_k
+from coseek.retrieval.query import QueryLike, as_queries
+from coseek.retrieval.ranking import Scores
 from coseek.retrieval.views import View, render_view
 
 CHUNK_ROWS = 16_384
@@ -100,7 +100,7 @@ class Bm25:
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages a query; none for a query without a known word."""
-        check_k(k)
+        queries = as_queries(queries, k)
         return [self._search(self.seen(query), k) for query in queries]
 
     def scores(self, query: str) -> Scores:

@@ -27,8 +27,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
 from coseek.retrieval.factory import OpenContext
-from coseek.retrieval.query import QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever
 
 
@@ -82,7 +81,7 @@ class Cached:
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The engine's lists. What is missing goes to it in one batch, equal queries once."""
-        check_k(k)
+        queries = as_queries(queries, k)
         # JSON first: text from outside may hold half a surrogate pair, which has no bytes.
         keys = [digest_of(self.identity, json.dumps(self.seen(query)), str(k)) for query in queries]
         known = self._store.read(list(dict.fromkeys(keys)))

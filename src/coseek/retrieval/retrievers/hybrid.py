@@ -20,8 +20,7 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.fusion import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
-from coseek.retrieval.query import QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever
 
 
@@ -63,7 +62,7 @@ class Hybrid:
         return json.dumps([part.seen(query) for part in self.parts], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        check_k(k)
+        queries = as_queries(queries, k)
         if not queries:
             return []
         depth = max(k, self.settings.depth)

@@ -24,8 +24,7 @@ from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, ParsedRanking, parse_ranking, show
 from coseek.retrieval.llm.sliding_window import sliding_together
-from coseek.retrieval.query import QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import View, render_view
 
@@ -111,7 +110,7 @@ class Listwise:
         return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        check_k(k)
+        queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
         limit = self.settings.query_words
         shown = [render_view(self.settings.view, query, limit=limit, count=count_words) for query in queries]

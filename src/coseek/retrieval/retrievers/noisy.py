@@ -19,8 +19,7 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
-from coseek.retrieval.query import QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
@@ -75,7 +74,7 @@ class Noisy:
         return self.over.seen(query)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        check_k(k)
+        queries = as_queries(queries, k)
         struck = [self.settings.noise.strikes(self.seen(query), self._at) for query in queries]
         # What is seen stands for the query, so that two queries which the retriever cannot tell apart share a fate.
         noise = iter(self._random.search([self.seen(q) for q, bad in zip(queries, struck, strict=True) if bad], k))

@@ -7,8 +7,7 @@ from pathlib import Path
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
-from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import Query, QueryLike, as_queries
 
 
 class RandomSettings(Settings):
@@ -40,7 +39,7 @@ class RandomRetriever:
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """`k` passages a query (all of them when there are fewer), scored 1, 1/2, 1/3, …"""
-        check_k(k)
+        queries = as_queries(queries, k)
         return [self._draw(self.seen(query), min(k, len(self.corpus))) for query in queries]
 
     def _draw(self, query: str, count: int) -> list[Hit]:

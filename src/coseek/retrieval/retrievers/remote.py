@@ -21,8 +21,7 @@ from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext, require_library
-from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.responses import parse_response
 from coseek.retrieval.views import View, render_view
 
@@ -101,7 +100,7 @@ class RemoteRetriever:
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages a query; nothing is asked for a query of blanks."""
-        check_k(k)
+        queries = as_queries(queries, k)
         asked = [place for place, query in enumerate(queries) if Query.of(query).text.strip()]
         size = 1 if self.settings.dialect == "single" else self.settings.max_queries
         parts = [[queries[place] for place in asked[start : start + size]] for start in range(0, len(asked), size)]

@@ -18,8 +18,7 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.cross_encoder import CrossEncoder, check_folder
 from coseek.retrieval.factory import OpenContext
-from coseek.retrieval.query import QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import View, render_view
 
@@ -72,7 +71,7 @@ class Rerank:
         return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        check_k(k)
+        queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
         return [self._order(query, hits)[:k] for query, hits in zip(queries, candidates, strict=True)]
 

@@ -25,8 +25,7 @@ from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
 from coseek.retrieval.llm.simulated_documents import parse_documents
-from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.views import View, render_view
 
 
@@ -113,7 +112,7 @@ class Simulated:
         return json.dumps([render_view(self.settings.view, query), *self._known(query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        check_k(k)
+        queries = as_queries(queries, k)
         if not queries:
             return []
         noisy = [self.settings.noise.strikes(self.seen(query), self._at) for query in queries]

@@ -25,8 +25,7 @@ from coseek.core.prompt_file import count_words
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import OpenContext, require_library
-from coseek.retrieval.query import QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.views import View, render_view
 from coseek.retrieval.web.api import MOST_BYTES, SearchApi
@@ -129,7 +128,7 @@ class Web:
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """At most as many results as the engine gives in one call. An empty query finds nothing and costs nothing."""
-        check_k(k)
+        queries = as_queries(queries, k)
         seen = [self.seen(query).strip() for query in queries]
         asked = list(dict.fromkeys(query for query in seen if query))
         with ThreadPoolExecutor(self.settings.at_once, thread_name_prefix="coseek-web") as pool:

@@ -20,8 +20,7 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.hardware.precision import EncodingPrecision
 from coseek.hardware.speed import resolve_here
-from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
 from coseek.retrieval.views import View, render_view
@@ -187,7 +186,7 @@ class EmbeddingRetriever:
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """The `k` nearest passages a query; none for a query without any character but blanks."""
-        check_k(k)
+        queries = as_queries(queries, k)
         lists: list[list[Hit]] = [[] for _ in queries]
         texts = [self.seen(query) for query in queries]
         asked = [place for place, text in enumerate(texts) if text]

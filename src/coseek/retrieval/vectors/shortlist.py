@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import RetrieverError
-from coseek.retrieval.ranking import check_k
+from coseek.retrieval.query import check_k
 from coseek.retrieval.vectors.block_scores import GROUP, Doubles, Integers, Product, below, reaching
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 

@@ -1,0 +1,381 @@
+"""Library: what the commands do, as functions for a program. `coseek` exports them.
+
+Each function checks its arguments and calls what the command of the same purpose calls; nothing is computed here. Paths
+are `str` or `Path`, with `~` expanded. A bare string where several texts may stand is one text. A mistake in an
+argument raises a `UserError` (`SettingError`, `DataError`, `UnknownName` …), whose message is one sentence with the way
+out; an optional library that is not installed raises `MissingExtra`.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import yaml
+
+from coseek.agents import factory
+from coseek.agents.protocol import Protocol
+from coseek.agents.protocol import load_protocol as _load_protocol
+from coseek.agents.rollout import Agent, Limits
+from coseek.agents.rollout import rollout as _rollout
+from coseek.agents.run_questions import row_seed
+from coseek.agents.unwritable import fault_of
+from coseek.cli.extras import missing_extras
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject, as_path
+from coseek.core.progress import NoProgress, Progress
+from coseek.core.settings import apply_overrides, dump_settings, make_settings
+from coseek.data.dataset import Dataset
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
+from coseek.graders.factory import open_generator, open_judge
+from coseek.graders.generator import GeneratorSettings
+from coseek.graders.judge import JudgeSettings
+from coseek.graders.scoring import EpisodeScorer
+from coseek.hardware.precision import SamplingPrecision
+from coseek.labels.labelling import LabelSummary
+from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, checked_recipe
+from coseek.pipelines.agent_run import RunSettings, check_gold, check_run
+from coseek.pipelines.agent_run import run_agent as _run_agent
+from coseek.pipelines.labelling import label_runs, label_settings
+from coseek.retrieval.factory import Source, open_retriever
+from coseek.retrieval.retriever import Retriever
+from coseek.rewards.reward import Given, Reward, RewardFault, RewardFunction
+from coseek.rewards.reward import make_reward as _make_reward
+from coseek.training.encoder.recipe import load_retriever_recipe
+from coseek.world import world
+from coseek.world.settings import WorldSettings
+
+PathLike: TypeAlias = str | Path
+Overrides: TypeAlias = str | Sequence[str] | Mapping[str, object]
+"""Settings over others: `"rl.steps=60"`, a list of such texts (values are YAML), or `{"rl.steps": 60}`."""
+
+
+def make_world(folder: PathLike, size: str = "small", seed: int = 0, **settings: object) -> Dataset:
+    """Write a laptop world, a generated data set, into a folder, and open it (`coseek world make`).
+
+    `size` is `tiny`, `compact`, `small` or `large`; `settings` are the fields of `WorldSettings`, such as `train=500`.
+    A world that is there already is replaced; a folder that holds anything else raises `DataError`.
+    """
+    path = as_path(folder, "the folder of a world")
+    chosen = make_settings(WorldSettings, {"size": size, "seed": seed, **settings})
+    world.make_world(chosen).save(path)
+    return Dataset(path)
+
+
+def load_protocol(name: PathLike, prompt_template: PathLike = "default") -> Protocol:
+    """Open a protocol by name (`search-r1`, `qagent`, `s3` …) or by the path of its YAML file.
+
+    Raises `UnknownName` with the nearest name.
+    """
+    return _load_protocol(_name(name, "a protocol"), _name(prompt_template, "a prompt template"))
+
+
+def open_agent(
+    name: PathLike,
+    *,
+    protocol: PathLike | None = None,
+    prompt_template: PathLike | None = None,
+    tokenizer: PathLike | None = None,
+    temperature: float | None = None,
+    precision: SamplingPrecision | None = None,
+) -> Agent:
+    """Open what `--agent` names: a model folder, a server's URL, a YAML file, or a scripted agent such as `rules`.
+
+    What is not given is the agent's own, or the default of `AgentSettings` (temperature 0, float32). `precision` may be
+    `auto`: what is fastest on this machine. A model folder needs the extra `train`, a server `remote`.
+    """
+    settings = _agent_settings(name, protocol, prompt_template, tokenizer, temperature, precision)
+    with missing_extras(f"the agent {settings.name}"):
+        return factory.open_agent(factory.settled_for(settings, settings))
+
+
+def rollout(
+    agent: Agent | PathLike,
+    questions: str | Question | Sequence[str | Question],
+    retriever: Retriever | Source,
+    *,
+    limits: Limits | Mapping[str, object] | None = None,
+    samples: int = 1,
+    seed: int = 0,
+    concurrency: int = 256,
+    overlap: bool = False,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Run an agent over Q questions, `samples` times each, in memory. Returns Q · `samples` trajectories, question by
+    question.
+
+    A bare text is one question. `limits` are whole, or budgets such as `{"max_turns": 6}` over those that suit the
+    agent and its protocol. The seed of a trajectory follows from `seed`, the question's id and the sample's number, as
+    in a run folder. `concurrency`, `overlap` and `on_done` are those of `coseek.agents.rollout.rollout`. A failed
+    search or model call ends its own trajectory with `retriever_error` or `model_error`. Questions with gold passages
+    outside of the retriever's corpus raise `DataError`.
+    """
+    who = agent if isinstance(agent, Agent) else open_agent(agent)
+    index = _retriever(retriever)
+    asked = _questions(questions)
+    if samples < 1:
+        raise SettingError(f"samples counts the trajectories of a question and must be at least 1, not {samples}")
+    check_gold(asked, index, index.name)
+    if not isinstance(limits, Limits):
+        limits = make_settings(Limits, {**dump_settings(factory.limits_of(who)), **(limits or {})})
+    rows = [(question, row_seed(seed, question.id, sample)) for question in asked for sample in range(samples)]
+    return _rollout(
+        who,
+        index,
+        [question for question, _ in rows],
+        [own for _, own in rows],
+        limits,
+        concurrency=concurrency,
+        overlap=overlap,
+        on_done=on_done,
+    )
+
+
+def run_agent(
+    questions: PathLike,
+    agent: PathLike,
+    retriever: PathLike,
+    out: PathLike,
+    *,
+    split: str | None = None,
+    count: int | None = None,
+    samples: int = 1,
+    temperature: float | None = None,
+    seed: int = 0,
+    protocol: PathLike | None = None,
+    prompt_template: PathLike | None = None,
+    tokenizer: PathLike | None = None,
+    limits: Mapping[str, object] | None = None,
+    resume: bool = False,
+) -> Run:
+    """Run an agent over a questions file, or a split of a data-set folder, into the run folder `out` (`coseek run`).
+
+    Every trajectory is kept as it ends, so a killed run loses only what was under way; `resume=True` does the rest.
+    Everything is named and not opened, because `run.yaml` records it.
+    """
+    asked = as_path(questions, "a questions file or data-set folder")
+    index = _name(retriever, "the retriever of a run")
+    who, suited = check_run(
+        asked,
+        split,
+        index,
+        lambda: _agent_settings(agent, protocol, prompt_template, tokenizer, temperature, None),
+    )
+    tree = {
+        "questions": str(asked),
+        "split": split,
+        "count": count,
+        "retriever": index,
+        "agent": dump_settings(who),
+        "limits": {**dump_settings(suited), **(limits or {})},
+        "samples": samples,
+        "seed": seed,
+    }
+    settings = make_settings(RunSettings, tree)
+    with missing_extras(f"the agent {who.name}"):
+        return _run_agent(settings, as_path(out, "a run folder"), resume)[0]
+
+
+def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
+    """Compose a reward: part name or path of a `.py` file → weight or settings, or `preset` → name or YAML file.
+
+    `{"exact_match": 1.0, "searches": -0.02}`; docs/rewards.md has the parts. Calling the result with a finished
+    trajectory gives a `Reward`, or `None` for a trajectory that a fault ended. Raises `UnknownName` with the nearest.
+    """
+    if not isinstance(spec, Mapping):
+        raise SettingError(f"a reward is written as {{part: weight}}, such as {{'exact_match': 1.0}}, not {spec!r}")
+    return _make_reward(spec)
+
+
+def score(
+    trajectories: Iterable[Trajectory],
+    reward: RewardFunction | Mapping[str, Given],
+    *,
+    generator: PathLike | Mapping[str, object] | None = None,
+    judge: PathLike | Mapping[str, object] | None = None,
+) -> list[Reward | RewardFault]:
+    """The reward of each trajectory in order, or a `RewardFault` where a part of the system failed: never a 0.
+
+    A reward that needs a frozen generator or a judge is given one: a model folder, a URL or a YAML file, a laptop
+    world's folder (its oracle judges), or the settings with `model` among them. Raises `SettingError` where it is
+    missing, `DataError` for a question without what the reward compares with.
+    """
+    rows = [trajectories] if isinstance(trajectories, Trajectory) else list(trajectories)
+    for row in rows:
+        if not isinstance(row, Trajectory):
+            raise SettingError(f"a reward is for trajectories, not {row!r}; a run's are Run(folder).trajectories()")
+    paid = reward if isinstance(reward, RewardFunction) else make_reward(reward)
+    with missing_extras("a model that rewards ask"):
+        writer = None if generator is None else open_generator(make_settings(GeneratorSettings, _model_of(generator)))
+        verdicts = None if judge is None else open_judge(make_settings(JudgeSettings, _model_of(judge)))
+        return EpisodeScorer(paid, writer, verdicts)(rows)
+
+
+def label(
+    runs: PathLike | Sequence[PathLike],
+    method: PathLike,
+    out: PathLike,
+    settings: Overrides = (),
+    *,
+    retriever: PathLike | None = None,
+    agent: PathLike | None = None,
+    temperature: float = 0.0,
+    scorer: PathLike | None = None,
+    likelihood: PathLike | None = None,
+    count: int | None = None,
+    resume: bool = False,
+    cache: PathLike | None = None,
+) -> LabelSummary:
+    """Label every search of run folders, for training a retriever, into the label folder `out` (`coseek label`).
+
+    `method` is `gold`, `agentic-r`, `dr-synth`, `replug` … or the path of a `.py` file; `settings` are the method's
+    own, and the agent's budgets as `limits`. Retriever and agent are the runs' own where none is named. Turns that
+    faults left undone are counted in `left`, and `resume=True` tries them again.
+    """
+    folders = [str(as_path(run, "a run folder")) for run in _several(runs)]
+    named: JsonObject = {
+        "method": _name(method, "a method of labelling"),
+        "count": count,
+        "scorer": _named(scorer, "a scorer"),
+        "likelihood": _named(likelihood, "a model of likelihood"),
+    }
+    own = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature)
+    chosen, of_method = label_settings(folders, apply_overrides({}, _overrides(settings)), named, *own)
+    kept = None if cache is None else as_path(cache, "a cache file")
+    with missing_extras(f"the method {method}"):
+        return label_runs(chosen, of_method, as_path(out, "a label folder"), resume, kept)
+
+
+def train_agent(
+    recipe: PathLike,
+    overrides: Overrides = (),
+    *,
+    out: PathLike,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Train an agent as a recipe says, measure it, and write table and report (`coseek train agent`).
+
+    `recipe` is one of ours or a YAML file. Returns the folder of the trained policy, for `open_agent`; `out` also holds
+    `table.json`, `report.html` and the metrics. `resume=True` goes on with a stopped run, to the same result. All
+    mistakes of a recipe are raised as one error, before torch is imported. Needs the extra `train`.
+    """
+    read = checked_recipe(_name(recipe, "a recipe"), _overrides(overrides))
+    with missing_extras("training an agent"):
+        from coseek.pipelines.agent_results import train_and_measure  # torch
+
+        training, _ = train_and_measure(read, as_path(out, "a training folder"), resume, progress or NoProgress())
+        return training.policy_folder(training.compared[1])
+
+
+def train_retriever(
+    recipe: PathLike,
+    overrides: Overrides = (),
+    *,
+    out: PathLike,
+    labels: PathLike | Sequence[PathLike] = (),
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Train the encoder of a retriever, and measure it on held-out turns (`coseek train retriever`).
+
+    `labels` are label folders in place of the recipe's own. Returns the encoder's folder: the setting `encoder` of
+    `build_index(data, "dense", out, {"encoder": …})`. Needs the extra `encoder`.
+    """
+    folders = [str(as_path(folder, "a label folder")) for folder in _several(labels)]
+    read = load_retriever_recipe(_name(recipe, "a recipe"), _overrides(overrides), folders)
+    check_retriever_recipe(read)
+    check_encoder_libraries()
+    from coseek.pipelines.encoder import train_and_measure  # torch
+
+    training, _ = train_and_measure(read, as_path(out, "a training folder"), resume, progress or NoProgress())
+    return training.encoder_folder
+
+
+def _agent_settings(
+    name: PathLike,
+    protocol: PathLike | None,
+    prompt_template: PathLike | None,
+    tokenizer: PathLike | None,
+    temperature: float | None,
+    precision: SamplingPrecision | None,
+) -> factory.AgentSettings:
+    """The settings of `settings_for`, with what it does not take laid over them."""
+    found = factory.settings_for(
+        _name(name, "an agent"),
+        _named(protocol, "a protocol"),
+        _named(prompt_template, "a prompt template"),
+        _named(tokenizer, "a tokenizer"),
+    )
+    given = {"temperature": temperature, "precision": precision}
+    over = {key: value for key, value in given.items() if value is not None}
+    return make_settings(factory.AgentSettings, {**dump_settings(found), **over}) if over else found
+
+
+def _retriever(given: Retriever | Source) -> Retriever:
+    if isinstance(given, str | Path | Mapping):
+        return open_retriever(given)
+    if not callable(getattr(given, "search", None)):
+        raise SettingError(f"a retriever is a path, a URL, a mapping or an object with `search`, not {given!r}")
+    return given
+
+
+def _questions(given: str | Question | Sequence[str | Question]) -> list[Question]:
+    """Questions; texts get the ids `question-1`, `question-2` … by their place."""
+    several = [given] if isinstance(given, str | Question) else given
+    if not isinstance(several, Sequence):
+        raise SettingError(
+            f"questions are one text, one Question or a list of them, not {given!r}; a data set's are "
+            "Dataset(folder).questions(split)"
+        )
+    asked = [
+        Question(f"question-{number}", one) if isinstance(one, str) else one for number, one in enumerate(several, 1)
+    ]
+    seen: set[str] = set()
+    for question in asked:
+        if not isinstance(question, Question):
+            raise SettingError(f"a question is a text or a Question, not {question!r}")
+        if question.id in seen:
+            raise SettingError(f"two questions have the id {question.id!r}; ids must be unique; samples=2 asks twice")
+        if why := fault_of(question):
+            raise SettingError(f"the question {question.id!r} cannot be asked: {why}")
+        seen.add(question.id)
+    return asked
+
+
+def _overrides(given: Overrides) -> list[str]:
+    """Settings as `name=value` texts, as they are typed."""
+    if isinstance(given, str):
+        return [given]
+    return [f"{name}={_yaml(name, value)}" for name, value in given.items()] if isinstance(given, Mapping) else [*given]
+
+
+def _yaml(name: str, value: object) -> str:
+    """A value as YAML on one line. Not as JSON: YAML reads its `1e-05` as a text."""
+    try:
+        plain = json.loads(json.dumps(value, default=os.fspath))
+    except (TypeError, ValueError):
+        raise SettingError(f"the setting {name!r} is text, a number, a list or a mapping, not {value!r}") from None
+    written = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return written.removesuffix("\n").removesuffix("\n...")
+
+
+def _model_of(given: PathLike | Mapping[str, object]) -> Mapping[str, object]:
+    return given if isinstance(given, Mapping) else {"model": _name(given, "a model")}
+
+
+def _several(given: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
+    return [given] if isinstance(given, str | os.PathLike) else given
+
+
+def _name(given: object, what: str) -> str:
+    """A name, a URL, or a path as text."""
+    return os.path.expanduser(given) if isinstance(given, str) and given else str(as_path(given, what))
+
+
+def _named(given: object, what: str) -> str | None:
+    return None if given is None else _name(given, what)
