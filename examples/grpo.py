@@ -1,7 +1,6 @@
 """GRPO on one page: the warm policy of a quickstart learns to search from its own runs.
 
-make quickstart                              # leaves runs/quickstart/policy/warm
-python examples/grpo.py runs/quickstart
+`make quickstart` leaves that policy; then: python examples/grpo.py runs/quickstart
 """
 
 import sys
@@ -9,12 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from coseek import Agent, Dataset, Limits, load_protocol, make_reward, open_index, rollout
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
-from coseek.training.trainer.batch import make_batch
+from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
@@ -32,7 +32,7 @@ sampler = policy.sampler(tokenizer, protocol.grammar.stops, SamplerSettings(max_
 torch.manual_seed(0)
 
 
-def grpo_loss(logprobs_bt, rows_b, batch, advantages_B, wanted_BT):
+def grpo_loss(logprobs_bt: Tensor, rows_b: Tensor, batch: Batch, advantages_B: Tensor, wanted_BT: Tensor) -> Tensor:
     width, advantages_b1 = logprobs_bt.shape[1], advantages_B[rows_b, None]
     ratio_bt = (logprobs_bt - batch.logprobs_BT[rows_b, :width]).exp()
     clipped_bt = torch.where(advantages_b1 > 0, ratio_bt.clamp(max=1 + CLIP), ratio_bt.clamp(min=1 - CLIP))
@@ -45,7 +45,7 @@ for step in range(steps):
     runs = rollout(Agent(protocol, sampler), questions, retriever, limits=limits, samples=GROUP, seed=step)
 
     # Score: 1 for a gold answer, else 0. A run's advantage is how it compares with the others of its question.
-    rewards_QG = torch.tensor([reward(one).value for one in runs]).view(QUESTIONS, GROUP)
+    rewards_QG = torch.tensor([scored.value for one in runs if (scored := reward(one))]).view(QUESTIONS, GROUP)
     spread_QG = rewards_QG - rewards_QG.mean(dim=1, keepdim=True)
     advantages_B = (spread_QG / (rewards_QG.std(dim=1, keepdim=True, correction=0) + 1e-6)).flatten()
 

@@ -32,7 +32,7 @@ def words_of(text: str) -> set[str]:
 
 TOO_SMALL = words_of(
     """
-    Action Batch Call CanConclude DataError Intent Move ProtocolFile Ranks Span TagFile ToolFile TurnSearches
+    Action Batch Call CanConclude DataError Intent Move ProtocolFile Ranks Span TagFile ToolFile TurnSearches LeaderboardCell
     KVCache CachedTextModel Place TokenBlock ValueModule
     """
 )
@@ -50,7 +50,7 @@ NO_CLASS = words_of(
     """
 )
 """Words of it that still name a local variable here and there, and no class or module."""
-STANDARD = {"PastTurn", "TensorBoardTracker"}
+STANDARD = {"Frozen", "PastTurn", "TensorBoardTracker"}
 """Classes whose name has such a word in its ordinary sense."""
 
 
