@@ -197,7 +197,7 @@ def test_a_full_queue_is_a_503_with_a_time_to_come_back() -> None:
         reply = ask(url)
         assert reply.status_code == 503
         assert int(reply.headers["retry-after"]) >= 1
-        assert "come back later" in reply.json()["error"]
+        assert "retry later" in reply.json()["error"]
         gate.set()
         assert [one.result().status_code for one in (taken, *queued)] == [200] * 3
 

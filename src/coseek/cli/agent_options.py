@@ -1,4 +1,4 @@
-"""Agent options: what `--agent` is combined with in several commands."""
+"""Agent options: options of `ask` and `run` that go with `--agent`."""
 
 from typing import Annotated, TypeAlias
 

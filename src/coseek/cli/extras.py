@@ -24,7 +24,7 @@ EXTRA_OF = {
     "uvloop": "serve",
     "matplotlib": "report",
 }
-"""Name of the module as Python imports it → extra of pyproject.toml. A test compares the two files."""
+"""Module as Python imports it → extra of pyproject.toml. A test compares the two."""
 
 
 @contextmanager

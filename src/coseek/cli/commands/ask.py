@@ -42,7 +42,7 @@ def ask(
         typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6 or limits.max_turns=6."),
     ] = None,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
@@ -55,7 +55,7 @@ def ask(
     console = stderr_console(quiet=as_json)
     chosen = settings_for(agent, protocol, prompt_template, tokenizer).model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
-    typed = [text.removeprefix("limits.") for text in limits or []]  # as `coseek run` spells them
+    typed = [text.removeprefix("limits.") for text in limits or []]  # `coseek run` has them in the group `limits`
     budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
     who = open_agent(chosen)
     index = RetrieverDisplay(open_retriever(retriever), console)
@@ -68,7 +68,7 @@ def ask(
 
 
 def refuse_knowing(name: str) -> None:
-    """Refuse a scripted agent that must know more of a question than its words."""
+    """Refuse a scripted agent that needs more of a question than its text."""
     needs = getattr(find_plugin("scripted agent", SCRIPTED, name, CONTRACT), "NEEDS", "") if is_scripted(name) else ""
     if needs:
         raise SettingError(
@@ -78,10 +78,12 @@ def refuse_knowing(name: str) -> None:
 
 
 def conclude(trajectory: Trajectory, console: Console) -> None:
-    """The answer, or why there is none."""
+    """Print the answer, or why there is none."""
     if trajectory.stop is StopReason.COMPLETE:
         served = len(served_context(trajectory))
-        console.print(f"complete: this protocol only searches; {served} passages wait for a generator", markup=False)
+        console.print(
+            f"complete: this protocol only searches; {served} passages are ready for a generator", markup=False
+        )
     elif trajectory.answer is None:
         detail = f" ({trajectory.stop_detail})" if trajectory.stop_detail else ""
         console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
@@ -90,7 +92,7 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
 
 
 class ModelDisplay:
-    """Shows every turn as it is finished; otherwise the model that it is given."""
+    """Wraps a model, and prints every turn as it is finished."""
 
     def __init__(self, model: Model, console: Console) -> None:
         self.model, self.console = model, console
@@ -116,7 +118,7 @@ class ModelDisplay:
 
 
 class RetrieverDisplay:
-    """Shows what every search finds; otherwise the retriever that it is given."""
+    """Wraps a retriever, and prints the hits of every search."""
 
     def __init__(self, retriever: Retriever, console: Console) -> None:
         self.retriever, self.console = retriever, console
@@ -134,5 +136,5 @@ class RetrieverDisplay:
 
 
 def watched(agent: Agent, console: Console) -> Agent:
-    """The same agent, with its turns shown."""
+    """The same agent, whose turns are printed."""
     return Agent(agent.protocol, ModelDisplay(agent.model, console))

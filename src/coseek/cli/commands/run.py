@@ -1,4 +1,4 @@
-"""Run an agent over many questions; stops and resumes."""
+"""Run an agent over many questions; a stopped run can be resumed."""
 
 from functools import partial
 from pathlib import Path
@@ -33,10 +33,10 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as limits.max_turns=6.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     split: Annotated[str | None, typer.Option(help="The split of a data-set folder.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Trajectories a question.")] = 1,
+    count: Annotated[int | None, typer.Option(min=1, help="Use only the first N questions.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Trajectories for each question.")] = 1,
     temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
     protocol: ProtocolName = None,
@@ -47,7 +47,7 @@ def run(
     """Run an agent over many questions and keep every trajectory.
 
     The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
-    questions end. Ctrl-C or a crash loses only what was under way; `--resume` does the rest.
+    questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` does the rest.
     """
     who, limits = check_run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer)
