@@ -37,7 +37,6 @@ BudgetTokens: TypeAlias = Annotated[
 ]
 PromptFile: TypeAlias = Annotated[str | None, typer.Option(help="The generator's prompt: a YAML file of your own.")]
 JudgePromptFile: TypeAlias = Annotated[str, typer.Option(help="The judge's prompt: a YAML file of your own.")]
-CacheFile: TypeAlias = Annotated[Path | None, typer.Option(help="A SQLite file that caches model outputs across runs.")]
 OneJudge: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -45,8 +44,6 @@ OneJudge: TypeAlias = Annotated[
         "world (its oracle)."
     ),
 ]
-BootstrapSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
-"""Options that several commands share."""
 
 
 def open_parts(

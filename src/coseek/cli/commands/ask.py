@@ -10,7 +10,7 @@ from rich.text import Text
 from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
-from coseek.cli.agent_options import PromptTemplateName, ProtocolName, Temperature, TokenizerName
+from coseek.cli.options import PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin, plugin_names
@@ -36,7 +36,7 @@ def ask(
             f"({', '.join(name for name in plugin_names(SCRIPTED) if name != 'rules')}) need a data set: `coseek run`."
         ),
     ],
-    retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
+    retriever: RetrieverName,
     limits: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6 or limits.max_turns=6."),

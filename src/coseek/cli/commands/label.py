@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from coseek.cli.options import CacheFile, Count, Resume
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.core.files import JsonObject
 from coseek.core.registry import plugin_names
@@ -50,11 +51,9 @@ def label(
     likelihood: Annotated[
         str | None, typer.Option(help="The folder of the model that computes answer likelihoods.")
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Use only the first N questions.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the labels in --out.")] = False,
-    cache: Annotated[
-        Path | None, typer.Option(help="A SQLite file that caches model outputs across label folders.")
-    ] = None,
+    count: Count = None,
+    resume: Resume = False,
+    cache: CacheFile = None,
     tevatron: Annotated[
         Path | None, typer.Option(help="A .jsonl file for the same labels as training rows of tevatron.")
     ] = None,

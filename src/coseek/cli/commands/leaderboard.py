@@ -9,9 +9,7 @@ import typer
 from coseek.cli.commands.score import split_names
 from coseek.cli.grader_options import (
     AnswerWith,
-    BootstrapSeed,
     BudgetTokens,
-    CacheFile,
     GraderSet,
     JudgePromptFile,
     OneJudge,
@@ -19,6 +17,7 @@ from coseek.cli.grader_options import (
     ask,
     open_parts,
 )
+from coseek.cli.options import BootstrapSeed, CacheFile
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import UserError
 from coseek.core.files import atomic_write, check_output_folder, write_json

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from coseek.cli.commands.score import split_names
+from coseek.cli.options import BootstrapSeed, Count, Split
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say, stdout_console
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, write_jsonl
@@ -65,8 +66,8 @@ def measure(
             metavar="RETRIEVER", help="An index folder, a URL, a YAML file, or a TREC run file; several are compared."
         ),
     ],
-    split: Annotated[str | None, typer.Option(help="The split of a data-set folder.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Use only the first N questions.")] = None,
+    split: Split = None,
+    count: Count = None,
     depth: Annotated[
         int, typer.Option(min=1, help="Passages for each search; no metric may have a deeper cut-off.")
     ] = 100,
@@ -87,7 +88,7 @@ def measure(
         Path | None, typer.Option(help="A folder for qrels.txt and a TREC run file for each retriever.")
     ] = None,
     per_question: Annotated[Path | None, typer.Option(help="A .jsonl file for the metrics of each question.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    seed: BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> int:
     """Measure what retrievers find when the question itself is searched: means with 95 % intervals, compared in pairs.

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.commands.train import go
+from coseek.cli.options import OutFolder, Resume
 from coseek.cli.terminal import AsJson, new_app
 from coseek.pipelines.agent_recipe import load_recipe
 
@@ -17,8 +18,8 @@ def quickstart(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as seed=1.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/quickstart"),
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    out: OutFolder = Path("runs/quickstart"),
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a search agent from nothing on two cores and show what it learnt.

@@ -7,8 +7,17 @@ from typing import Annotated
 import typer
 
 from coseek.agents.factory import SCRIPTED, settings_for
-from coseek.cli.agent_options import PromptTemplateName, ProtocolName, Temperature, TokenizerName
 from coseek.cli.commands.score import print_tables
+from coseek.cli.options import (
+    Count,
+    PromptTemplateName,
+    ProtocolName,
+    Resume,
+    RetrieverName,
+    Split,
+    Temperature,
+    TokenizerName,
+)
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings, make_settings
@@ -28,14 +37,14 @@ def run(
             help=f"A model folder, a URL, a YAML file, or a scripted agent: {', '.join(plugin_names(SCRIPTED))}."
         ),
     ],
-    retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
+    retriever: RetrieverName,
     out: Annotated[Path, typer.Option(help="The run folder to write.")],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as limits.max_turns=6.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
-    split: Annotated[str | None, typer.Option(help="The split of a data-set folder.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Use only the first N questions.")] = None,
+    resume: Resume = False,
+    split: Split = None,
+    count: Count = None,
     samples: Annotated[int, typer.Option(min=1, help="Trajectories for each question.")] = 1,
     temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,

@@ -9,9 +9,7 @@ import typer
 
 from coseek.cli.grader_options import (
     AnswerWith,
-    BootstrapSeed,
     BudgetTokens,
-    CacheFile,
     GraderSet,
     JudgePromptFile,
     PromptFile,
@@ -21,6 +19,7 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
+from coseek.cli.options import BootstrapSeed, CacheFile
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder

@@ -11,9 +11,7 @@ import typer
 from coseek.agents.served_context import served_context
 from coseek.cli.commands.score import split_names
 from coseek.cli.grader_options import (
-    BootstrapSeed,
     BudgetTokens,
-    CacheFile,
     GraderSet,
     JudgePromptFile,
     OneJudge,
@@ -23,6 +21,7 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
+from coseek.cli.options import BootstrapSeed, CacheFile
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json

@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from coseek.cli.options import OutFolder, Resume
 from coseek.cli.settings_help import print_settings
 from coseek.cli.terminal import AsJson, Bar, assignments, new_app, print_json, resumable, stdout_console, training_bar
 from coseek.core.errors import SettingError
@@ -41,7 +42,7 @@ def train_agent(
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rl.steps=60.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    resume: Resume = False,
     show: ShowSettings = False,
     dry_run: Annotated[
         bool,
@@ -70,8 +71,8 @@ def train_generator(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/generator"),
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    out: OutFolder = Path("runs/generator"),
+    resume: Resume = False,
     show: ShowSettings = False,
     as_json: AsJson = False,
 ) -> None:
@@ -109,7 +110,7 @@ def train_retriever(
         list[Path] | None, typer.Option(help="A folder of `coseek label`, in place of the recipe's; may be repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/retriever-RECIPE by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    resume: Resume = False,
     show: ShowSettings = False,
     as_json: AsJson = False,
 ) -> None:
@@ -147,7 +148,7 @@ def train_together(
         typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rounds=3 or agent.rl.steps=30."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    resume: Resume = False,
     show: ShowSettings = False,
     as_json: AsJson = False,
 ) -> None:
