@@ -37,14 +37,17 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.retrieval.index import open_index
 from coseek.rewards.reward import Reward
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import RolloutFunction
 from coseek.training.rl.loop import train_rl
-from coseek.training.rl.losses import loss_weights, weighted_nll
+from coseek.training.rl.losses import loss_weights
 from coseek.training.rl.monitor import find_alarms
-from coseek.training.settings import LearnerSettings, OptimiserSettings, RlSettings
+from coseek.training.rl.settings import RlSettings
+from coseek.training.sft.loop import weighted_nll
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 Pay: TypeAlias = Callable[[Trajectory], float]
 Rows: TypeAlias = list[dict[str, float]]
@@ -88,7 +91,7 @@ class Patient:
         def reward(run: Trajectory) -> Reward:
             return Reward(pay(run), {"exact_match": right(run)})
 
-        train_rl(policy, self.questions, runs, reward, settings, folder, progress=NoProgress())
+        train_rl(LocalBackend(policy, settings), self.questions, runs, reward, settings, folder, progress=NoProgress())
         return read(folder / "metrics.jsonl")
 
     def collapse(self, alarm: str, steps: int, folder: Path) -> Rows:

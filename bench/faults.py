@@ -46,8 +46,9 @@ from coseek.pipelines.agent_recipe import load_recipe
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Reward, RewardFault, make_reward
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
-from coseek.training.settings import RlSettings
+from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.policy import Policy
 
 REWARD = make_reward({"preset": "search-r1-format", "component": {"weight": 0.5, "accuracy": "cover_match"}})
@@ -188,7 +189,7 @@ class Bench:
 
         before = look()
         scoring = WrittenDown(REWARD, generator, path=folder / "rows.jsonl")
-        train_rl(policy, training.questions("train"), ask(failing), scoring, settings, folder)
+        train_rl(LocalBackend(policy, settings), training.questions("train"), ask(failing), scoring, settings, folder)
         return Outcome.read(name, seed, folder, before, look(), fates)
 
 

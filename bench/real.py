@@ -1,6 +1,6 @@
 """Every real data set in one table: BM25, MiniLM and their hybrid with the bare question, the rule-based agent beside.
 
-    python -m bench.real              all sets, all methods; writes the tables into docs/real-data.md
+    python -m bench.real              all sets, all methods; writes the tables into bench/results/real-data.md
     python -m bench.real --quick      without MiniLM (whose indexes take minutes on two cores); writes nothing
 
 All-gold@k is the share of questions whose gold passages are all among the first k. The sets are imported and their
@@ -29,7 +29,7 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
 
-DOCS = ROOT / "docs" / "real-data.md"
+DOCS = ROOT / "bench" / "results" / "real-data.md"
 DEPTH = 10
 RULES_K = (10, 3)
 """Passages a search for the rule-based agent: as deep as the one-shot rows look, and as a small policy reads."""

@@ -41,7 +41,7 @@ from coseek.retrieval.retrievers import dense
 from coseek.retrieval.views import VIEWS
 from coseek.training.encoder.recipe import load_retriever_recipe
 
-DOCS = ROOT / "docs" / "real-data.md"
+DOCS = ROOT / "bench" / "results" / "real-data.md"
 LEARNT = ("hipporag hotpotqa", "hipporag musique", "2wiki + distractors")
 OWN, OTHER = "2wiki + distractors", "hotpotqa-pool500"
 HELD_OUT = 150

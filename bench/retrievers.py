@@ -8,7 +8,7 @@ The agent of `terse-laptop` often says half of a name with a relation, or the re
 its question or in its reasoning. One agent asks under all seeds, and stays as it is; `--expert` takes the scripted
 expert that it learnt from, which needs no training. The retrievers begin with an encoder from throw-away worlds, learn
 from the agent's searches on questions of the train split, and are measured on the test split and in a world that no
-label is of. Labels are scored by the world's oracle. Writes its tables into docs/retriever-study.md.
+label is of. Labels are scored by the world's oracle. Writes its tables into bench/results/retriever-study.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table, show
 
-DOCS = ROOT / "docs" / "retriever-study.md"
+DOCS = ROOT / "bench" / "results" / "retriever-study.md"
 PAPERS_VIEWS = ("query", "question+query", "reasoning+query")
 VIEWS = (*PAPERS_VIEWS, "question+reasoning+query")
 BASES = (Arm(BM25, "query"), Arm(ZERO_SHOT, "query"))

@@ -51,9 +51,9 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.settings import SftSettings
 from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
+from coseek.training.sft.settings import SftSettings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 

@@ -1,6 +1,8 @@
 """Size: synthetic corpora of 10⁴, 10⁵ and 10⁶ passages through every engine, and what that means for 21 million.
 
-    python bench/scale.py        all of it, about half an hour; goes on where it was stopped; writes docs/scale.md
+    python bench/scale.py        all of it, about half an hour; goes on where it was stopped
+
+Writes bench/results/scale.md.
     python bench/scale.py --sizes 10000 --engines bm25,exact        to try; prints, and writes nothing
 
 Words are drawn by Zipf's law, about 50 a passage; a query is six words of a passage. Vectors are random around random
@@ -21,7 +23,7 @@ from typing import cast
 # Nothing else is imported: a child's peak memory is never below its parent's.
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs" / "scale.md"
+DOCS = ROOT / "bench" / "results" / "scale.md"
 BEGIN, END = "<!-- measured: python bench/scale.py -->", "<!-- end of measured -->"
 SIZES = (10_000, 100_000, 1_000_000)
 ENGINES = ("bm25", "exact", "int8", "hnsw", "ivf-pq")
@@ -144,7 +146,7 @@ def run(folder: Path, what: str, *more: object) -> dict[str, float]:
 
 
 def page_of(rows: Sequence[Row], queries: int) -> str:
-    """The tables of docs/scale.md."""
+    """The tables of bench/results/scale.md."""
     size = max(row.size for row in rows)
     found = list(choices(rows, size))
     return "\n".join(
@@ -254,7 +256,7 @@ def report_bars(rows: Sequence[Row]) -> int:
 
 
 def write_docs(page: str) -> None:
-    """Put the page between the markers of docs/scale.md."""
+    """Put the page between the markers of bench/results/scale.md."""
     text = DOCS.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -30,11 +30,14 @@ from coseek.hardware.host import Host
 from coseek.models.laptop import LaptopSettings, new_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import improve
-from coseek.training.settings import LearnerSettings, RlSettings
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -58,7 +61,12 @@ def main() -> int:
         side = open_trl(copy.deepcopy(model), tokenizer, Path(folder))
         theirs = {size: _their_step(side, _batches(experience, prompts, size)) for size in SIZES}
         return _race(
-            lambda: improve(experience, settings, policy, None, random.Random(0))["loss"], theirs, tokens, options
+            lambda: improve(
+                experience, settings, open_algorithm(settings), LocalBackend(policy, settings), random.Random(0)
+            )["loss"],
+            theirs,
+            tokens,
+            options,
         )
 
 
@@ -107,7 +115,7 @@ def _step(
     flat = round(options.flat * len(set(groups)))
     paid = iter([0.0 if group < flat else rng.random() for group in groups])
     episodes = score(groups, made, lambda _: Reward(next(paid)))
-    experience = make_experience(episodes, settings, policy, None, None)
+    experience = make_experience(episodes, settings, open_algorithm(settings), LocalBackend(policy, settings))
     # On-policy, as a first minibatch is: nothing is clipped away on either side.
     experience = replace(experience, old_BT=policy.forward(experience.batch, experience.mask_BT))
     return experience, [len(run.segments[0].ids) for run in made]

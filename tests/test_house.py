@@ -11,15 +11,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.source_tree import PACKAGE, ROOT, imported_rooms, parsed, sources
 
 import coseek
 from coseek.cli.extras import EXTRA_OF
 from coseek.cli.main import COMMANDS, main
 from coseek.core.registry import plugin_names
 from coseek.core.settings import Settings
-
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "src" / "coseek"
 
 FLOORS = {
     "core": 0,
@@ -52,27 +50,6 @@ TORCH_FREE = ("data", "machine", "world", "retrieval", "agents", "rewards", "mea
 
 LONG: dict[str, str] = {}
 """Files over 500 lines and functions (`file:function`) over 60, each with its reason."""
-
-
-def sources(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-
-
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def imported_rooms(path: Path) -> set[str]:
-    """The rooms a file imports, wherever in the file it does so."""
-    modules: set[str] = set()
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            modules.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}, line {node.lineno}: write the whole name of what is imported"
-            module = node.module or ""
-            modules.update(f"{module}.{alias.name}" for alias in node.names)
-    return {module.split(".")[1] for module in modules if module.startswith("coseek.")}
 
 
 def test_every_room_has_a_floor() -> None:

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 import coseek
 from coseek.agents.actions import (
-    Does,
     QueryFormat,
-    Tool,
     first_sentence,
     parse_flag,
     parse_numbers,
@@ -161,10 +159,9 @@ def use_pattern(pattern: re.Pattern[str] | re.Pattern[bytes], whole: bool, text:
 
 def read_all(text: str) -> None:
     """Everything that reads the inside of a tag."""
-    tools = {"search": Tool(Does.SEARCH), "visit": Tool(Does.VISIT)}
     for reads in QueryFormat:
         parse_queries(text, reads, most=3)
-    parse_tool_call(text, tools, 3)
+    parse_tool_call(text, load_protocol("react").grammar.tools)
     parse_numbers(text)
     parse_flag(text)
     first_sentence(text)

@@ -91,7 +91,7 @@ def play(
     make: Callable[[Protocol], Typist] | None = None,
 ) -> Trajectory:
     """One question under a protocol, with a model that writes these turns."""
-    protocol = load_protocol(name, "default")
+    protocol = load_protocol(name, "default", run_files=True)
     shelf = retriever or Shelf()
     if protocol.retrievers:
         shelf.name = protocol.retrievers[0]

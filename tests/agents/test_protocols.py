@@ -384,7 +384,7 @@ def test_a_protocol_in_a_file_of_the_users_needs_no_code(tmp_path: Path) -> None
         ("{documents}[/FOUND]", "{documents}", "must hold \\[FOUND\\]"),
         ("{question}", "{query}", "prompt names {query}"),
         ("limits:", "retries: true\nlimits:", "has no 'retry'"),
-        ("limits:", "tools: {go: {does: search}}\nlimits:", "belong together"),
+        ("limits:", "tools: {go: {tool: search}}\nlimits:", "belong together"),
         ("tags:", "- a", "not valid YAML"),
         ("say: {", "retry: {", "'retry', a name with a meaning|none of its tags"),
     ],

@@ -1,24 +1,31 @@
 """What a turn asks for, read out of what a model wrote: lenient in deed, strict in what is said of the form."""
 
 import json
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.agents.actions import (
-    Does,
     QueryFormat,
-    Tool,
-    Visit,
     first_sentence,
     parse_flag,
     parse_numbers,
     parse_queries,
     parse_tool_call,
 )
+from coseek.agents.tools.tool import Tool, open_tool
+from coseek.core.files import JsonObject
 
-TOOLS = {"search": Tool(Does.SEARCH), "visit": Tool(Does.VISIT, id="url")}
+
+def opened(name: str, **settings: object) -> Tool:
+    tool = open_tool(name, {"tool": name, **settings})  # type: ignore[dict-item]
+    assert tool is not None
+    return tool
+
+
+TOOLS = {"search": opened("search", max_queries=3), "visit": opened("visit", id="url")}
 
 
 @pytest.mark.parametrize(
@@ -111,12 +118,18 @@ def call(name: object, arguments: object) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
+def asked(text: str) -> JsonObject | None:
+    parsed = parse_tool_call(text, TOOLS).call
+    return None if parsed is None else parsed.arguments
+
+
 def test_a_tool_call_searches_or_visits() -> None:
-    assert parse_tool_call(call("search", {"query": "a"}), TOOLS).queries == ("a",)
-    assert parse_tool_call(call("search", {"query": ["a", "b"], "why": 1}), TOOLS).queries == ("a", "b")
-    assert parse_tool_call(call("search", json.dumps({"query": "a"})), TOOLS).queries == ("a",)
-    assert parse_tool_call(call("visit", {"url": ["p1", "p2"], "page": 2}), TOOLS).visit == Visit("p1", 2)
-    assert parse_tool_call(call("visit", {"url": 7}), TOOLS).visit == Visit("7", 1)
+    assert asked(call("search", {"query": "a"})) == {"queries": ["a"]}
+    assert asked(call("search", {"query": ["a", "b"], "why": 1})) == {"queries": ["a", "b"]}
+    assert asked(call("search", json.dumps({"query": "a"}))) == {"queries": ["a"]}
+    assert asked(call("search", {"query": ["a", "b", "c", "d"]})) == {"queries": ["a", "b", "c"]}
+    assert asked(call("visit", {"url": ["p1", "p2"], "page": 2})) == {"id": "p1", "page": 2}
+    assert asked(call("visit", {"url": 7})) == {"id": "7", "page": 1}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +146,7 @@ def test_a_tool_call_searches_or_visits() -> None:
 )
 def test_a_broken_tool_call_says_what_is_wrong(text: str, said: str) -> None:
     reading = parse_tool_call(text, TOOLS)
-    assert reading.problem.startswith(said) and not reading.queries and reading.visit is None
+    assert reading.problem.startswith(said) and reading.call is None
 
 
 jsons = st.recursive(
@@ -147,9 +160,12 @@ jsons = st.recursive(
 
 @given(st.text() | jsons.map(json.dumps))
 def test_reading_never_fails_and_no_query_is_empty(text: str) -> None:
-    readings = [parse_queries(text, reads, most=3) for reads in QueryFormat] + [parse_tool_call(text, TOOLS, most=3)]
-    for reading in readings:
-        assert all(query and query == query.strip() for query in reading.queries) and len(reading.queries) <= 3
+    readings = [list(parse_queries(text, reads, most=3).queries) for reads in QueryFormat]
+    called = asked(text) or {}
+    if "queries" in called:
+        readings.append(cast(list[str], called["queries"]))
+    for queries in readings:
+        assert all(query and query == query.strip() for query in queries) and len(queries) <= 3
     numbers = parse_numbers(text)
     assert numbers is None or len(set(numbers)) == len(numbers)
     assert parse_flag(text) in (True, False, None)

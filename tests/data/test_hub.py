@@ -63,7 +63,7 @@ def test_a_model_that_our_recipes_name_is_known_by_its_publisher(recipe: str) ->
     named = [one for one in paths_of(load_recipe(recipe)) if one.holds == "model"]
     assert named and all(fetch_command(str(one.path)) for one in named)
     assert recipe in recipe_names() and FAMILIES
-    with pytest.raises(UserError, match=r"there is no data/wiki-18, .* data.folder; check the path \(docs/recipes.md"):
+    with pytest.raises(UserError, match=r"there is no data/wiki-18, .* data.folder; check the path \(docs/ref"):
         check_paths(load_recipe(recipe))
 
 

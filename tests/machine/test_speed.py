@@ -13,7 +13,7 @@ from coseek.hardware import speed
 from coseek.hardware.host import Host
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import FEW, MANY, WIDE, Timing, cache_file, fastest, precision_of, precision_pace, warning
-from coseek.training.settings import LearnerSettings
+from coseek.training.trainer.settings import LearnerSettings
 
 from .paces import FAST, SLOW, begun_anew, kept, processor
 

@@ -1,4 +1,4 @@
-"""What a retriever sees of a search turn. Run as a program, it writes the examples into docs/views.md."""
+"""What a retriever sees of a search turn. Run as a program, it writes the examples into docs/reference/views.md."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from coseek.retrieval.query import PastTurn, Query
 from coseek.retrieval.retrievers.bm25 import Bm25Settings
 from coseek.retrieval.views import LAST_TURNS_ABOUT, VIEWS, Count, neutralise_separator, render_view
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "views.md"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "reference" / "views.md"
 BLOCK = re.compile(r"(<!-- views: [^\n]* -->\n).*(<!-- end of views -->)", re.DOTALL)
 EXAMPLE = Query(
     text="Ada Byron birthplace",
@@ -42,7 +42,7 @@ def tokens(rendered: str) -> int:
 
 
 def examples() -> str:
-    """Every view with its worked example, as docs/views.md shows them."""
+    """Every view with its worked example, as docs/reference/views.md shows them."""
     parts = [(name, part.about) for name, part in VIEWS.items()] + [("last-1-turns", LAST_TURNS_ABOUT)]
     blocks = [f"`{name}`: {about}\n\n```text\n{render_view(name, EXAMPLE)}\n```\n" for name, about in parts]
     return "\n" + "\n".join(blocks) + "\n"

@@ -10,11 +10,14 @@ from tests.training.tiny import agent, environment, tiny_model
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.rewards.reward import Reward
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import RolloutFunction, score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.loop import train_rl
-from coseek.training.settings import LearnerSettings, OptimiserSettings, RlSettings
+from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 QUESTIONS = [Question(str(ident), f"say {ident}", (str(ident),)) for ident in range(4, 8)]
 LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2))
@@ -63,7 +66,7 @@ def train(
     folder: Path, settings: RlSettings, seed: int = 3, resume: bool = False
 ) -> tuple[Policy, list[dict[str, float]]]:
     policy = Policy(tiny_model(seed), settings.policy, settings.updates)
-    train_rl(policy, QUESTIONS, sampling(policy), reward, settings, folder, resume=resume)
+    train_rl(LocalBackend(policy, settings), QUESTIONS, sampling(policy), reward, settings, folder, resume=resume)
     return policy, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -74,4 +77,6 @@ def fixed(question: Question, stop: StopReason = StopReason.ANSWERED, right: boo
 
 def experience_of(runs: Sequence[Trajectory], groups: Sequence[int], settings: RlSettings) -> Experience:
     policy = Policy(tiny_model(), settings.policy, 1)
-    return make_experience(score(groups, runs, reward), settings, policy, None, None)
+    return make_experience(
+        score(groups, runs, reward), settings, open_algorithm(settings), LocalBackend(policy, settings)
+    )

@@ -17,14 +17,17 @@ from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.rewards.reward import Reward
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode, describe, score
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.loop import train_rl
-from coseek.training.rl.losses import entropies, leave_one_out, logprobs_and_entropy, rewards_to_come, target_logprobs
+from coseek.training.rl.losses import leave_one_out, rewards_to_come
 from coseek.training.rl.overlong import charge_overlong, overlong
 from coseek.training.rl.sampling import SampledStep, sample_step
-from coseek.training.settings import OverlongSettings, RlSettings
+from coseek.training.rl.settings import OverlongSettings, RlSettings
 from coseek.training.trainer.data_order import QuestionStream
+from coseek.training.trainer.logprobs import entropies, logprobs_and_entropy, target_logprobs
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.timer import Timer
 
@@ -71,7 +74,7 @@ def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> Non
         "no",
         True,
     )
-    found = experience_of([fixed(QUESTIONS[0]), long], [0, 0], settings_of("reinforce++"))
+    found = experience_of([fixed(QUESTIONS[0]), long], [0, 0], settings_of("reinforce-pp"))
     # Two tokens paid 1 and three paid 0: mean 0.4, variance 0.4 · 0.6.
     assert found.advantages_BT[0, 1].item() == pytest.approx(0.6 / math.sqrt(0.24), abs=1e-5)
     assert found.advantages_BT[1].tolist() == pytest.approx(
@@ -81,10 +84,12 @@ def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> Non
 
 def test_reinforce_plus_plus_is_charged_for_its_kl_token_by_token() -> None:
     """k1 in the reward: each token pays for itself and for what comes behind it."""
-    choice = settings_of("reinforce++", kl=0.1, kl_in="reward", kl_estimator="k1", whiten=False)
+    choice = settings_of(
+        "reinforce-pp", kl=0.1, kl_in="reward", kl_estimator="k1", algorithm_settings={"whiten": False}
+    )
     policy, reference = Policy(tiny_model(0), choice.policy, 1), Policy(tiny_model(1), choice.policy, 1)
     episodes = score([0], [fixed(QUESTIONS[0])], reward)
-    found = make_experience(episodes, choice, policy, None, reference)
+    found = make_experience(episodes, choice, open_algorithm(choice), LocalBackend(policy, choice, reference=reference))
     assert found.reference_BT is not None
     charged = 0.1 * (found.old_BT - found.reference_BT)[0]
     assert found.advantages_BT[0, 1:].tolist() == pytest.approx(
@@ -95,6 +100,10 @@ def test_reinforce_plus_plus_is_charged_for_its_kl_token_by_token() -> None:
 RESAMPLING = settings_of("grpo", questions_per_step=2, group_size=2, resample=True, resample_at_most=2)
 
 
+def untrained() -> LocalBackend:
+    return LocalBackend(Policy(tiny_model(), RESAMPLING.policy, 1), RESAMPLING)
+
+
 def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
     """A step of two questions, group size two, whose groups are paid in this order as they are asked."""
     stream = iter([value for group in groups_of_rewards for value in group])
@@ -103,7 +112,9 @@ def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
         return [replace(fixed(question), seed=seed) for question, seed in zip(asked, seeds, strict=True)]
 
     order = QuestionStream(QUESTIONS, 0)
-    return sample_step(order, 0, 3, RESAMPLING, rollout, lambda _: Reward(next(stream)), Timer(), update=7)
+    backend = untrained()
+    backend.policy.optimiser.update = 7
+    return sample_step(3, order, 0, RESAMPLING, rollout, lambda _: Reward(next(stream)), backend, Timer())
 
 
 def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
@@ -116,7 +127,7 @@ def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
     asked = [episode.trajectory.question for episode in sampled.episodes.scored][::2]
     assert asked == QuestionStream(QUESTIONS, 0).take(0, 4)
     assert len({episode.trajectory.seed for episode in sampled.episodes.scored}) == 8
-    found = make_experience(sampled.kept, RESAMPLING, Policy(tiny_model(), RESAMPLING.policy, 1), None, None)
+    found = make_experience(sampled.kept, RESAMPLING, open_algorithm(RESAMPLING), untrained())
     assert not found.silent_B.any() and found.lone == 0
 
 
@@ -143,7 +154,7 @@ def test_resampling_is_resumed_at_the_question_it_had_come_to(tmp_path: Path) ->
 def test_a_step_in_which_nothing_has_spread_still_compares_sampler_and_trainer(tmp_path: Path) -> None:
     choice = settings_of("grpo", steps=1, resample=True)
     policy = Policy(tiny_model(3), choice.policy, choice.updates)
-    last = train_rl(policy, QUESTIONS, sampling(policy), lambda _: Reward(1.0), choice, tmp_path)
+    last = train_rl(LocalBackend(policy, choice), QUESTIONS, sampling(policy), lambda _: Reward(1.0), choice, tmp_path)
     assert (
         last["updates"] == 0 and last["zero_spread"] == 1.0 and last["questions"] == 12 and last["logprob_gap"] < 1e-5
     )
@@ -209,8 +220,8 @@ def test_measuring_the_entropy_changes_no_weight_and_a_bonus_raises_it(tmp_path:
     for name, weight in plain.module.state_dict().items():
         assert torch.equal(weight, measured.module.state_dict()[name]), name
     assert paid_for[-1]["entropy"] > seen[-1]["entropy"] > 0
-    # The sampler's surprise is an estimate of the same number, from the tokens that happened to be drawn.
-    assert paid_for[0]["surprise"] == pytest.approx(paid_for[0]["entropy"], rel=0.3)
+    # The sampler's sampled_nll is an estimate of the same number, from the tokens that happened to be drawn.
+    assert paid_for[0]["sampled_nll"] == pytest.approx(paid_for[0]["entropy"], rel=0.3)
 
 
 def test_a_bonus_for_entropy_moves_groups_without_spread_too() -> None:

@@ -8,7 +8,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import Settings
 from coseek.data.question import Question, save_questions
 from coseek.pipelines.run_record import FILE, begin
-from coseek.training.settings import SftSettings
+from coseek.training.sft.settings import SftSettings
 
 
 class Plan(Settings):

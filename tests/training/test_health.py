@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from coseek.core.errors import RunError
 from coseek.core.progress import NoProgress
 from coseek.rewards.reward import Reward
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
-from coseek.training.settings import MonitorSettings, RlSettings
+from coseek.training.rl.settings import MonitorSettings, RlSettings
 from coseek.training.trainer.checkpoint import keep_healthy, load_healthy
 from coseek.training.trainer.policy import Policy
 
@@ -215,7 +216,7 @@ def train(
 ) -> Policy:
     policy, runs = patient.fresh(plan)
     pay: Callable[..., Reward] = lambda run: Reward(-float(len(run.searches)))  # noqa: E731
-    train_rl(policy, patient.questions, runs, pay, plan, folder, resume=resume, progress=progress)
+    train_rl(LocalBackend(policy, plan), patient.questions, runs, pay, plan, folder, resume=resume, progress=progress)
     return policy
 
 
@@ -291,7 +292,7 @@ def test_right_runs_are_measured_before_and_after_the_updates(patient: Patient, 
         policy, runs = patient.fresh(plan)
         probed = plan.model_copy(update={"monitor": plan.monitor.model_copy(update={"probe_runs": runs_looked_at})})
         folder = tmp_path / str(runs_looked_at)
-        train_rl(policy, patient.questions, runs, lambda run: Reward(right(run)), probed, folder)
+        train_rl(LocalBackend(policy, probed), patient.questions, runs, lambda run: Reward(right(run)), probed, folder)
         seen.append(policy.module.state_dict())
     first = read(tmp_path / "8" / "metrics.jsonl")[0]
     assert first["right_shift"] > 0.0 > first["right_logprob"]

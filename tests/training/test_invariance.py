@@ -11,12 +11,15 @@ from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor
 
 from coseek.rewards.reward import Reward
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import improve
-from coseek.training.settings import LearnerSettings, OptimiserSettings, RlSettings
 from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 ROWS = 8
 # With eps far above any gradient, a first step of AdamW is the gradient times a constant: weights show gradients.
@@ -37,7 +40,9 @@ def experience_of(choice: RlSettings, seed: int, order: list[int]) -> Experience
     episodes = score([row // 4 for row in order], [runs[row] for row in order], lambda run: paid[id(run)])
     policy, reference = Policy(tiny_model(), choice.policy, 1), Policy(tiny_model(1), choice.policy, 1)
     critic = Critic(policy.model, choice.critic, 1) if choice.algorithm == "ppo" else None
-    return make_experience(episodes, choice, policy, critic, reference if choice.kl else None)
+    return make_experience(
+        episodes, choice, open_algorithm(choice), LocalBackend(policy, choice, critic=critic, reference=reference)
+    )
 
 
 def weights_after(experience: Experience, choice: RlSettings, micro_batch_tokens: int) -> list[Tensor]:
@@ -48,13 +53,19 @@ def weights_after(experience: Experience, choice: RlSettings, micro_batch_tokens
     if choice.algorithm == "ppo":
         critic = Critic(policy.model, learner, 1)
         critic.module.double()
-    improve(experience, choice, policy, critic, random.Random(micro_batch_tokens))
+    improve(
+        experience,
+        choice,
+        open_algorithm(choice),
+        LocalBackend(policy, choice, critic=critic),
+        random.Random(micro_batch_tokens),
+    )
     return [weight.detach() for weight in policy.module.parameters()]
 
 
 PAIRS = [
     pytest.param(algorithm, normaliser, marks=[pytest.mark.slow] * (algorithm != "grpo" and normaliser != "token"))
-    for algorithm in ("grpo", "ppo", "rloo", "reinforce++")
+    for algorithm in ("grpo", "ppo", "rloo", "reinforce-pp")
     for normaliser in ("token", "sequence", "group", "constant")
 ]
 
@@ -76,7 +87,7 @@ def test_the_update_is_the_same_however_a_step_is_cut_and_shuffled(
         assert float((first - second).abs().max()) < TOLERANCE
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "rloo", "reinforce++"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "rloo", "reinforce-pp"])
 def test_the_order_in_which_runs_come_changes_no_advantage_and_no_update(algorithm: str) -> None:
     choice = choice_of(algorithm, "group")
     order = random.Random(3).sample(range(ROWS), k=ROWS)

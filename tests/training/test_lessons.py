@@ -8,7 +8,7 @@ from tests.scripted import Scripted
 from coseek.data.trajectory import Author
 from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.settings import Phase
+from coseek.training.sft.settings import Phase
 from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
 from coseek.world.rationales import MARK
 from coseek.world.settings import WorldSettings

@@ -17,11 +17,11 @@ from coseek.training.rl.losses import (
     last_token_rewards,
     loss_weights,
     policy_loss,
-    target_logprobs,
     value_loss,
-    weighted_nll,
     whiten,
 )
+from coseek.training.sft.loop import weighted_nll
+from coseek.training.trainer.logprobs import target_logprobs
 
 rewards = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=12)
 masks = st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4)

@@ -1,4 +1,4 @@
-"""Our arithmetic beside TRL's and verl's on the same tensors. `docs/parity.md` is the table of what differs.
+"""Our arithmetic beside TRL's and verl's on the same tensors. The table of what differs: docs/explanation/parity.md.
 
 TRL comes with the `dev` extra. verl pins another transformers, so it has to be put there by hand; without it these
 tests are passed over. What a library does otherwise is written out here, so that the rest must agree.
@@ -19,10 +19,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.rewards.reward import Reward
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.losses import (
-    entropies,
     gae,
     group_advantages,
     kl_estimate,
@@ -33,9 +34,11 @@ from coseek.training.rl.losses import (
     value_loss,
     whiten,
 )
+from coseek.training.rl.settings import KlEstimator, Normaliser
 from coseek.training.rl.update import improve
-from coseek.training.settings import KlEstimator, LearnerSettings, Normaliser, OptimiserSettings
+from coseek.training.trainer.logprobs import entropies
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the libraries' own warnings
 REWARDS = torch.tensor([0.0, 1.0, 0.3, 0.25, 0.25, 0.25])
@@ -211,7 +214,9 @@ def step_of(policy: Policy, reference: Policy, normaliser: str) -> tuple[Experie
     paid = iter([0.0, 1.0, 0.3, 0.2, 0.6, 0.9])
     episodes = score([0, 0, 0, 1, 1, 1], runs, lambda _: Reward(next(paid)))
     choice = settings_of("grpo", kl=0.1, normaliser=normaliser)
-    return make_experience(episodes, choice, policy, None, reference), [4] * 6
+    return make_experience(
+        episodes, choice, open_algorithm(choice), LocalBackend(policy, choice, reference=reference)
+    ), [4] * 6
 
 
 @pytest.mark.parametrize(
@@ -251,7 +256,7 @@ def test_trls_loss_gives_the_gradient_that_ours_gives(
     choice = settings_of(
         "grpo", kl=0.1, clip_high=0.28, normaliser=normaliser, constant_tokens=20, minibatches=1, group_size=3
     )
-    metrics = improve(experience, choice, policy, None, random.Random(0))
+    metrics = improve(experience, choice, open_algorithm(choice), LocalBackend(policy, choice), random.Random(0))
     assert metrics["loss"] == pytest.approx(float(their_loss.detach()), rel=1e-4)
     assert metrics["outside_clip"] > 0
     _compare(before, list(policy.module.parameters()), list(model.parameters()))

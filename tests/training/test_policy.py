@@ -19,13 +19,15 @@ from coseek.hardware.precision import Precision
 from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.rl.losses import loss_weights, policy_loss, target_logprobs
-from coseek.training.settings import LearnerSettings, LoraSettings, Normaliser, OptimiserSettings
+from coseek.training.rl.losses import loss_weights, policy_loss
+from coseek.training.rl.settings import Normaliser
 from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.learner import Loss
+from coseek.training.trainer.logprobs import target_logprobs
 from coseek.training.trainer.lora import ADAPTER
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimiserSettings
 
 MODEL = tiny_model()
 

@@ -20,7 +20,7 @@ from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select,
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import Noisy
 from coseek.rewards.reward import make_reward
-from coseek.training.settings import RejectionSettings
+from coseek.training.sft.settings import RejectionSettings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 

@@ -12,17 +12,19 @@ from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, traj
 
 from coseek.core.errors import DataError, SettingError
 from coseek.data.trajectory import StopReason, Trajectory
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import RolloutFunction, collect, describe, score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.loop import train_rl
+from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import minibatches
-from coseek.training.settings import RlSettings
 from coseek.training.trainer.data_order import QuestionStream, derive_seed
 from coseek.training.trainer.policy import Policy
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "reached"), [("grpo", 0.35), ("ppo", 0.35), ("rloo", 0.25), ("reinforce++", 0.25)]
+    ("algorithm", "reached"), [("grpo", 0.35), ("ppo", 0.35), ("rloo", 0.25), ("reinforce-pp", 0.25)]
 )
 def test_the_reward_rises(tmp_path: Path, algorithm: str, reached: float) -> None:
     _, rows = train(tmp_path, settings_of(algorithm))
@@ -39,7 +41,7 @@ def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None
         "agent_tokens",
         "faults",
         "zero_spread", "updates", "loss", "grad_norm", "ratio_max", "outside_clip", "kl_old", "kl_reference",
-        "logprob_gap", "surprise", "staleness", "staleness_max", "lr",
+        "logprob_gap", "sampled_nll", "staleness", "staleness_max", "lr",
         "rollout_s", "reward_s", "advantages_s", "update_s",
     ):  # fmt: skip
         assert name in row, name
@@ -49,7 +51,7 @@ def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reinforce++"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reinforce-pp"])
 def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path, algorithm: str) -> None:
     settings = settings_of(algorithm, steps=6, checkpoint_every=2, kl=0.01)
     whole, rows = train(tmp_path / "whole", settings)
@@ -76,6 +78,9 @@ def test_a_folder_with_a_run_in_it_is_not_written_over(tmp_path: Path) -> None:
         train(tmp_path, settings_of("grpo", steps=1))
     with pytest.raises(SettingError, match=r"began with clip_low=0\.2 and cannot go on with 0\.1"):
         train(tmp_path, settings_of("grpo", steps=1, clip_low=0.1), resume=True)
+
+
+UNSCALED = {"scale_by_std": False}
 
 
 def test_two_occurrences_of_a_question_are_two_groups() -> None:
@@ -126,7 +131,7 @@ def test_a_truncated_run_is_kept_or_masked(choice: str, advantages: list[float],
 
 def test_a_truncated_run_can_be_charged() -> None:
     runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0], StopReason.TURN_LIMIT)]
-    found = experience_of(runs, [0, 0], settings_of("grpo", truncated="penalise", scale_by_std=False))
+    found = experience_of(runs, [0, 0], settings_of("grpo", truncated="penalise", algorithm_settings=UNSCALED))
     assert found.advantages_BT[:, 1].tolist() == [0.25, -0.25]
 
 
@@ -135,11 +140,15 @@ def test_leaving_out_groups_without_spread_changes_nothing() -> None:
     runs = [fixed(QUESTIONS[0]), fixed(QUESTIONS[0]), fixed(QUESTIONS[1]), fixed(QUESTIONS[1], right=False)]
     settings = settings_of("grpo", group_size=2, minibatches=1)
     found = experience_of(runs, [0, 0, 1, 1], settings)
-    (whole,) = minibatches(found, settings, random.Random(0))
+    (whole,) = minibatches(found, 1, random.Random(0))
     assert sorted(whole.tolist()) == [0, 1, 2, 3]
     for kl in (0.0, 0.1):  # dropped also where a KL in the loss would pull at them
-        dropped = settings_of("grpo", group_size=2, minibatches=1, zero_spread="drop", kl=kl)
-        assert sorted(minibatches(held(runs, [0, 0, 1, 1], dropped), dropped, random.Random(0))[0].tolist()) == [2, 3]
+        dropped = settings_of("grpo", group_size=2, minibatches=1, algorithm_settings={"zero_spread": "drop"}, kl=kl)
+        assert sorted(
+            minibatches(
+                held(runs, [0, 0, 1, 1], dropped), 1, random.Random(0), open_algorithm(dropped).drops_zero_spread
+            )[0].tolist()
+        ) == [2, 3]
 
 
 def test_the_noise_of_a_kl_in_the_reward_is_no_spread() -> None:
@@ -148,14 +157,19 @@ def test_the_noise_of_a_kl_in_the_reward_is_no_spread() -> None:
     settings = settings_of("grpo", group_size=2, kl=0.001, kl_in="reward")
     found = held(runs, [0, 0], settings)
     assert found.zero_spread == 1.0 and not found.advantages_BT.any()
-    unscaled = held(runs, [0, 0], settings.model_copy(update={"scale_by_std": False}))
+    unscaled = held(runs, [0, 0], settings.model_copy(update={"algorithm_settings": UNSCALED}))
     assert 0.0 < unscaled.advantages_BT.abs().max() < 0.01
 
 
 def held(runs: Sequence[Trajectory], groups: Sequence[int], settings: RlSettings) -> Experience:
     """Experience with a reference that differs from the policy."""
     policy, reference = (Policy(tiny_model(seed), settings.policy, 1) for seed in (3, 4))
-    return make_experience(score(groups, runs, reward), settings, policy, None, reference)
+    return make_experience(
+        score(groups, runs, reward),
+        settings,
+        open_algorithm(settings),
+        LocalBackend(policy, settings, reference=reference),
+    )
 
 
 def test_every_epoch_brings_every_question_once_wherever_it_is_cut() -> None:
@@ -178,7 +192,7 @@ def test_a_step_in_which_everything_failed_is_recorded_and_changes_no_weight(tmp
     policy = Policy(tiny_model(), settings.policy, 2)
     before = {name: weight.clone() for name, weight in policy.module.state_dict().items()}
     broken: RolloutFunction = lambda questions, _: [fixed(question, StopReason.MODEL_ERROR) for question in questions]  # noqa: E731
-    last = train_rl(policy, QUESTIONS, broken, reward, settings, tmp_path)
+    last = train_rl(LocalBackend(policy, settings), QUESTIONS, broken, reward, settings, tmp_path)
     assert last["faults"] == 32 and last["updates"] == 0 and "reward" not in last
     for name, weight in policy.module.state_dict().items():
         assert torch.equal(weight, before[name])

@@ -11,12 +11,13 @@ from tests.training.tiny import agent, environment, tiny_model, trajectory
 
 from coseek.core.errors import DataError
 from coseek.data.trajectory import Trajectory
-from coseek.training.settings import LearnerSettings, OptimiserSettings, Phase, SftSettings
 from coseek.training.sft.curriculum import draw_any, draw_by_hops
 from coseek.training.sft.loop import token_weights, train_sft
+from coseek.training.sft.settings import Phase, SftSettings
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.optimiser import rate_at
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2, decay="linear"))
 

@@ -11,7 +11,7 @@ import yaml
 from coseek.core.errors import CoseekError, DataError, SettingError
 from coseek.pipelines.precisions import resolve_recipe
 from coseek.pipelines.together.checks import check_together
-from coseek.pipelines.together.recipe import (
+from coseek.pipelines.together_recipe import (
     GIVEN,
     TogetherRecipe,
     load_together_recipe,

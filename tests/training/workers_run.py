@@ -9,9 +9,11 @@ import torch.distributed as dist
 from tests.training.echo import QUESTIONS, reward, sampling, settings_of
 from tests.training.tiny import tiny_model
 
+from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
-from coseek.training.settings import LearnerSettings, LoraSettings, OptimiserSettings, RlSettings
+from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimiserSettings
 from coseek.training.trainer.workers import Workers, workers_here
 
 Kind: TypeAlias = Literal["ddp", "fsdp2"]
@@ -45,7 +47,7 @@ def settings_for(algorithm: str, kind: Kind) -> RlSettings:
 def train(algorithm: str, kind: Kind, folder: Path, workers: Workers, steps: int = 2, resume: bool = False) -> Policy:
     settings = settings_for(algorithm, kind).model_copy(update={"steps": steps})
     policy = Policy(tiny_model(), settings.policy, settings.updates, workers=workers)
-    train_rl(policy, QUESTIONS[:3], sampling(policy), reward, settings, folder, resume=resume)
+    train_rl(LocalBackend(policy, settings), QUESTIONS[:3], sampling(policy), reward, settings, folder, resume=resume)
     return policy
 
 

@@ -1,6 +1,6 @@
-"""Reading: what stands inside a tag that asks for something. Total: any text is read, and what is wrong is said.
+"""Actions: parse the text inside a tag that has an action. Every text is parsed; what is wrong with it is returned.
 
-What can be understood is carried out even where its form is wrong: the form costs a run its validity, not its turn.
+What can be understood is carried out even where its form is wrong: the form decides validity, not whether a turn runs.
 """
 
 import re
@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from coseek.core.files import Json, JsonObject
+from coseek.agents.tools.tool import ParsedAction, Tool
+from coseek.core.files import Json
 from coseek.core.strict_json import InvalidJson, parse_lenient
 
 
@@ -25,41 +26,15 @@ class QueryFormat(StrEnum):
     """The first sentence is the query (IRCoT)."""
 
 
-class Does(StrEnum):
-    """What a tool does."""
-
-    SEARCH = "search"
-    VISIT = "visit"
-
-
 @dataclass(frozen=True, slots=True)
-class Tool:
-    """A tool that the agent may call, and the names of its arguments."""
-
-    does: Does
-    query: str = "query"
-    id: str = "id"
-    page: str = "page"
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A document to be opened; pages count from 1."""
-
-    id: str
-    page: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedAction:
-    """What was asked, and what is wrong with how it was asked."""
+class ParsedQueries:
+    """The queries of a search, and what is wrong with how they are written."""
 
     queries: tuple[str, ...] = ()
-    visit: Visit | None = None
     problem: str = ""
 
 
-def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int | None = None) -> ParsedAction:
+def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int | None = None) -> ParsedQueries:
     """The queries of a search in the order written: none is empty, and there are at most `most`."""
     if reads is QueryFormat.ITEMS:
         reading = _items(text, item)
@@ -67,14 +42,14 @@ def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int 
         reading = _json_queries(text, item)
     else:
         query = first_sentence(text) if reads is QueryFormat.SENTENCE else text.strip()
-        reading = ParsedAction((query,) if query else ())
+        reading = ParsedQueries((query,) if query else ())
     if most is not None and len(reading.queries) > most:
         problem = reading.problem or f"{len(reading.queries)} queries in one search, and at most {most} are allowed"
-        return ParsedAction(reading.queries[:most], problem=problem)
+        return ParsedQueries(reading.queries[:most], problem=problem)
     return reading
 
 
-def _items(text: str, item: str) -> ParsedAction:
+def _items(text: str, item: str) -> ParsedQueries:
     marks = re.split(rf"(</?{re.escape(item)}>)", text)
     queries: list[str] = []
     problem, inside = "", False
@@ -91,25 +66,25 @@ def _items(text: str, item: str) -> ParsedAction:
                 problem = problem or (f"an empty <{item}>" if closed else f"<{item}> is not closed")
         elif piece.strip():
             problem = problem or f"text outside <{item}> in a search: {piece.strip()[:40]!r}"
-    return ParsedAction(tuple(queries), problem=problem or ("" if queries else f"a search without a <{item}>"))
+    return ParsedQueries(tuple(queries), problem=problem or ("" if queries else f"a search without a <{item}>"))
 
 
-def _json_queries(text: str, key: str) -> ParsedAction:
+def _json_queries(text: str, key: str) -> ParsedQueries:
     text = text.strip()
     value = _from_json(text)
     if not isinstance(value, str | list | dict):
         # A plain question is what was meant; half a JSON object is not.
         meant = () if not text or text[0] in "{[" else (text,)
-        return ParsedAction(meant, problem="the query is no JSON")
+        return ParsedQueries(meant, problem="the query is no JSON")
     named = value.get(key) if isinstance(value, dict) else value
-    queries = _texts(named)
+    queries = texts_of(named)
     wanted = len(named) if isinstance(named, list) else 1
-    return ParsedAction(
+    return ParsedQueries(
         queries, problem="" if queries and len(queries) == wanted else f"the JSON holds no {key!r} text"
     )
 
 
-def parse_tool_call(text: str, tools: Mapping[str, Tool], most: int | None = None) -> ParsedAction:
+def parse_tool_call(text: str, tools: Mapping[str, Tool]) -> ParsedAction:
     """A tool call: `{"name": "…", "arguments": {…}}`."""
     call = _from_json(text.strip())
     if not isinstance(call, dict):
@@ -122,29 +97,7 @@ def parse_tool_call(text: str, tools: Mapping[str, Tool], most: int | None = Non
         return ParsedAction(problem=f"no tool named {str(name)[:40]!r}; there are: {', '.join(tools)}")
     if not isinstance(arguments, dict):
         return ParsedAction(problem=f"the arguments of {name!r} are no JSON object")
-    return _visit(arguments, tool) if tool.does is Does.VISIT else _tool_search(arguments, tool, most)
-
-
-def _tool_search(arguments: JsonObject, tool: Tool, most: int | None) -> ParsedAction:
-    queries = _texts(arguments.get(tool.query))
-    if not queries:
-        return ParsedAction(problem=f"a search needs {tool.query!r}, a text or a list of texts")
-    if most is not None and len(queries) > most:
-        return ParsedAction(
-            queries[:most], problem=f"{len(queries)} queries in one call, and at most {most} are allowed"
-        )
-    return ParsedAction(queries)
-
-
-def _visit(arguments: JsonObject, tool: Tool) -> ParsedAction:
-    ident, page = arguments.get(tool.id), arguments.get(tool.page, 1)
-    if isinstance(ident, list) and ident:
-        ident = ident[0]
-    if isinstance(ident, bool) or not isinstance(ident, str | int) or not str(ident).strip():
-        return ParsedAction(problem=f"a visit needs {tool.id!r}, the id of a document that a search has found")
-    if isinstance(page, bool) or not isinstance(page, int):
-        return ParsedAction(problem=f"{tool.page!r} is a whole number from 1")
-    return ParsedAction(visit=Visit(str(ident).strip(), page))
+    return tool.parse(arguments)
 
 
 # Possessive (`*+`) here and below: text of a model decides how many blanks, marks and numbers there are.
@@ -181,6 +134,7 @@ def _from_json(text: str) -> Json:
         return None
 
 
-def _texts(value: Json) -> tuple[str, ...]:
+def texts_of(value: Json) -> tuple[str, ...]:
+    """The texts of a value that is one, or a list of them; none is empty."""
     several: Sequence[Json] = value if isinstance(value, list) else [value]
     return tuple(text.strip() for text in several if isinstance(text, str) and text.strip())

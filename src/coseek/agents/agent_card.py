@@ -1,6 +1,7 @@
 """Card: `coseek.yaml` in a model folder says which protocol and prompt template the model was trained with."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 
@@ -12,6 +13,8 @@ CARD = "coseek.yaml"
 
 class AgentCard(Settings):
     """What `coseek.yaml` in a model folder says."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
     protocol: str = "search-r1"
     """The protocol that the model speaks."""

@@ -6,19 +6,11 @@ from dataclasses import dataclass, field
 
 from coseek.agents.document_block import apply_selection, latest_block
 from coseek.agents.search_turns import make_past_turn
-from coseek.data.passage import Hit
+from coseek.agents.tools.tool import TurnSearches
 from coseek.data.question import Question
-from coseek.data.trajectory import Author, Search, Segment
+from coseek.data.trajectory import Author, Call, Search, Segment
 from coseek.models.model import EpisodeState
-from coseek.retrieval.query import PastTurn, Query
-
-
-@dataclass(frozen=True, slots=True)
-class TurnSearches:
-    """The searches of one turn, before anything of them is shown."""
-
-    queries: tuple[Query, ...]
-    searches: tuple[Search, ...]
+from coseek.retrieval.query import PastTurn
 
 
 @dataclass(slots=True)
@@ -31,6 +23,7 @@ class Episode:
     began: float
     segments: list[Segment] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     history: list[PastTurn] = field(default_factory=list)
     """`searches` as the retriever is told of them."""
     side_contexts: list[tuple[Segment, ...]] = field(default_factory=list)
@@ -66,7 +59,7 @@ class Episode:
 
     @property
     def so_far(self) -> EpisodeState:
-        return EpisodeState(self.question, tuple(self.searches))
+        return EpisodeState(self.question, tuple(self.searches), calls=tuple(self.calls))
 
     def add(self, segment: Segment) -> None:
         self.segments.append(segment)
@@ -94,8 +87,3 @@ class Episode:
     @property
     def selected_ids(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(ident for search in self.searches for ident in search.selected or ()))
-
-    def found(self, ident: str) -> Hit | None:
-        """The passage with this id, among those that were found."""
-        hits = (hit for search in self.searches for hit in search.hits)
-        return next((hit for hit in hits if hit.passage.id == ident), None)

@@ -10,7 +10,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 import hashlib
 import logging
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 from pydantic import Field
 
@@ -48,6 +48,8 @@ BYTES = "bytes"
 
 class AgentSettings(Settings):
     """Which agent runs, and how it writes."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
     name: str
     """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the path of its `.py` file."""
@@ -149,7 +151,7 @@ def limits_of(agent: Agent) -> Limits:
 
 def open_agent(settings: AgentSettings) -> Agent:
     """The agent, ready to run."""
-    protocol = load_protocol(settings.protocol, settings.prompt_template)
+    protocol = load_protocol(settings.protocol, settings.prompt_template, run_files=True)
     tokenizer = open_tokenizer(settings, protocol)
     if is_scripted(settings.name):
         model: Model = ScriptedAgentModel(open_scripted_agent(settings.name), protocol, tokenizer)
@@ -257,6 +259,9 @@ def decoder_of(run: Run) -> Decode | None:
         return None
     settings = make_settings(AgentSettings, recorded)
     folder = settings.tokenizer or settings.name
-    if folder != BYTES and not is_scripted(folder) and not Path(folder).is_dir():
+    if folder != BYTES and not is_scripted(folder):
+        return HfTokenizer.load(Path(folder)).decode if Path(folder).is_dir() else None
+    try:
+        return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode
+    except UserError:  # the user's protocol is no longer there, and with it the marks that are one token each
         return None
-    return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode

@@ -10,18 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from coseek.agents.actions import (
-    ParsedAction,
-    QueryFormat,
-    Tool,
-    Visit,
-    parse_flag,
-    parse_numbers,
-    parse_queries,
-    parse_tool_call,
-)
+from coseek.agents.actions import QueryFormat, parse_flag, parse_numbers, parse_queries, parse_tool_call
+from coseek.agents.tools.search import SearchSettings, arguments_for
+from coseek.agents.tools.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.core.errors import DataError
-from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment
+from coseek.data.trajectory import PAGE, PROMPT, RETRY, TOOL, Author, Segment
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
@@ -40,7 +33,7 @@ class Action(StrEnum):
     SEARCH = "search"
     ANSWER = "answer"
     TOOL = "tool"
-    """Carry out a tool call: a search or a visit."""
+    """Carry out a call of one of the protocol's tools."""
     SELECT = "select"
     """Keep only these documents of the latest block."""
     COMPLETE = "complete"
@@ -111,8 +104,8 @@ class Intent:
 
     action: Action = Action.NONE
     span: Span | None = None
-    queries: tuple[str, ...] = ()
-    visit: Visit | None = None
+    call: ToolCall | None = None
+    """What is to be carried out: a tool call, or the search of a tag with `action: search`."""
     selected: tuple[int, ...] | None = None
     """Numbers of documents of the latest block, from 1; `None` when the turn selects nothing."""
     problem: str = ""
@@ -139,7 +132,7 @@ class Grammar:
         for mark in marks:
             if marks.count(mark) > 1:
                 raise DataError(f"two tags of this protocol are written {mark!r}; a reader could not tell them apart")
-        for reserved in names & {PROMPT, RETRY, PAGE, START, END}:
+        for reserved in names & {PROMPT, RETRY, PAGE, TOOL, START, END}:
             raise DataError(f"a tag of this protocol is called {reserved!r}, a name with a meaning of its own")
 
     @cached_property
@@ -150,6 +143,14 @@ class Grammar:
     def observation(self) -> str:
         """The tag that the environment's answers to searches carry."""
         return next((tag.name for tag in self.tags if tag.author is Author.ENVIRONMENT), "observation")
+
+    @cached_property
+    def search(self) -> Tool:
+        """The protocol's search tool; one with default settings where it names none."""
+        ours = (tool for tool in self.tools.values() if not tool.own and isinstance(tool.settings, SearchSettings))
+        tool = next(ours, None) or open_tool("search", {"tool": "search"})
+        assert tool is not None
+        return tool
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
@@ -229,8 +230,8 @@ class Grammar:
                 found += self.parse(segment.text)
             elif segment.tag == RETRY:
                 found.append(Span(Author.ENVIRONMENT, "", segment.text, "a turn asked for nothing and was tried again"))
-            elif segment.tag == PAGE or segment.tag in self.by_name:
-                tag = self.observation if segment.tag == PAGE else segment.tag
+            elif segment.tag in (PAGE, TOOL) or segment.tag in self.by_name:
+                tag = self.observation if segment.tag in (PAGE, TOOL) else segment.tag
                 found.append(Span(Author.ENVIRONMENT, tag, segment.text))
         return found
 
@@ -273,9 +274,11 @@ class Grammar:
     def parse_action(self, tag: Tag, text: str) -> ParsedAction:
         """What the text of a tag asks for; nothing, where the tag asks for nothing."""
         if tag.action is Action.TOOL:
-            return parse_tool_call(text, self.tools, tag.max_items)
+            return parse_tool_call(text, self.tools)
         if tag.action is Action.SEARCH:
-            return parse_queries(text, tag.query_format, tag.item, tag.max_items)
+            parsed = parse_queries(text, tag.query_format, tag.item, tag.max_items)
+            call = ToolCall(self.search, arguments_for(parsed.queries)) if parsed.queries else None
+            return ParsedAction(call, parsed.problem)
         return ParsedAction()
 
     def intent(self, text: str) -> Intent:
@@ -298,7 +301,7 @@ class Grammar:
             return Intent(selected=selected)
         tag = self.by_name[meant.tag]
         reading = self.parse_action(tag, meant.text)
-        return Intent(tag.action, meant, reading.queries, reading.visit, selected, reading.problem)
+        return Intent(tag.action, meant, reading.call, selected, reading.problem)
 
     def _asking(self, text: str) -> Iterator[tuple[Span, Tag]]:
         """The whole tags of a turn that have an action."""

@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
-from coseek.agents.actions import Does, QueryFormat
+from coseek.agents.actions import QueryFormat
 from coseek.agents.document_block import latest_block, shown_documents
 from coseek.agents.grammar import END, FALSE, START, TRUE, Action, Grammar, Tag
 from coseek.agents.protocol import Protocol
 from coseek.agents.scripted_agent import Move
+from coseek.agents.tools.search import SearchSettings
 from coseek.data.trajectory import Author, Search
 from coseek.models.model import EpisodeState, Tokenizer
 
@@ -26,7 +28,7 @@ def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: Episo
     grammar = protocol.grammar
     if move.answer is not None and not _ends(grammar):  # a protocol that only searches: what was to be said is sought
         move = replace(move, queries=(move.answer,), answer=None)
-    state = grammar.observation if so_far.searches else START
+    state = grammar.observation if so_far.searches or so_far.calls else START
     path = _path(grammar, state, move)
     thinking = [tag for tag in path if tag.action is Action.NONE]
     thoughts = iter(_shares(move.thought, len(thinking)))
@@ -56,7 +58,8 @@ def _ends(grammar: Grammar) -> bool:
 
 def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
     """The agent's tags from a state to the search, the answer or the end; thinking and asking where there is no way."""
-    asking = (Action.ANSWER,) if move.answer is not None else (Action.SEARCH, Action.TOOL)
+    searching = (Action.SEARCH, Action.TOOL) if move.call is None else (Action.TOOL,)
+    asking = searching if move.answer is None else (Action.ANSWER,)
     wanted = next((tag for tag in grammar.tags if tag.action in asking), None)
     paths = list(_paths(grammar, state, wanted.name if wanted else END, flag=move.answer is not None, been=()))
     if not paths:  # the form does not allow it, so it will not be valid: an answer where a search must come first
@@ -92,14 +95,18 @@ def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search]
         return tokenizer.encode(str(move.answer is not None))
     if tag.action is Action.ANSWER:
         return tokenizer.encode_data(grammar.escape(move.answer or ""))
+    if move.call is not None:
+        name, arguments = move.call
+        return tokenizer.encode_data(grammar.escape(_json({"name": name, "arguments": arguments})))
     queries = [grammar.escape(query) for query in move.queries]
     if tag.action is Action.TOOL or tag.query_format is QueryFormat.JSON:
         # A word behind a quotation mark is spelt in other tokens than behind a blank, and a policy that copies token by
         # token then finds nothing to copy: where words have blanks in front everywhere else, they have them here.
         queries = [query if protocol.template.file.space_before else query.strip() for query in queries]
     if tag.action is Action.TOOL:
-        name, tool = next((name, tool) for name, tool in grammar.tools.items() if tool.does is Does.SEARCH)
-        return tokenizer.encode_data(_json({"name": name, "arguments": {tool.query: _one_or_all(queries)}}))
+        argument = cast(SearchSettings, grammar.search.settings).query
+        call = {"name": grammar.search.name, "arguments": {argument: _one_or_all(queries)}}
+        return tokenizer.encode_data(_json(call))
     if tag.query_format is QueryFormat.JSON:
         return tokenizer.encode_data(_json({tag.item: _one_or_all(queries)}))
     if tag.query_format is QueryFormat.ITEMS:

@@ -52,6 +52,8 @@ class PromptTemplateFile(Settings):
     """A page of an opened document; `{id}`, `{title}`, `{page}`, `{pages}` and `{text}` are filled in."""
     missing: str = "\n(there is no page {page} of a document {id} among those that were found)\n"
     """Stands for a page that does not exist; `{id}` and `{page}` are filled in."""
+    result: str = "\n{text}\n"
+    """The result of a tool other than search and visit; `{text}` is filled in."""
     notes: str = ""
     """Asks the same model, in a context of its own, for notes on what a search found. `{question}`, `{reasoning}` (what
     the agent wrote in front of its query), `{query}` and `{documents}` are filled in."""
@@ -65,6 +67,7 @@ _FIELDS = {
     "retry": {"problem"},
     "page": {"id", "title", "page", "pages", "text"},
     "missing": {"id", "page"},
+    "result": {"text"},
     "notes": {"question", "reasoning", "query", "documents"},
 }
 _OF_A_SEARCH = ("observation", "document")
@@ -154,6 +157,12 @@ class PromptTemplate:
         }
         template = self.file.page if hit and 1 <= page <= pages else self.file.missing
         return self._observed(tokenizer, self._fill(template, fields, tokenizer))
+
+    def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]:
+        """The observation that shows a tool's result, cut to `max_tokens`."""
+        return self._observed(
+            tokenizer, self._fill(self.file.result, {"text": self._data(tokenizer, text)[:max_tokens]}, tokenizer)
+        )
 
     def retry_ids(self, tokenizer: Tokenizer, problem: str) -> tuple[int, ...]:
         return tuple(self._fill(self.file.retry, {"problem": self._data(tokenizer, problem)}, tokenizer))

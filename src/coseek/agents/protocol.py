@@ -1,16 +1,20 @@
 """Protocol: the grammar and loop of one kind of agent, described in a YAML file, with its prompt template."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from pydantic import Field
 
-from coseek.agents.actions import Does, QueryFormat, Tool
+from coseek.agents.actions import QueryFormat
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile
+from coseek.agents.tools.tool import Tool, open_tool, tool_path
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import read_yaml
+from coseek.core.files import JsonObject, read_yaml
+from coseek.core.plugins import file_digest, is_plugin_path
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, make_settings
 from coseek.data.identities import digest
@@ -42,19 +46,6 @@ class TagFile(Settings):
     list is for an answer behind which the agent goes on writing: then the last one counts."""
 
 
-class ToolFile(Settings):
-    """One tool that the agent may call by `{"name": …, "arguments": {…}}`."""
-
-    does: Does
-    """`search`, or `visit`, which opens a whole document that was found, in pages."""
-    query: str = "query"
-    """The argument with the query, or a list of queries."""
-    id: str = "id"
-    """The argument with the id of the document to visit."""
-    page: str = "page"
-    """The argument with the page to open, from 1; the first when it is left out."""
-
-
 class ProtocolFile(Settings):
     """A protocol as a user writes it."""
 
@@ -67,8 +58,8 @@ class ProtocolFile(Settings):
     what it says: `name=true`, `name=false`."""
     free_text: bool = False
     """Text outside of the tags is part of the form: reasoning without a tag of its own."""
-    tools: dict[str, ToolFile] = Field(default={})
-    """Tools by name, for a tag whose action is `tool`."""
+    tools: dict[str, dict[str, object]] = Field(default={})
+    """Tools by the name that the agent calls, for a tag whose action is `tool`: `{tool: NAME OR FILE, …settings}`."""
     opens_with_search: bool = False
     """The environment first searches the question itself and shows what it found."""
     retries: bool = False
@@ -102,7 +93,9 @@ class Protocol:
     suggested_limits: dict[str, int] = field(default_factory=dict)
     """Budgets that suit it, by the name of the limit."""
     identity: str = ""
-    """A digest of the file's tags, order and switches; the prompt template has its own."""
+    """A digest of the file's tags, order, switches and tools; the prompt template has its own."""
+    not_run: tuple[str, ...] = ()
+    """Tool files that were not run, because nobody who named them loaded this protocol. It cannot be rolled out."""
 
     def tag_for(self, author: Author, action: Action = Action.NONE) -> Tag | None:
         """The first tag with this author and action."""
@@ -118,7 +111,15 @@ class Protocol:
         if self.retrievers and kind not in self.retrievers:
             raise SettingError(
                 f"the protocol {self.name} is meant for a retriever of the kind {' or '.join(self.retrievers)}, and "
-                f"this one is {kind!r}; put one over it in a YAML file (docs/retrievers.md)"
+                f"this one is {kind!r}; put one over it in a YAML file (docs/reference/retrievers.md)"
+            )
+
+    def check_tools(self) -> None:
+        """Refuse a rollout without all of the protocol's tools."""
+        if self.not_run:
+            raise SettingError(
+                f"the protocol {self.name} has the tool {self.not_run[0]}, which is run only where a command or a "
+                "recipe names the protocol"
             )
 
     def limits_over(self, base: Limits) -> Limits:
@@ -131,17 +132,23 @@ class Protocol:
         return base.model_copy(update=suited)
 
 
-def load_protocol(name: str, prompt_template: str = "default") -> Protocol:
+def load_protocol(name: str, prompt_template: str = "default", *, run_files: bool = False) -> Protocol:
     """Open a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
     `prompt_template` is `default`, `laptop`, or a YAML file with the user's prompt. A protocol file that holds
-    its own prompt template keeps it under our names.
+    its own prompt template keeps it under our names. With `run_files` the `.py` files of its tools are run: pass it
+    only where the user named the protocol, never where a stored run does. Without, those tools are left out, which is
+    enough to read stored trajectories.
     """
     path = find_yaml("protocol", FOLDER, name)
     file = make_settings(ProtocolFile, read_yaml(path, "protocol file", "`tags: …` and `order: …`"), path)
-    make_settings(Limits, {**file.limits}, path)  # a misspelt budget is said here and not in the middle of a run
+    make_settings(Limits, {**file.limits}, path)  # a misspelt budget is refused here and not in the middle of a run
+    opened = {
+        called: open_tool(called, cast(JsonObject, tree), str(path), path.parent, run_files=run_files)
+        for called, tree in file.tools.items()
+    }
     try:
-        grammar = _grammar(file, path)
+        grammar = _grammar(file, path, {called: tool for called, tool in opened.items() if tool is not None})
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     needs = [name for name, wanted in (("retry", file.retries), ("notes", file.reason_in_documents)) if wanted]
@@ -149,6 +156,8 @@ def load_protocol(name: str, prompt_template: str = "default") -> Protocol:
         words = PromptTemplate.of(file.prompt_template, grammar, path.stem, needs, str(path))
     else:
         words = PromptTemplate.load(prompt_template, grammar, path.stem, needs)
+    content = file.model_dump_json(exclude={"about", "limits", "prompt_template"}, exclude_defaults=True)
+    own = _tool_files(file, path)
     return Protocol(
         path.stem,
         grammar,
@@ -159,11 +168,23 @@ def load_protocol(name: str, prompt_template: str = "default") -> Protocol:
         file.reason_in_documents,
         tuple(file.retrievers),
         dict(file.limits),
-        digest(file.model_dump_json(exclude={"about", "limits", "prompt_template"}, exclude_defaults=True)),
+        digest(content + "".join(file_digest(one) for one in own if one.is_file())),
+        () if run_files else tuple(map(str, own)),
     )
 
 
-def _grammar(file: ProtocolFile, path: Path) -> Grammar:
+def tool_files(name: str) -> list[Path]:
+    """The users' `.py` files among the tools of a protocol; none of them is run."""
+    path = find_yaml("protocol", FOLDER, name)
+    return _tool_files(make_settings(ProtocolFile, read_yaml(path, "protocol file"), path), path)
+
+
+def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
+    named = (str(tree.get("tool")) for tree in file.tools.values())
+    return [Path(tool_path(part, path.parent)) for part in named if is_plugin_path(part)]
+
+
+def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Grammar:
     tags = tuple(
         Tag(
             name,
@@ -180,7 +201,10 @@ def _grammar(file: ProtocolFile, path: Path) -> Grammar:
     )
     if any(tag.action is Action.TOOL for tag in tags) != bool(file.tools):
         raise SettingError(f"{path}: `tools` and a tag with `action: tool` belong together")
-    tools = {name: Tool(tool.does, tool.query, tool.id, tool.page) for name, tool in file.tools.items()}
+    if odd := next((tag.name for tag in tags if tag.action is Action.TOOL and tag.max_items is not None), ""):
+        raise SettingError(
+            f"{path}: tags.{odd}.max_items has no effect on tool calls; set max_queries of the search tool"
+        )
     return Grammar(
         tags, {state: frozenset(followers) for state, followers in file.order.items()}, tools, file.free_text
     )

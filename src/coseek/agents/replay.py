@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from coseek.agents.episode import Episode, TurnSearches
+from coseek.agents.episode import Episode
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import make_past_turn, replay_queries, turn_number
+from coseek.agents.tools.tool import TurnSearches
 from coseek.core.errors import DataError
 from coseek.data.evidence import ranked
 from coseek.data.passage import Hit, Passage
@@ -91,6 +92,7 @@ class ReplayPoint:
             began=time.perf_counter(),
             segments=list(self.segments),
             searches=list(searches),
+            calls=[call for call in run.calls if call.turn < (self.searches[self.place].turn or 0)],
             history=[make_past_turn(query, search) for query, search in zip(self.asked, searches, strict=False)],
             side_contexts=list(run.side_contexts[: self.side_contexts]),
             tokens=len(self.ids),

@@ -9,23 +9,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
-from coseek.agents.actions import Visit
-from coseek.agents.episode import Episode, TurnSearches
+from coseek.agents.episode import Episode
 from coseek.agents.grammar import Action, Intent
 from coseek.agents.limits import Limits as Limits
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import make_query
-from coseek.agents.unwritable import checked_search, checked_turn
-from coseek.core.errors import RetrieverError, RunError
+from coseek.agents.tools.search import arguments_for
+from coseek.agents.tools.tool import (
+    DocumentPage,
+    Result,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolFault,
+    ToolRequest,
+    TurnSearches,
+)
+from coseek.agents.unwritable import checked_turn
+from coseek.core.errors import RunError
+from coseek.core.files import Json
 from coseek.data.evidence import ranked
 from coseek.data.identities import Identities
-from coseek.data.passage import Hit
 from coseek.data.question import Question
-from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory import PAGE, PROMPT, RETRY, TOOL, Author, Call, Segment, StopReason, Trajectory
 from coseek.models.model import EpisodeState, ForkableModel, Model, Ranking, Request, Turn, TurnEnd
-from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 
 
@@ -75,10 +84,10 @@ def rollout(
         return Driver(agent, retriever, limits, on_done, thread).run(questions, seeds, concurrency)
 
 
-Asking: TypeAlias = tuple[Episode, tuple[Query, ...]]
-"""A run and what one turn of it searches."""
-Searched: TypeAlias = tuple[list[Search], float]
-"""What a batch of queries found, and the seconds it took."""
+Asking: TypeAlias = tuple[Episode, Tool, ToolRequest]
+"""An episode and the call that one turn of it made."""
+Ran: TypeAlias = tuple[list[Result], float]
+"""The results of a batch of calls, and the seconds it took."""
 
 
 class Driver:
@@ -92,13 +101,15 @@ class Driver:
         on_done: Callable[[Trajectory], None] | None,
         thread: ThreadPoolExecutor | None,
     ) -> None:
+        agent.protocol.check_tools()
         self.protocol, self.model = agent.protocol, agent.model
         self.tokenizer = agent.model.tokenizer
         self.prompt_template = agent.protocol.template
         self.retriever, self.limits, self.on_done = retriever, limits, on_done
+        self.context = ToolContext(retriever, limits, agent.protocol.template, agent.model.tokenizer)
         self.thread = thread
-        self.sought: list[tuple[Sequence[Asking], Future[Searched]]] = []
-        """What the thread is searching."""
+        self.sought: list[tuple[Sequence[Asking], Future[Ran]]] = []
+        """Batches of calls that the thread is running."""
         self.rows: dict[int, Episode] = {}
         self.done: dict[int, Trajectory] = {}
 
@@ -122,8 +133,8 @@ class Driver:
                     if not turns and not sought:
                         raise RunError(f"the model has {len(self.rows)} rows to write and wrote none of them")
                     self._advance(turns)
-                    for asked, searched in sought:
-                        self._hand_out(asked, *searched.result())
+                    for asked, ran in sought:
+                        self._hand_out(asked, *ran.result())
         finally:
             for row in list(self.rows.values()):  # an interrupted rollout leaves no row behind in the model
                 self._close(row)
@@ -140,7 +151,8 @@ class Driver:
             row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
             opened.append(row)
         if self.protocol.opens_with_search:
-            self._search([(row, (self._query(row, row.question.question, ""),)) for row in opened])
+            calls = [ToolCall(self.protocol.grammar.search, arguments_for([row.question.question])) for row in opened]
+            self._carry_out([self._asking(row, call, "") for row, call in zip(opened, calls, strict=True)])
         else:
             for row in opened:
                 self._ask(row)
@@ -162,17 +174,17 @@ class Driver:
             self.model.start(request)
 
     def _advance(self, turns: Sequence[Turn]) -> None:
-        """Take what the model wrote; answer the searches of all rows in one batch."""
+        """Take what the model wrote; run the calls of all rows, those of one tool in one batch."""
         asked: list[Asking] = []
         for turn in turns:
             if turn.key < 0:
                 self._take_notes(self.rows[~turn.key], turn)
             else:
                 asked += self._take(self.rows[turn.key], turn)
-        self._search(asked)
+        self._carry_out(asked)
 
     def _take(self, row: Episode, turn: Turn) -> list[Asking]:
-        """Carry out what a turn asks for, all but its searches: those are returned."""
+        """Carry out what a turn asks for, except for its tool call, which is returned."""
         turn = checked_turn(turn)
         text = self.tokenizer.decode(turn.ids)
         intent = self.protocol.grammar.intent(text)
@@ -189,16 +201,30 @@ class Driver:
             self._finish(row, StopReason.ANSWERED, answer=intent.span.text.strip())
         elif intent.action is Action.COMPLETE:
             self._finish(row, StopReason.COMPLETE)
-        elif not intent.queries and intent.visit is None:
+        elif intent.call is None:
             self._refuse(row, intent, turn)
         elif row.turns >= self.limits.max_turns:
             self._finish(row, StopReason.TURN_LIMIT)
-        elif intent.visit is not None:
-            self._visit(row, intent.visit)
+        elif problem := self._over_limit(row, intent.call.tool):
+            self._refuse(row, replace(intent, problem=problem), turn)
         else:
             row.turns += 1
-            return [(row, tuple(self._query(row, query, text) for query in intent.queries))]
+            return [self._asking(row, intent.call, text)]
         return []
+
+    def _over_limit(self, row: Episode, tool: Tool) -> str:
+        """Why the episode may not call this tool now; empty where it may. Its latest turn is the one that asks."""
+        most = tool.settings.max_calls
+        if most is None:
+            return ""
+        turns = [segment.text for segment in row.segments if segment.author is Author.AGENT][:-1]
+        calls = (self.protocol.grammar.intent(text).call for text in turns)
+        made = sum(call is not None and call.tool is tool for call in calls)
+        return f"{tool.name!r} may be called {most} times in one run" if made >= most else ""
+
+    def _asking(self, row: Episode, call: ToolCall, written: str) -> Asking:
+        query = make_query(row.question, row.history, "", written, self.protocol.grammar)
+        return row, call.tool, ToolRequest(call.arguments, row.written, query, tuple(row.searches), call.fault)
 
     def _refuse(self, row: Episode, intent: Intent, turn: Turn) -> None:
         """A turn that asked for nothing that can be done: ask again, or end the run."""
@@ -214,59 +240,57 @@ class Driver:
             row.turns += 1
             self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem))
 
-    def _visit(self, row: Episode, visit: Visit) -> None:
-        row.turns += 1
-        size = self.limits.max_observation_tokens
-        self._show(
-            row, PAGE, self.prompt_template.page_ids(self.tokenizer, row.found(visit.id), visit.id, visit.page, size)
-        )
-
-    def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | None = None) -> None:
-        """Insert text of the environment, with the searches that it answers, and let the agent go on."""
+    def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | Call | None = None) -> None:
+        """Insert text of the environment, record the searches or the call that it answers, and let the agent go on."""
         if row.tokens + len(ids) >= self.limits.max_tokens:
             # Not shown, so not part of the run: a reward must not pay for what the agent never read.
             self._finish(row, StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")
             return
-        if found is not None:
+        if isinstance(found, Call):
+            row.calls.append(found)
+        elif found is not None:
             row.keep(found)
         row.add(Segment(Author.ENVIRONMENT, tag, self.tokenizer.decode(ids), ids))
         self._ask(row)
 
-    def _query(self, row: Episode, text: str, written: str) -> Query:
-        return make_query(row.question, row.history, text, written, self.protocol.grammar)
+    def _carry_out(self, asked: Sequence[Asking]) -> None:
+        """Run calls, those of one tool in one batch, then go on with each row. The thread runs what may overlap."""
+        batches: dict[Tool, list[Asking]] = {}
+        for one in asked:
+            batches.setdefault(one[1], []).append(one)
+        for tool, batch in sorted(batches.items(), key=lambda each: each[0].settings.overlaps):
+            requests = [request for _, _, request in batch]
+            if self.thread is None or not tool.settings.overlaps:
+                self._hand_out(batch, *self._timed(tool, requests))
+            else:
+                self.sought.append((batch, self.thread.submit(self._timed, tool, requests)))
 
-    def _search(self, asked: Sequence[Asking]) -> None:
-        """Make the searches of many rows in one batch, then go on with each row; in the thread, if there is one."""
-        queries = [query for _, several in asked for query in several]
-        if not queries:
-            return
-        if self.thread is None:
-            self._hand_out(asked, *self._timed(queries))
-        else:
-            self.sought.append((asked, self.thread.submit(self._timed, queries)))
-
-    def _timed(self, queries: Sequence[Query]) -> Searched:
+    def _timed(self, tool: Tool, requests: Sequence[ToolRequest]) -> Ran:
         began = time.perf_counter()
-        return self._found(queries), time.perf_counter() - began
+        return tool.run(requests, self.context), time.perf_counter() - began
 
-    def _hand_out(self, asked: Sequence[Asking], found: Sequence[Search], took_s: float) -> None:
-        """Give each row what it searched for."""
-        searches, share = iter(found), took_s / len(found)
-        for row, several in asked:
-            row.retriever_s += share * len(several)
-            self._answer(row, TurnSearches(several, tuple(replace(next(searches), turn=row.written) for _ in several)))
+    def _hand_out(self, asked: Sequence[Asking], results: Sequence[Result], took_s: float) -> None:
+        """Give each row the result of its call. Seconds are shared by the number of queries."""
+        queries = sum(len(result.searches) for result in results if isinstance(result, TurnSearches))
+        for (row, tool, request), result in zip(asked, results, strict=True):
+            if isinstance(result, TurnSearches):
+                row.retriever_s += took_s * len(result.searches) / queries
+                self._answer(row, result)
+            else:
+                self._show_result(row, tool, request, result)
 
-    def _found(self, queries: Sequence[Query]) -> list[Search]:
-        """Search in one batch; when that fails, one by one, so that a bad query costs no sibling its result."""
-        try:
-            return [checked_search(query.text, hits) for query, hits in zip(queries, self._hits(queries), strict=True)]
-        except RetrieverError as error:
-            if len(queries) == 1:
-                return [Search(queries[0].text, fault=str(error))]
-            return [search for query in queries for search in self._found([query])]
-
-    def _hits(self, queries: Sequence[Query]) -> list[list[Hit]]:
-        return self.retriever.search(queries, self.limits.passages_per_search)
+    def _show_result(
+        self, row: Episode, tool: Tool, request: ToolRequest, result: "DocumentPage | ToolFault | Json"
+    ) -> None:
+        """Show the result of a tool that does not search. A fault ends the run: it is recorded and not shown."""
+        shown = result if isinstance(result, ToolFault) else tool.render(result, self.context)
+        if isinstance(shown, ToolFault):
+            row.calls.append(Call(request.turn, tool.name, request.arguments, fault=shown.message))
+            self._finish(row, StopReason.TOOL_ERROR, detail=shown.message)
+        elif isinstance(result, DocumentPage):
+            self._show(row, PAGE, shown)
+        else:
+            self._show(row, TOOL, shown, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
 
     def _answer(self, row: Episode, found: TurnSearches) -> None:
         """Show what one turn's searches found. A fault among several is shown as such; when all fail, the run ends."""
@@ -279,9 +303,9 @@ class Driver:
         elif self.protocol.reason_in_documents and any(search.hits for search in found.searches):
             self._ask_for_notes(row, found)
         else:
-            size = self.limits.max_observation_tokens
-            ids = self.prompt_template.block_ids(self.tokenizer, found.searches, size)
-            self._show(row, self.protocol.observation_tag, ids, found)
+            shown = self.protocol.grammar.search.render(found, self.context)
+            assert not isinstance(shown, ToolFault)
+            self._show(row, self.protocol.observation_tag, shown, found)
 
     def _ask_for_notes(self, row: Episode, found: TurnSearches) -> None:
         """Let the model read what was found in a context of its own (Search-o1's reason-in-documents)."""
@@ -346,6 +370,7 @@ class Driver:
             timings={"wall_s": time.perf_counter() - row.began, "retriever_s": row.retriever_s},
             exact=row.exact,
             cost_usd=row.cost_usd or None,
+            calls=tuple(row.calls),
             evidence=self._evidence(row),
         )
         self.done[row.key] = trajectory

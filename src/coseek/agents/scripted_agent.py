@@ -9,24 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from coseek.core.files import JsonObject
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What an agent does in one turn: think, then either search or answer."""
+    """What an agent does in one turn: think, then search, call a tool, or answer."""
 
     thought: str
     queries: tuple[str, ...] = ()
     answer: str | None = None
+    call: tuple[str, JsonObject] | None = None
+    """A tool of the protocol by its name, and the arguments to call it with."""
     selected: tuple[str, ...] | None = None
     """Ids of the passages of the latest block that are worth keeping, for protocols that select; `None` says nothing,
     which keeps all of them."""
 
     def __post_init__(self) -> None:
-        if bool(self.queries) == (self.answer is not None):
-            raise ValueError("a move either searches or answers")
+        if bool(self.queries) + (self.answer is not None) + (self.call is not None) != 1:
+            raise ValueError("a move either searches, calls a tool or answers")
 
 
 class ScriptedAgent(Protocol):

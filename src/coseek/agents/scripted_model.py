@@ -38,7 +38,8 @@ class ScriptedAgentModel:
         so_far = request.state
         if so_far.side_searches:
             return note_ids(self.protocol, so_far.side_searches, self.tokenizer)
-        rng = random.Random(f"{request.seed}/{len(so_far.searches)}")
+        called = f"/{len(so_far.calls)}" if so_far.calls else ""
+        rng = random.Random(f"{request.seed}/{len(so_far.searches)}{called}")
         return move_ids(self.protocol, self._move(request, rng), self.tokenizer, so_far)
 
     def _move(self, request: Request, rng: random.Random) -> Move:

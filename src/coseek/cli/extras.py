@@ -23,6 +23,10 @@ EXTRA_OF = {
     "httptools": "serve",
     "uvloop": "serve",
     "matplotlib": "report",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "mlflow": "mlflow",
 }
 """Module as Python imports it → extra of pyproject.toml. A test compares the two."""
 

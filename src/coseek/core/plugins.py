@@ -44,7 +44,7 @@ def load_plugin(kind: str, name: str, offers: PluginSpec) -> ModuleType:
     path = Path(name).expanduser()
     if not path.is_file():
         raise DataError(f"there is no {kind} file {path} (seen from {Path.cwd()}); check the path")
-    known = f"coseek_own_part_{_digest(path, str(path.resolve()))[:16]}"
+    known = f"coseek_own_part_{file_digest(path, str(path.resolve()))[:16]}"
     module = sys.modules.get(known) or _run(path, kind, known)
     for needed, what in offers.items():
         _check(module, path, kind, needed, what, offers)
@@ -55,7 +55,7 @@ def plugin_digests(tree: Json) -> dict[str, Json]:
     """The own parts that a tree of settings names, each with a digest of its file: what a run that goes on must find
     unchanged."""
     found = {name for name in _texts(tree) if is_plugin_path(name) and Path(name).expanduser().is_file()}
-    return {name: _digest(Path(name).expanduser()) for name in sorted(found)}
+    return {name: file_digest(Path(name).expanduser()) for name in sorted(found)}
 
 
 def _run(path: Path, kind: str, name: str) -> ModuleType:
@@ -107,5 +107,6 @@ def _texts(tree: Json) -> Iterator[str]:
             yield from _texts(value)
 
 
-def _digest(path: Path, *also: str) -> str:
+def file_digest(path: Path, *also: str) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal digits."""
     return hashlib.sha256(path.read_bytes() + "".join(also).encode()).hexdigest()

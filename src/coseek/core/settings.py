@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TypeVar, cast, get_origin
+from typing import ClassVar, TypeVar, cast, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -19,6 +19,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    OLD_NAMES: ClassVar[dict[str, str]] = {}
+    """Names of coseek 0.2 and what they are called now: files of 0.2 are read."""
+
     @model_validator(mode="before")
     @classmethod
     def _laid_over_defaults(cls, given: object) -> object:
@@ -26,10 +29,20 @@ class Settings(BaseModel):
         elsewhere: one precision typed must not bring another learning rate along."""
         if not isinstance(given, dict):
             return given
-        whole = dict(given)
+        whole = cls.renamed(given)
         for name, field in cls.model_fields.items():
-            if isinstance(value := given.get(name), dict) and isinstance(field.default, Settings):
-                whole[name] = merge_settings(type(field.default), dump_settings(field.default), value)
+            if isinstance(value := whole.get(name), dict) and isinstance(field.default, Settings):
+                part = cast(JsonObject, field.default.renamed(value))
+                whole[name] = merge_settings(type(field.default), dump_settings(field.default), part)
+        return whole
+
+    @classmethod
+    def renamed(cls, given: Mapping[str, object]) -> dict[str, object]:
+        """`given` with `OLD_NAMES` replaced; an old name stays, and is refused, where the new one is given too."""
+        whole = dict(given)
+        for old, new in cls.OLD_NAMES.items():
+            if old in whole and new not in whole:
+                whole[new] = whole.pop(old)
         return whole
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.data.run import Run
-from coseek.data.trajectory import PAGE, PROMPT, RETRY, Author, Segment, StopReason, Trajectory, upgraded
+from coseek.data.trajectory import PAGE, PROMPT, RETRY, TOOL, Author, Segment, StopReason, Trajectory, upgraded
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Ids → text, special tokens included: `Tokenizer.decode` of the model that made the run."""
@@ -170,7 +170,7 @@ def check_trajectory(
         for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
             yield what, position
     yield from _order(trajectory)
-    checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets)]
+    checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets), _calls(trajectory)]
     checks += [_selection(trajectory), _evidence(trajectory)]
     for what in (*chain(*checks), *_side_contexts(trajectory, budgets, decode)):
         yield what, None
@@ -239,6 +239,9 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
     # The other way round need not hold: of several queries in one turn, some may fail and be shown as failed.
     if stop is StopReason.RETRIEVER_ERROR and not any(search.fault is not None for search in trajectory.searches):
         yield f"it stopped with {stop!s}, and none of its searches failed"
+    failed = [call for call in trajectory.calls if call.fault is not None]
+    if (stop is StopReason.TOOL_ERROR) != bool(failed):
+        yield f"it stopped with {stop!s}, and {len(failed)} of its tool calls failed; a failed call ends a run"
 
 
 def _searches(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
@@ -268,12 +271,27 @@ def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
     turn_of = [-at if search.turn is None else search.turn for at, search in enumerate(trajectory.searches, start=1)]
     worked = {turn for turn, search in zip(turn_of, trajectory.searches, strict=True) if search.fault is None}
     environment = [segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT]
-    own = sum(tag in (RETRY, PAGE) for tag in environment)
+    own = sum(tag in (RETRY, PAGE, TOOL) for tag in environment)
     if len(environment) - own > len(worked):
         yield f"{len(environment) - own} observations and only {len(worked)} searches that worked"
-    answered, most = len(set(turn_of) - {0}) + own, budgets.max_turns
+    failed = sum(call.fault is not None for call in trajectory.calls)
+    answered, most = len(set(turn_of) - {0}) + own + failed, budgets.max_turns
     if most is not None and answered > most:
         yield f"{answered} turns that the environment answered, and the budget max_turns is {most}"
+
+
+def _calls(trajectory: Trajectory) -> Iterator[str]:
+    """Each tool segment shows one call that worked, made by the turn of the agent in front of it."""
+    shown, turn = [], 0
+    for segment in trajectory.segments:
+        turn += segment.author is Author.AGENT
+        if segment.author is Author.ENVIRONMENT and segment.tag == TOOL:
+            shown.append(turn)
+    worked = [call.turn for call in trajectory.calls if call.fault is None]
+    if shown != worked:
+        yield f"results of tools are shown behind the turns {shown}, and calls that worked are of the turns {worked}"
+    if any(call.turn != turn for call in trajectory.calls if call.fault is not None):
+        yield f"a tool call failed before the last turn ({turn}), and a failed call ends a run"
 
 
 def _selection(trajectory: Trajectory) -> Iterator[str]:

@@ -20,10 +20,10 @@ SCHEMA = 2
 RENAMED = {"complaint": "format_error", "detail": "stop_detail", "asides": "side_contexts"}
 """Keys of schema 1 and what schema 2 calls them."""
 
-PROMPT, RETRY, PAGE = "prompt", "retry", "page"
-"""Tags of what the environment writes of its own accord, under every protocol: what the agent reads first, a request to
-try again after a turn that asked for nothing, and a page of a document that it opened. All else that the environment
-writes answers a search."""
+PROMPT, RETRY, PAGE, TOOL = "prompt", "retry", "page", "tool"
+"""Tags of environment segments that every protocol has: what the agent reads first, a request to try again after a turn
+that asked for nothing, a page of a document, and the result of another tool. All other environment segments show what a
+turn's searches found."""
 
 
 class Author(StrEnum):
@@ -43,11 +43,12 @@ class StopReason(StrEnum):
     INVALID = "invalid"
     RETRIEVER_ERROR = "retriever_error"
     MODEL_ERROR = "model_error"
+    TOOL_ERROR = "tool_error"
 
     @property
     def is_fault(self) -> bool:
         """A part failed, so this run says nothing about the agent: it is counted, not scored."""
-        return self in (StopReason.RETRIEVER_ERROR, StopReason.MODEL_ERROR)
+        return self in (StopReason.RETRIEVER_ERROR, StopReason.MODEL_ERROR, StopReason.TOOL_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,34 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool other than search and visit. `fault` is set when it failed, and then `result` is None."""
+
+    turn: int
+    """Which of the agent's turns made it, from 1."""
+    tool: str
+    """The name that the agent called."""
+    arguments: JsonObject
+    result: Json = None
+    fault: str | None = None
+
+    def to_json(self) -> JsonObject:
+        row: JsonObject = {"turn": self.turn, "tool": self.tool, "arguments": self.arguments}
+        return {**row, **({"result": self.result} if self.fault is None else {"fault": self.fault})}
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "Call":
+        fault = row.get("fault")
+        return cls(
+            turn=cast(int, row["turn"]),
+            tool=str(row["tool"]),
+            arguments=cast(JsonObject, row["arguments"]),
+            result=row["result"] if fault is None else None,
+            fault=None if fault is None else str(fault),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One question's whole run.
 
@@ -157,6 +186,8 @@ class Trajectory:
     text encoded once and 0 stands for unknown log-probabilities, so the run is measured and never trained on."""
     cost_usd: float | None = None
     """What a server asked for the model's turns, in dollars; `None` where nothing is paid or a part is not known."""
+    calls: tuple[Call, ...] = ()
+    """Calls of tools other than search and visit, which have `searches` and segments with the tag `page`."""
     evidence: tuple[str, ...] | None = None
     """Ids of all passages that were retrieved, each once, best first (`data/evidence.py`). `None` in older runs, which
     do not hold it."""
@@ -181,8 +212,8 @@ class Trajectory:
 
     @property
     def fault(self) -> tuple[StopReason, str] | None:
-        """Which part failed and what it said: it ended the run, or took away one of the searches of a turn, so that
-        the agent read less than it had asked for. Such a run says nothing about what the agent did."""
+        """Which part failed, and its message. The fault ended the run, or one of a turn's searches has no result, so
+        the agent read less than it had asked for: the run says nothing about the agent and is not scored."""
         if self.stop.is_fault:
             return self.stop, self.stop_detail
         lost = next((search.fault for search in self.searches if search.fault is not None), None)
@@ -207,6 +238,8 @@ class Trajectory:
         }
         if self.side_contexts:
             row["side_contexts"] = [[segment.to_json() for segment in context] for context in self.side_contexts]
+        if self.calls:
+            row["calls"] = [call.to_json() for call in self.calls]
         if not self.exact:
             row["exact"] = False
         if self.cost_usd is not None:
@@ -236,6 +269,7 @@ class Trajectory:
             timings=cast(dict[str, float], row["timings"]),
             exact=bool(row.get("exact", True)),
             cost_usd=cast("float | None", row.get("cost_usd")),
+            calls=tuple(Call.from_json(part) for part in cast(list[JsonObject], row.get("calls", []))),
             evidence=_idents(row.get("evidence")),
         )
 

@@ -14,7 +14,7 @@ from coseek.measure.table import Table, interval_json, show
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LeaderboardCell:
     """One system on one data set."""
 
     values: tuple[float, ...]
@@ -35,7 +35,7 @@ class Leaderboard:
     """Every system on every data set, in one metric."""
 
     metric: str
-    places: Mapping[tuple[str, str], Place]
+    places: Mapping[tuple[str, str], LeaderboardCell]
     """By system and data set; a system need not have been run on all."""
     in_domain: Collection[str] = ()
     """Data sets that the systems were trained on."""
@@ -140,7 +140,7 @@ class Leaderboard:
         return report_html(f"Leaderboard: {self.metric}", [TableSection(self.metric, self.table())])
 
 
-def bounded(mean: Interval | None, places: Sequence[Place]) -> Interval | None:
+def bounded(mean: Interval | None, places: Sequence[LeaderboardCell]) -> Interval | None:
     """A mean over data sets, each weighing the same, with what is unknown of it."""
     unread = sum(len(place.unknown) for place in places)
     if mean is None or not unread:
@@ -160,13 +160,13 @@ def leaderboard(
     asked: dict[str, set[str]] = {}
     for (_, dataset), run in runs.items():
         asked.setdefault(dataset, set()).update(run.questions)
-    places: dict[tuple[str, str], Place] = {}
+    places: dict[tuple[str, str], LeaderboardCell] = {}
     for (system, dataset), run in runs.items():
         rows = run.questions.values()
         unknown = tuple(row.unknown[metric] for row in rows if metric in row.unknown)
         missing = len(asked[dataset]) - sum(row.rows > 0 for row in rows)
         faults = sum(row.faults for row in rows)
-        places[system, dataset] = Place(tuple(values_of(rows, metric)), faults, missing, unknown)
+        places[system, dataset] = LeaderboardCell(tuple(values_of(rows, metric)), faults, missing, unknown)
     return Leaderboard(metric, places, frozenset(in_domain), tuple(by), seed)
 
 

@@ -4,6 +4,7 @@ A page is a list of sections; a section is anything with a `title` and an `html(
 requests by its own content policy, so even a fault in here could not run what a passage says.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,8 +13,8 @@ from typing import Protocol
 
 import yaml
 
-from coseek.core.files import JsonObject, atomic_write
-from coseek.data.trajectory import Author, Search, Segment, Trajectory
+from coseek.core.files import Json, JsonObject, atomic_write
+from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
 from coseek.measure.answers import exact_match
 from coseek.measure.plots import Svg, with_id_prefix
 from coseek.measure.table import Table
@@ -145,18 +146,19 @@ def trajectory_html(trajectory: Trajectory) -> str:
     ]
     right = exact_match(trajectory.answer, question.answers)
     verdict = '<b class="right">right</b>' if right else '<b class="wrong">not right</b>'
-    found = "".join(f"<li>{_search_html(search, question.gold_ids)}</li>" for search in trajectory.searches)
+    found = [_search_html(search, question.gold_ids) for search in trajectory.searches]
+    called = [_call_html(call) for call in trajectory.calls]
     return (
         f'<article class="run"><h3>{clean(question.question)}</h3>'
         f'<p class="facts">{verdict} · {" · ".join(map(clean, facts))}</p>'
         f"{''.join(map(_segment_html, trajectory.segments))}"
-        + (
-            f"<details><summary>searches: {len(trajectory.searches)}</summary><ol>{found}</ol></details>"
-            if found
-            else ""
-        )
-        + "</article>"
+        f"{_details('searches', found)}{_details('tool calls', called)}</article>"
     )
+
+
+def _details(title: str, rows: Sequence[str]) -> str:
+    items = "".join(f"<li>{row}</li>" for row in rows)
+    return f"<details><summary>{title}: {len(rows)}</summary><ol>{items}</ol></details>" if rows else ""
 
 
 def clean(text: str) -> str:
@@ -187,6 +189,15 @@ def _search_html(search: Search, gold_ids: Sequence[str]) -> str:
         for hit in search.hits
     )
     return f"{clean(search.query)} → {titles or 'nothing'}"
+
+
+def _call_html(call: Call) -> str:
+    outcome = f"→ {_json(call.result)}" if call.fault is None else f"— failed: {call.fault}"
+    return clean(f"{call.tool} {_json(call.arguments)} {outcome}")
+
+
+def _json(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _paragraphs(text: str) -> str:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from coseek.data.question import Question
-from coseek.data.trajectory import Search
+from coseek.data.trajectory import Call, Search
 
 
 class Tokenizer(Protocol):
@@ -51,6 +51,8 @@ class EpisodeState:
     searches: tuple[Search, ...] = ()
     side_searches: tuple[Search, ...] = ()
     """Not empty in a request outside of the run's own context: the searches whose documents it asks for notes on."""
+    calls: tuple[Call, ...] = ()
+    """Calls of tools other than search and visit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,11 @@ it was. Within a part the trainers have checkpoints of their own.
     OUT/table.md, OUT/table.json, OUT/report.html
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol as TypingProtocol
-from typing import runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
@@ -52,18 +50,22 @@ from coseek.pipelines.demonstrations import demonstrate, texts_of
 from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.resumption import MoreSteps, bound
+from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetriever
 from coseek.pipelines.run_record import begin
-from coseek.pipelines.stages import Stage, accuracy_of, candidates, right_runs, select, stages_of
+from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.reward import Reward, make_reward
+from coseek.training.rl.backend import TrainingBackend, open_backend
+from coseek.training.rl.callbacks import Callback, Evaluation
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
 from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.trainer.checkpoint import load_healthy
 from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.workers import Workers, placed, workers_here
 from coseek.world.world import make_world
@@ -79,15 +81,6 @@ class QuestionSet:
     name: str
     questions: tuple[Question, ...]
     retriever: Retriever
-
-
-@runtime_checkable
-class ScheduledRetriever(TypingProtocol):
-    """A retriever that gets better or worse while an agent learns."""
-
-    def progress(self, step: int, steps: int) -> None:
-        """Training is at `step` of `steps`."""
-        ...
 
 
 @dataclass
@@ -131,6 +124,11 @@ class AgentTraining:
         """Everything up to the trained policy."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
+        trackers, config = self.recipe.track if self.workers.first else (), dump_settings(self.recipe)
+        with tracked(trackers, self.folder, config, lambda: metrics_files(self.recipe, self.folder), self.progress.say):
+            self._train()
+
+    def _train(self) -> None:
         if self.workers.first:
             self.prepare_data()
             self.make_policy()
@@ -227,7 +225,7 @@ class AgentTraining:
 
     @cached_property
     def protocol(self) -> Protocol:
-        return load_protocol(self.recipe.protocol, self.recipe.prompt_template)
+        return load_protocol(self.recipe.protocol, self.recipe.prompt_template, run_files=True)
 
     def policy_folder(self, name: str) -> Path:
         """`start`, `warm`, a stage's name or `trained`; without a warm start `warm` is `start`."""
@@ -274,15 +272,15 @@ class AgentTraining:
             dtype=self.recipe.precision,
         )
 
-    def _keep(self, model: PreTrainedModel, name: str) -> None:
-        """Save the policy as a folder that says which protocol it speaks."""
+    def _keep(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
+        """Save a policy as a folder that says which protocol it speaks."""
         card = AgentCard(protocol=self.recipe.protocol, prompt_template=self.recipe.prompt_template)
 
         def extra(part: Path) -> None:
             self.tokenizer.save(part)
             card.write(part)
 
-        Policy(model, self.recipe.rl.policy, 0).save(self.policy_folder(name), extra)
+        save(self.policy_folder(name), extra)
 
     # --- training
 
@@ -311,7 +309,7 @@ class AgentTraining:
         self.progress.say(f"warm start: {outcome.rounds} round(s); readings are of dev at temperature 1")
         if not outcome.passed:
             self.progress.say(f"the gate of {settings.sft.gate} was not reached; the rewards will be rare at first")
-        self._keep(model, "warm")
+        self._keep(Policy(model, self.recipe.rl.policy, 0).save, "warm")
         return outcome
 
     @cached_property
@@ -377,41 +375,52 @@ class AgentTraining:
             self.reinforce(stage, model)
         elif self.workers.first:
             self.imitate(stage, model)
-        if self.workers.first:
-            self._keep(model, stage.ends)
         self.workers.wait()
 
     def reinforce(self, stage: Stage, model: PreTrainedModel) -> None:
         """Reinforcement learning on the training questions."""
         recipe = stage.recipe
         settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
-        policy = Policy(model, settings.policy, settings.updates, settings.temperature, self.workers)
-        drawing = self._sampler_settings(settings.temperature, recipe.limits)
-        writing = Agent(self.protocol, policy.sampler(self.tokenizer, self.protocol.grammar.stops, drawing))
-        greedy = self._speaker(model, stage, 0.0)
+        backend = open_backend(settings, model, self.workers)
+        sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
         engine = self.engine
         # The first worker alone asks frozen parts and writes to their caches.
         scoring = self.scoring(recipe) if self.workers.first else EpisodeScorer(make_reward({"exact_match": 1.0}))
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
-            return self.roll_out(writing, engine, questions, seeds, recipe.limits)
+            return self.roll_out(sampled, engine, questions, seeds, recipe.limits)
 
+        callbacks: list[Callback] = [
+            Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every, self.workers)
+        ]
+        if isinstance(engine, ScheduledRetriever):
+            callbacks.append(RetrieverSchedule(engine))
         try:
             train_rl(
-                policy,
+                backend,
                 self.workers.agree(lambda: self.asked(stage, scoring)),
                 run,
                 scoring,
                 settings,
                 stage.folder,
                 resume=True,
-                evaluate=lambda _: self.evaluate(greedy, recipe, scoring),
+                callbacks=callbacks,
                 progress=self.progress,
-                begin=engine.progress if isinstance(engine, ScheduledRetriever) else None,
             )
         except MonitorStop:
-            self._keep_healthy(policy, model, stage)
+            self._keep_healthy(backend, stage)
             raise
+        if self.workers.first:
+            self._keep(backend.save, stage.ends)
+
+    def _agent_of(self, backend: TrainingBackend, stage: Stage, temperature: float) -> Agent:
+        """The agent with a backend's policy: on-policy rollouts, or greedy ones (0) for evaluation."""
+        settings = self._sampler_settings(temperature, stage.recipe.limits)
+        stops = self.protocol.grammar.stops
+        if temperature > 0.0:
+            return Agent(self.protocol, backend.sampler(self.tokenizer, stops, settings))
+        greedy = backend.sampler(self.tokenizer, stops, settings, on_policy=False)
+        return Agent(self.protocol, greedy, self.made_of(stage.begins, temperature))
 
     def _speaker(self, model: PreTrainedModel, stage: Stage, temperature: float) -> Agent:
         """The agent as a stage lets it write."""
@@ -423,17 +432,17 @@ class AgentTraining:
         tokenizer = self.policy_folder("start")
         return policy_identities(self.policy_folder(policy), tokenizer, temperature, self.recipe.precision)
 
-    def _keep_healthy(self, policy: Policy, model: PreTrainedModel, stage: Stage) -> None:
+    def _keep_healthy(self, backend: TrainingBackend, stage: Stage) -> None:
         """Save the policy of the last healthy checkpoint, beside where the trained one would be.
 
         Every worker gets here, and only the first one writes: they would take each other's folder away.
         """
         kept = load_healthy(stage.folder / "checkpoints")
         if kept is not None:
-            policy.load_state(kept["learners"]["policy"])
+            backend.policy.load_state(kept["learners"]["policy"])
             name = f"{stage.ends}-healthy"
             if self.workers.first:
-                self._keep(model, name)
+                self._keep(backend.save, name)
             self.progress.say(f"the policy as it was after step {kept['step']} is in {self.policy_folder(name)}")
         self.workers.wait()
 
@@ -456,6 +465,7 @@ class AgentTraining:
             evaluate=lambda _: self.evaluate(agent, recipe, scoring),
             progress=self.progress,
         )
+        self._keep(Policy(model, self.recipe.rl.policy, 0).save, stage.ends)
 
     def _samples(self, stage: Stage, model: PreTrainedModel, questions: Sequence[Question]) -> Run:
         """The runs that rejection sampling chooses from, as a run folder."""

@@ -23,6 +23,9 @@ from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.rewards.reward import make_reward
 from coseek.training.encoder.recipe import RetrieverRecipe
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backend import check_backend
+from coseek.training.tracker import find_tracker
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -64,7 +67,12 @@ def check_settings(recipe: AgentRecipe) -> None:
     wrong = ErrorList()
     for stage in stages_of(recipe, Path()):
         wrong.of(check_stage, stage.recipe)
+        if stage.recipe.learn == "rl":
+            wrong.of(open_algorithm, stage.recipe.rl)
+            wrong.of(check_backend, stage.recipe.rl.backend)
     wrong.of(taught, recipe)
+    for name in recipe.track:
+        wrong.of(find_tracker, name)
     for check in (check_data, check_demonstrations, check_prompts):
         wrong.of(check, recipe)
     if recipe.policy.folder is None:
@@ -140,7 +148,7 @@ def check_path(named: RecipePath) -> None:
         raise DataError(missing("", named.path, named.setting))
     if problem := problem_of(named):
         made = named.setting in ("data.folder", "data.index")
-        way = " (docs/recipes.md says what makes it)" if made else ""
+        way = " (docs/reference/recipes.md says what makes it)" if made else ""
         raise DataError(f"{problem}, which the recipe names as {named.setting}; check the path{way}")
 
 

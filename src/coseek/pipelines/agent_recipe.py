@@ -6,7 +6,7 @@ stage before it ended with (QAgent: first paid for its own answers, then for tho
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,8 @@ from coseek.models.laptop import LaptopSettings
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
-from coseek.training.settings import RejectionSettings, RlSettings, SftSettings
+from coseek.training.rl.settings import RlSettings
+from coseek.training.sft.settings import RejectionSettings, SftSettings
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -44,6 +45,8 @@ class ImportSettings(Settings):
 
 class DataSettings(Settings):
     """What is searched and asked: exactly one of `world`, `imported` and `folder`."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"engine": "training_retriever"}
 
     world: WorldSettings | None = None
     """A laptop world, made for the run."""
@@ -98,6 +101,8 @@ class PolicySettings(Settings):
 
 class WarmStartSettings(Settings):
     """Demonstrations, and supervised training on them."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"writer": "demonstrator"}
 
     demonstrator: Literal["expert", "rules", "gold"] = "expert"
     """Who demonstrates. The expert needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at
@@ -165,6 +170,8 @@ class TableSettings(Settings):
 class AgentRecipe(Settings):
     """How one agent is trained and measured."""
 
+    OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template", "frozen": "graders"}
+
     about: str = ""
     """One line for people."""
     seed: int = 0
@@ -204,6 +211,9 @@ class AgentRecipe(Settings):
     """Of weights and cache while sampling; `auto` is what is fastest on this machine for a policy of this width."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; as many as there are cores when not set. Results are the same only for the same number."""
+    track: tuple[str, ...] = ()
+    """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
+    of a Python file. They change no result, and may change when a run goes on."""
     table: TableSettings = TableSettings()
     """The last measurement."""
     machine: MachineSettings = MachineSettings()

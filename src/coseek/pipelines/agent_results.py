@@ -118,7 +118,10 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
         run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
         served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
         return
-    protocol, made_of = load_protocol(row.protocol, training.recipe.prompt_template), made_of_row(training, row)
+    protocol, made_of = (
+        load_protocol(row.protocol, training.recipe.prompt_template, run_files=True),
+        made_of_row(training, row),
+    )
     identities = identities_of(made_of, protocol, column.retriever, column.questions, limits, seed)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     if len(run.done()) == len(column.questions):
@@ -161,7 +164,10 @@ def made_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
 
 def agent_of(training: AgentTraining, row: TableRow) -> Agent:
     """The row's agent. The rule-based one writes in the policy's own ids, so that tokens are counted alike."""
-    protocol, made_of = load_protocol(row.protocol, training.recipe.prompt_template), made_of_row(training, row)
+    protocol, made_of = (
+        load_protocol(row.protocol, training.recipe.prompt_template, run_files=True),
+        made_of_row(training, row),
+    )
     if not row.policy:
         return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), made_of)
     model = load_model(training.policy_folder(row.policy))

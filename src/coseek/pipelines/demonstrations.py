@@ -59,7 +59,7 @@ def demonstrate(
         few = asked[: round(settings.one_shot * len(asked))]
         for name in ("direct", "rag"):
             limits = recipe.limits.model_copy(update={"passages_per_search": recipe.table.rag_passages})
-            once = load_protocol(name, recipe.prompt_template)
+            once = load_protocol(name, recipe.prompt_template, run_files=True)
             answered = [question for question in few if question.answers]
             shown += _written(
                 GoldAnswerAgent(), once, tokenizer, place, answered, limits, derive_seed(recipe.seed, name, number)
@@ -67,7 +67,7 @@ def demonstrate(
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
             some = rng.sample(asked, round(share * len(asked)))
-            other = load_protocol(name, recipe.prompt_template)
+            other = load_protocol(name, recipe.prompt_template, run_files=True)
             seed = derive_seed(recipe.seed, name, number)
             shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")

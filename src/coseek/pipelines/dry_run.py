@@ -170,7 +170,7 @@ def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
 
 def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path, progress: Progress) -> list[dict[str, float]]:
     """The last line of metrics of every stage, after one step of each."""
-    protocol = load_protocol(recipe.protocol, recipe.prompt_template)
+    protocol = load_protocol(recipe.protocol, recipe.prompt_template, run_files=True)
     small_model(recipe, shape, protocol, folder / "model")
     training = AgentTraining(small_recipe(recipe, folder), folder / "run", progress)
     training.begin(resume=False)

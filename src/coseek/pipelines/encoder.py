@@ -26,6 +26,7 @@ from coseek.core.errors import DataError, RunError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, atomic_write, read_json, write_json
 from coseek.core.lock import Lock, kept_lock
 from coseek.core.progress import NoProgress, Progress
+from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
@@ -54,9 +55,11 @@ from coseek.training.encoder.trainer import (
     last_checkpoint,
     optimiser_of,
 )
+from coseek.training.tracker import find_tracker
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.lora import attach
 from coseek.training.trainer.metrics import MetricsLog
+from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.workers import ALONE, Workers, workers_here
 from coseek.world.world import make_world
 
@@ -87,10 +90,12 @@ class RetrieverTraining:
         with kept_lock(self.folder) as self._lock:
             self.check()
             identities = retriever_identities(self.recipe)
-            return begin(self.folder, self.recipe, resume, identities=identities, say=self.progress.say)
+            return begin(self.folder, self.recipe, resume, bound, identities, say=self.progress.say)
 
     def check(self) -> None:
-        """Find what is wrong with labels, encoder and corpus before anything is written."""
+        """Find what is wrong with trackers, labels, encoder and corpus before anything is written."""
+        for name in self.recipe.track:
+            find_tracker(name)
         if self.recipe.encoder is not None:
             EncoderCard.of(encoder_folder(self.recipe.encoder))
         read_labels(self.recipe.labels)
@@ -209,6 +214,12 @@ class RetrieverTraining:
         """Everything up to the trained encoder."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
+        trackers, path = self.recipe.track if self.workers.first else (), self.folder / "metrics.jsonl"
+        config = dump_settings(self.recipe)
+        with tracked(trackers, self.folder, config, lambda: [path] if path.exists() else [], self.progress.say):
+            self._train()
+
+    def _train(self) -> None:
         if self.encoder_folder.exists():
             return
         if not self.workers.first:
@@ -342,6 +353,13 @@ def train_and_measure(
     training.begin(resume)
     training.train()
     return training, training.results() if training.workers.first else None
+
+
+def bound(recipe: RetrieverRecipe) -> JsonObject:
+    """A recipe without what may change when a run goes on."""
+    tree = dump_settings(recipe)
+    del tree["track"]
+    return tree
 
 
 def mix_in(model: nn.Module, start: nn.Module, share: float) -> None:

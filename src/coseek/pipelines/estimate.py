@@ -14,7 +14,8 @@ from coseek.core.files import JsonObject, read_json
 from coseek.core.hub import way_out
 from coseek.models.laptop import LaptopSettings
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
-from coseek.training.settings import LearnerSettings
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.trainer.settings import LearnerSettings
 
 GIB = 2.0**30
 PROMPT_TOKENS = 200
@@ -181,7 +182,7 @@ def memory_of(recipe: AgentRecipe, shape: Shape) -> Memory:
         weights=4.0 * parameters,
         gradients=4.0 * trained,
         adam=8.0 * trained,
-        critic=16.0 * parameters if learns and rl.algorithm == "ppo" else 0.0,
+        critic=16.0 * parameters if learns and open_algorithm(rl).needs_critic else 0.0,
         reference=4.0 * parameters if learns and rl.kl > 0.0 and rl.policy.lora is None else 0.0,
         sampler=2.0 * whole if two_bytes else 0.0,
         cache=rows * recipe.limits.max_tokens * row_cache / devices,
@@ -253,7 +254,7 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     context = (written + read) / 2
     forward = 2.0 * shape.parameters + 4.0 * shape.cached_layers * shape.heads * shape.head_size * context
     passes = 3.0 * rl.epochs + (1.0 if rl.kl > 0.0 else 0.0) + (1.0 if rl.old_logprobs == "recompute" else 0.0)
-    passes += 3.0 * rl.epochs + 1.0 if rl.algorithm == "ppo" else 0.0
+    passes += 3.0 * rl.epochs + 1.0 if open_algorithm(rl).needs_critic else 0.0
     passes += rl.epochs if rl.policy.checkpointing else 0.0
     written_s = written / _rate(machine, machine.rollout_mfu)
     rollout = runs * forward * (written_s + read / _rate(machine, machine.update_mfu))

@@ -5,7 +5,8 @@ from pydantic import Field
 from coseek.core.settings import Settings
 from coseek.hardware.precision import SamplingPrecision
 from coseek.models.laptop import LaptopSettings
-from coseek.training.settings import LearnerSettings, OptimiserSettings, Phase, SftSettings
+from coseek.training.sft.settings import Phase, SftSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 from coseek.world.settings import WorldSettings
 
 HOP_MIX = (0.30, 0.35, 0.20, 0.15)

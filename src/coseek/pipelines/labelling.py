@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from coseek.agents.factory import AgentSettings, is_scripted, limits_for, open_agent, settings_for, settled_for
-from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.protocol import Protocol, load_protocol, tool_files
 from coseek.agents.rollout import Limits
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import DataError, SettingError, nearest
@@ -172,7 +172,10 @@ def agent_of(runs: Sequence[Run], given: str | None, temperature: float) -> Agen
         return None
     name = str(tree.get("name"))
     _refuse_to_run([name] if is_plugin_path(name) else [], "--agent", name)
-    return make_settings(AgentSettings, {**tree, "temperature": temperature})
+    settings = make_settings(AgentSettings, {**tree, "temperature": temperature})
+    tools = [str(path) for path in tool_files(settings.protocol)]
+    _refuse_to_run(tools, "--agent", f"FILE.yaml with the lines `name: {name}` and `protocol: {settings.protocol}`")
+    return settings
 
 
 def _refuse_to_run(files: Sequence[str], option: str, name: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from coseek.agents.protocol import tool_files
 from coseek.core.errors import RetrieverError
 from coseek.core.files import Json
 from coseek.core.fingerprint import TOKENIZER, fingerprint
@@ -19,7 +20,7 @@ from coseek.data.identities import Identities, digest, questions_digest
 from coseek.data.question import load_questions
 from coseek.labels.label_folder import LabelFolder
 from coseek.pipelines.agent_recipe import AgentRecipe, RecipePath, paths_of
-from coseek.pipelines.together.recipe import TogetherRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.vectors.encoder import encoder_folder
@@ -30,7 +31,7 @@ NOT_READ = ("data.imported.sources", "data.folder", "data.index")
 
 def agent_identities(recipe: AgentRecipe, index: Retriever | None) -> Identities:
     """Setting → digest. `index` is what `data.index` names, opened."""
-    found = {**_named(recipe), **_files(dump_settings(recipe))}
+    found = {**_named(recipe), **_files(dump_settings(recipe)), **_tools(recipe)}
     if index is not None:
         with suppress(RetrieverError):  # a server that does not answer now: its searches will be faults
             found["data.index"] = index.identity
@@ -93,6 +94,12 @@ def _files(tree: Json) -> dict[str, str]:
     """The YAML files that settings name (protocols, prompt templates, prompts), each with the digest of its bytes."""
     named = {text: Path(text).expanduser() for text in _texts(tree) if text.endswith((".yaml", ".yml"))}
     return {text: _sha256(path) for text, path in named.items() if path.is_file()}
+
+
+def _tools(recipe: AgentRecipe) -> dict[str, str]:
+    """The `.py` files of the tools of the protocols that a recipe names, each with the digest of its bytes."""
+    protocols = (recipe.protocol, *(recipe.warm_start.also if recipe.warm_start else ()))
+    return {str(path): _sha256(path) for name in protocols for path in tool_files(name) if path.is_file()}
 
 
 def _texts(tree: Json) -> Iterator[str]:

@@ -10,7 +10,7 @@ from coseek.models.shape import hidden_size
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.grader_settings import GraderSettings
-from coseek.pipelines.together.recipe import TogetherRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe
 
 R = TypeVar("R", bound=Settings)
 

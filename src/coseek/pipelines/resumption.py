@@ -1,7 +1,7 @@
 """Resumption: what may change when the training of an agent goes on, and how a finished stage gets more steps.
 
-    rl.monitor, table.wide_rag    move no weight: always
-    rl.steps                     of the last stage that has begun, unless something is spread over the steps
+    rl.monitor, table.wide_rag, track    move no weight: always
+    rl.steps                             of the last stage that has begun, unless something is spread over the steps
 
 A stage that gets more steps goes on from its last checkpoint. The policy that it had left behind is kept under another
 name, and what was measured with it is measured anew.
@@ -19,6 +19,7 @@ from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.settings import dump_settings
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import Stage, stages_of
+from coseek.training.rl.algorithm import spread_over_steps
 from coseek.training.trainer.checkpoint import has_checkpoint
 
 FREE = {"rl": ("monitor",), "table": ("wide_rag",)}
@@ -30,6 +31,7 @@ STEPS = {**FREE, "rl": ("monitor", "steps")}
 def bound(recipe: AgentRecipe) -> JsonObject:
     """A recipe without what may change, of its stages neither."""
     tree = dump_settings(recipe)
+    del tree["track"]
     for part in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
         for group, names in STEPS.items():
             if isinstance(settings := part.get(group), dict):
@@ -74,7 +76,7 @@ class MoreSteps:
         problem = ""
         if steps < done:
             problem = f"{done} steps are taken already"
-        elif spread := new.recipe.rl.spread_over_steps or ("data.training_retriever" if self.follows() else ""):
+        elif spread := spread_over_steps(new.recipe.rl) or ("data.training_retriever" if self.follows() else ""):
             problem = f"{spread} spreads a schedule over all steps, and the {done} steps so far followed another one"
         elif begun := next((stage for stage in later if stage.folder.exists()), None):
             problem = f"the stage {begun.name} has begun with the policy that this one left behind"

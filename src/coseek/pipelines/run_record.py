@@ -49,7 +49,7 @@ def begin(
     if not path.exists() or is_failed_start(folder, FILE):
         recipe = resolve_recipe(asked)
         tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**now}, **provenance()}
-        if own := plugin_digests(dump_settings(recipe)):
+        if own := plugin_digests(bound(recipe)):
             tree[OWN] = own
         _write(path, tree)
         _tell(asked, recipe, say)
@@ -62,7 +62,7 @@ def begin(
     if different := first_difference(bound(began), bound(recipe)):
         raise SettingError(f"{folder} was begun with {different} is asked for; take the same recipe, or another --out")
     own_began = cast(JsonObject, written.get(OWN) or {})
-    for name, digest in plugin_digests(dump_settings(recipe)).items():
+    for name, digest in plugin_digests(bound(recipe)).items():
         if own_began.get(name) != digest:
             raise SettingError(
                 f"{name} is not the file that {folder} was begun with; put that one back, or choose another --out"

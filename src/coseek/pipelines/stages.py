@@ -14,7 +14,7 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import Reward, make_reward
-from coseek.training.settings import RejectionSettings
+from coseek.training.sft.settings import RejectionSettings
 from coseek.training.trainer.data_order import derive_seed
 
 Say: TypeAlias = Callable[[str], None]
@@ -68,6 +68,14 @@ def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
         Stage(name, recipe.stage(name), begins, end, folder / "rl" / name)
         for name, begins, end in zip(names, ["warm", *ends], ends, strict=False)
     ]
+
+
+def metrics_files(recipe: AgentRecipe, folder: Path) -> list[Path]:
+    """Every `metrics.jsonl` of a training folder so far, in the order in which they are begun."""
+    parts = [folder / "warm-start", *(stage.folder for stage in stages_of(recipe, folder))]
+    # Reinforcement learning writes into a stage's folder, supervised training into one for each round.
+    names = ("metrics.jsonl", "round-*/metrics.jsonl")
+    return [path for part in parts for name in names for path in sorted(part.glob(name))]
 
 
 def candidates(questions: Sequence[Question], settings: SelectSettings) -> list[Question]:

@@ -1,4 +1,5 @@
-"""Answers: reads what `/retrieve` servers send back. They agree on the path and on little else (docs/serving.md).
+"""Answers: reads what `/retrieve` servers send back. They agree on the path and on little else
+(docs/reference/service.md).
 
 {"result": [[{"document": {…}, "score": 1.5}, …], …]}     a list a query, with or without scores
 {"result": [{"id": …, "title": …, "text": …}, …]}         one flat list, for a single query

@@ -1,6 +1,7 @@
 """Contract: requests to `/retrieve` and their answers, as JSON. Knows neither HTTP nor any index.
 
-A request is `{"queries": [str, …], "topk": int | null, "return_scores": bool}`; docs/serving.md has every dialect.
+A request is `{"queries": [str, …], "topk": int | null, "return_scores": bool}`; docs/reference/service.md has every
+dialect.
 """
 
 import json

@@ -92,16 +92,20 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
 
 
 class ModelDisplay:
-    """Wraps a model, and prints every turn as it is finished."""
+    """Wraps a model, and prints every turn and the result of every tool call."""
 
     def __init__(self, model: Model, console: Console) -> None:
         self.model, self.console = model, console
         self.tokenizer = model.tokenizer
+        self.calls = 0
 
     def start(self, request: Request) -> None:
         self.model.start(request)
 
     def extend(self, request: Request) -> None:
+        for call in request.state.calls[self.calls :]:
+            self.console.print(Text(f"  {call.tool}: {call.result}", style="dim"))
+        self.calls = len(request.state.calls)
         self.model.extend(request)
 
     def step(self) -> list[Turn]:

@@ -17,7 +17,7 @@ from coseek.pipelines.agent_check import check_encoder_libraries, check_retrieve
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.together.checks import check_together
-from coseek.pipelines.together.recipe import load_together_recipe, together_recipe_names, together_recipe_path
+from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names, together_recipe_path
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 ShowSettings: TypeAlias = Annotated[

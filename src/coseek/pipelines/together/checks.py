@@ -13,7 +13,8 @@ from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, MakerRequirements
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.score import answers_itself
 from coseek.pipelines.agent_check import check_encoder, check_recipe
-from coseek.pipelines.together.recipe import LabellingSettings, TogetherRecipe
+from coseek.pipelines.together_recipe import LabellingSettings, TogetherRecipe
+from coseek.training.tracker import find_tracker
 
 
 def check_together(recipe: TogetherRecipe) -> None:
@@ -21,6 +22,8 @@ def check_together(recipe: TogetherRecipe) -> None:
     wrong = ErrorList()
     wrong.of(check_recipe, recipe.agent)
     wrong.of(check_labels, recipe)
+    for name in recipe.retriever.track:
+        wrong.of(find_tracker, name)
     if recipe.start.encoder is not None:
         wrong.of(check_encoder, recipe.start.encoder)
     wrong.refuse()

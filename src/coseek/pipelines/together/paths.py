@@ -13,7 +13,7 @@ from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.grader_settings import ORACLE
-from coseek.pipelines.together.recipe import TogetherRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.index import open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe

@@ -17,6 +17,7 @@ a run that is killed anywhere goes on where it was.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
 
 import torch
 
@@ -32,7 +33,7 @@ from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together.labelling import label_round
 from coseek.pipelines.together.pairs import Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.recipe import TogetherRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.index import build_index
 from coseek.retrieval.resumable_build import INDEX_CARD
 
@@ -146,4 +147,7 @@ def bound(recipe: TogetherRecipe) -> JsonObject:
         assert isinstance(settings, dict)
         for name in names:
             del settings[name]
+    for part in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):
+        if isinstance(part, dict):
+            del part["track"]
     return tree

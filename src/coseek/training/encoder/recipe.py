@@ -12,7 +12,7 @@ from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, make_settings
 from coseek.hardware.precision import TrainingPrecision
 from coseek.retrieval.views import View
-from coseek.training.settings import LoraSettings, OptimiserSettings
+from coseek.training.trainer.settings import LoraSettings, OptimiserSettings
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
@@ -161,6 +161,9 @@ class RetrieverRecipe(Settings):
     """What is looked at while it is trained."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; as many as there are cores when not set. Results are the same only for the same number."""
+    track: tuple[str, ...] = ()
+    """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
+    of a Python file. They change no result, and may change when a run goes on."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "RetrieverRecipe":

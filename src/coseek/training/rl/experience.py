@@ -1,27 +1,16 @@
-"""Advantages: what a step's rewards say of every token.
-
-GRPO and RLOO compare the runs of a group, PPO asks its critic, REINFORCE++ compares with the whole step.
-"""
+"""Experience: a step's scored episodes as a batch with advantages, fixed before the first update."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from coseek.training.rl.algorithm import Algorithm, StepRewards
+from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.episodes import EpisodeBatch
-from coseek.training.rl.losses import (
-    gae,
-    group_advantages,
-    kl_estimate,
-    last_token_rewards,
-    leave_one_out,
-    rewards_to_come,
-    whiten,
-)
-from coseek.training.settings import RlSettings
+from coseek.training.rl.losses import kl_estimate
+from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import Batch, make_batch
-from coseek.training.trainer.critic import Critic
-from coseek.training.trainer.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +40,10 @@ class Experience:
 
 
 def make_experience(
-    episodes: EpisodeBatch, settings: RlSettings, policy: Policy, critic: Critic | None, reference: Policy | None
+    episodes: EpisodeBatch, settings: RlSettings, algorithm: Algorithm, backend: TrainingBackend
 ) -> Experience:
     """Turn scored runs into a batch with advantages."""
+    policy, critic, reference = backend.policy, backend.critic, backend.reference
     batch = make_batch([episode.trajectory for episode in episodes.scored])
     mask_BT = batch.agent_BT & _counted(episodes, settings)[:, None]
     old_BT = batch.logprobs_BT if settings.old_logprobs == "rollout" else policy.forward(batch, batch.agent_BT)
@@ -61,26 +51,15 @@ def make_experience(
     rewards_B = row_rewards(episodes, settings)
     flat_B = _flat(rewards_B, episodes, settings)
     penalty_BT = _kl_in_reward(old_BT, reference_BT, mask_BT, settings)
-    values_BT = returns_BT = None
-    if critic is not None:
-        values_BT = critic.forward(batch, mask_BT)
-        rewards_BT = last_token_rewards(rewards_B, mask_BT) - penalty_BT
-        advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, settings.gamma, settings.lam)
-        if settings.whiten:
-            advantages_BT = whiten(advantages_BT, mask_BT)
-    elif settings.algorithm == "reinforce++":
-        rewards_BT = last_token_rewards(rewards_B, mask_BT) - penalty_BT
-        advantages_BT = rewards_to_come(rewards_BT, mask_BT, settings.gamma)
-        if settings.whiten:
-            advantages_BT = whiten(advantages_BT, mask_BT)
-    else:
-        compared_B = _group_advantages(rewards_B - penalty_BT.sum(dim=1), episodes, settings)
-        if settings.algorithm == "grpo" and settings.scale_by_std:
-            compared_B[flat_B] = 0.0  # the spread that is left is the KL's noise, and would be scaled up to 1
-        advantages_BT = torch.where(mask_BT, compared_B[:, None], 0.0)
+    members = episodes.members()
+    values_BT = critic.forward(batch, mask_BT) if critic else None
+    step = StepRewards(
+        rewards_B, penalty_BT, mask_BT, tuple(map(tuple, members.values())), settings.group_size, flat_B, values_BT
+    )
+    found = algorithm.advantages(step)
+    advantages_BT = found.advantages_BT
     pulled = critic is not None or settings.entropy > 0.0 or (reference is not None and settings.kl_in == "loss")
     silent_B = torch.zeros(len(batch)).bool() if pulled else (advantages_BT == 0.0).all(dim=1)
-    members = episodes.members()
     return Experience(
         batch=batch,
         mask_BT=mask_BT,
@@ -89,7 +68,7 @@ def make_experience(
         old_BT=old_BT,
         reference_BT=reference_BT,
         values_BT=values_BT,
-        returns_BT=returns_BT,
+        returns_BT=found.returns_BT,
         flat_B=flat_B,
         silent_B=silent_B,
         sampled_at_B=torch.tensor([episode.sampled_at for episode in episodes.scored]),
@@ -127,19 +106,6 @@ def _kl_in_reward(old_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, 
     if reference_BT is None or settings.kl_in != "reward":
         return torch.zeros_like(old_BT)
     return settings.kl * kl_estimate(old_BT, reference_BT, mask_BT, settings.kl_estimator, settings.kl_clamp)
-
-
-def _group_advantages(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
-    """Each row's advantage. A run that faults left alone in its group gets 0: its raw reward is on another scale."""
-    advantages_B = torch.zeros(len(rewards_B), dtype=torch.float32)
-    for places in episodes.members().values():
-        if len(places) == 1 and settings.group_size > 1:
-            continue
-        if settings.algorithm == "rloo":
-            advantages_B[places] = leave_one_out(rewards_B[places])
-        else:
-            advantages_B[places] = group_advantages(rewards_B[places], scale=settings.scale_by_std)
-    return advantages_B
 
 
 def is_flat(rewards_G: Tensor) -> bool:

@@ -5,88 +5,14 @@ says what an index along T means. `mask_BT` is True at the policy's tokens. Mask
 as well as on the way out: 0 · NaN is NaN, and so is the gradient of an unchosen branch that overflowed.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from coseek.core.errors import DataError, SettingError
-from coseek.training.settings import KlEstimator, Normaliser
-
-Head: TypeAlias = Callable[[Tensor], Tensor]
+from coseek.core.errors import SettingError
+from coseek.training.rl.settings import KlEstimator, Normaliser
 
 MAX_LOG_RATIO = 20.0
 """Ratios beyond e^20 are cut there: float32 stays finite, and clipping has long taken over."""
-
-
-def target_logprobs(
-    hidden_BTD: Tensor, head: Head, ids_BT: Tensor, wanted_BT: Tensor, temperature: float = 1.0
-) -> Tensor:
-    """log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; shape BT."""
-    logits_NV = _logits(hidden_BTD, head, wanted_BT, temperature)
-    return _placed(-F.cross_entropy(logits_NV, _targets(ids_BT, wanted_BT), reduction="none"), wanted_BT)
-
-
-def logprobs_and_entropy(
-    hidden_BTD: Tensor,
-    head: Head,
-    ids_BT: Tensor,
-    wanted_BT: Tensor,
-    temperature: float = 1.0,
-    *,
-    gradient: bool = False,
-) -> Tensor:
-    """`target_logprobs`, and the exact entropy of the distribution that each token was drawn from; shape 2BT.
-
-    Without `gradient` the entropy is only looked at: nothing of it is kept for the way back.
-    """
-    logits_NV = _logits(hidden_BTD, head, wanted_BT, temperature)
-    logprobs_N = -F.cross_entropy(logits_NV, _targets(ids_BT, wanted_BT), reduction="none")
-    entropy_N = entropies(logits_NV if gradient else logits_NV.detach())
-    return torch.stack([_placed(logprobs_N, wanted_BT), _placed(entropy_N, wanted_BT)])
-
-
-def entropies(logits_NV: Tensor, rows: int = 512) -> Tensor:
-    """-Σ p log p of each row of logits, in nats.
-
-    `rows` of them at a time, and computed again on the way back: only the logits, which the log-probabilities keep
-    anyway, stay in memory.
-    """
-    parts: list[Tensor] = [checkpoint(_entropy, part, use_reentrant=False) for part in logits_NV.split(rows)]
-    return torch.cat(parts)
-
-
-def _entropy(logits_NV: Tensor) -> Tensor:
-    logprobs_NV = logits_NV.log_softmax(dim=1)
-    # A token that cannot be drawn has log-probability -inf, and 0 · -inf is no number.
-    return -(logprobs_NV.exp() * logprobs_NV.clamp(min=torch.finfo(logits_NV.dtype).min)).sum(dim=1)
-
-
-def _logits(hidden_BTD: Tensor, head: Head, wanted_BT: Tensor, temperature: float) -> Tensor:
-    """Logits of the wanted tokens' positions, float32 at least.
-
-    The head runs only on the positions that are looked at: a vocabulary of logits for each retrieved token is waste.
-    """
-    if bool(wanted_BT[:, 0].any()):
-        raise DataError("the first token of a row has nothing before it, so it has no log-probability")
-    logits_NV = head(hidden_BTD[:, :-1][wanted_BT[:, 1:]])
-    if logits_NV.dtype is not torch.float64:
-        logits_NV = logits_NV.float()
-    return logits_NV if temperature == 1.0 else logits_NV / temperature
-
-
-def _targets(ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
-    return ids_BT[:, 1:][wanted_BT[:, 1:]]
-
-
-def _placed(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
-    """The values where wanted, row by row, 0 elsewhere."""
-    return torch.zeros(wanted_BT.shape, dtype=values_N.dtype, device=wanted_BT.device).masked_scatter(
-        wanted_BT, values_N
-    )
 
 
 def loss_weights(mask_BT: Tensor, kind: Normaliser, constant_tokens: int = 0, groups_B: Tensor | None = None) -> Tensor:
@@ -270,8 +196,3 @@ def kl_estimate(
     if clamp is not None:
         estimate_BT = estimate_BT.clamp(-clamp, clamp)
     return torch.where(mask_BT, estimate_BT, 0.0)
-
-
-def weighted_nll(logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """-Σ weight · log p over the tokens whose weight is not 0: the supervised loss, once the weights add up to 1."""
-    return -(torch.where(weights_BT != 0.0, logprobs_BT, 0.0) * weights_BT).sum()

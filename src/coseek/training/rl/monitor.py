@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from coseek.core.errors import RunError
 from coseek.core.progress import Progress
-from coseek.training.settings import AlarmName, MonitorSettings, RlSettings
+from coseek.training.rl.settings import AlarmName, MonitorSettings, RlSettings
 
 Row: TypeAlias = Mapping[str, float]
 OUTCOME = "outcome"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.rl.episodes import EpisodeBatch
-from coseek.training.settings import OverlongSettings
+from coseek.training.rl.settings import OverlongSettings
 
 PART = "overlong"
 """Its name among the parts of a reward."""

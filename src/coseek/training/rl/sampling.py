@@ -7,13 +7,13 @@ asked. What was dropped is still reported: rewards of the groups that happened t
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.episodes import EpisodeBatch, RolloutFunction, ScoreFunction, collect, score
 from coseek.training.rl.experience import is_flat, row_rewards
 from coseek.training.rl.overlong import charge_overlong
-from coseek.training.settings import RlSettings
+from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.data_order import QuestionStream, derive_seed
 from coseek.training.trainer.timer import Timer
-from coseek.training.trainer.workers import ALONE, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,16 @@ class SampledStep:
 
 
 def sample_step(
-    order: QuestionStream,
-    position: int,
     step: int,
+    stream: QuestionStream,
+    position: int,
     settings: RlSettings,
     rollout: RolloutFunction,
     reward: ScoreFunction,
-    clock: Timer,
-    update: int,
-    workers: Workers = ALONE,
+    backend: TrainingBackend,
+    timer: Timer,
 ) -> SampledStep:
-    """The runs of step number `step`, whose questions begin at `position`, by a policy that has had `update` updates.
+    """Sample and score the runs of step number `step`, whose questions begin at `position` of the stream.
 
     One wave of questions; with `resample`, further waves of as many as groups are missing, until `resample_at_most`.
     """
@@ -64,16 +63,18 @@ def sample_step(
         count = min(wanted - len(kept), most - asked)
         places = range(asked * settings.group_size, (asked + count) * settings.group_size)
         seeds = [derive_seed(settings.seed, "rollout", step, place) for place in places]
-        with clock("rollout_s"):
-            groups, runs = collect(order.take(position + asked, count), settings.group_size, seeds, rollout, workers)
-        with clock("reward_s"):
-            wave = score([asked + group for group in groups], runs, reward, workers)
+        with timer("rollout_s"):
+            groups, runs = collect(
+                stream.take(position + asked, count), settings.group_size, seeds, rollout, backend.workers
+            )
+        with timer("reward_s"):
+            wave = score([asked + group for group in groups], runs, reward, backend.workers)
             if settings.overlong is not None:
                 wave = charge_overlong(wave, settings.overlong)
         waves.append(wave)
         asked += count
         kept |= groups_with_spread(wave, settings) if settings.resample else set(groups)
-    episodes = _joined(waves, update)
+    episodes = _joined(waves, backend.policy.updates_done)
     if not settings.resample:
         return SampledStep(episodes, episodes, asked, None)
     left = tuple(episode for episode in episodes.scored if episode.group in kept)

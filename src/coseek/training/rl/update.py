@@ -3,18 +3,17 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from coseek.training.rl.algorithm import Algorithm
+from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.experience import Experience
 from coseek.training.rl.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
-from coseek.training.settings import RlSettings
+from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.critic import Critic
-from coseek.training.trainer.learner import Loss
-from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.learner import Entropy, Frozen, Loss
 from coseek.training.trainer.workers import Workers
 
 
@@ -57,34 +56,35 @@ class MetricAverager:
 
 
 def improve(
-    experience: Experience, settings: RlSettings, policy: Policy, critic: Critic | None, rng: random.Random
+    experience: Experience, settings: RlSettings, algorithm: Algorithm, backend: TrainingBackend, rng: random.Random
 ) -> dict[str, float]:
     """All updates of a step; returns its metrics."""
+    policy, critic = backend.policy, backend.critic
+    entropy = _entropy(settings)
     tally = MetricAverager()
     updates = 0
     for _ in range(settings.epochs):
-        for rows_B in minibatches(experience, settings, rng):
+        for rows_B in minibatches(experience, settings.minibatches, rng, algorithm.drops_zero_spread):
             weights_BT = _weights(experience, settings, rows_B)
             wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]
             if not bool(wanted_BT.any()):
                 continue
-            _tally_staleness(tally, experience, rows_B, policy.optimiser.update)
+            _tally_staleness(tally, experience, rows_B, policy.updates_done)
             loss = _policy_loss(experience, settings, weights_BT, tally, first=updates == 0)
-            say = partial(policy.outputs_and_entropy, gradient=settings.entropy > 0.0) if _exact(settings) else None
-            tally.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, say))
+            tally.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, entropy))
             tally.number("grad_norm", policy.optim_step())
             if critic is not None:
-                loss = _value_loss(experience, settings, weights_BT)
+                loss = _value_loss(experience, algorithm.value_clip, weights_BT)
                 tally.number("value_loss", critic.forward_backward(experience.batch, wanted_BT, loss))
                 tally.number("critic_grad_norm", critic.optim_step())
             updates += 1
-    tally.add(policy.workers)
+    tally.add(backend.workers)
     return {"updates": updates, **tally.result(), **_value_fit(experience)}
 
 
-def _exact(settings: RlSettings) -> bool:
-    """Whether the policy is asked for its entropy."""
-    return settings.entropy > 0.0 or settings.measure_entropy
+def _entropy(settings: RlSettings) -> Entropy:
+    """Whether the policy is asked for its entropy, and what for."""
+    return "trained" if settings.entropy > 0.0 else "seen" if settings.measure_entropy else "no"
 
 
 def _tally_staleness(tally: MetricAverager, experience: Experience, rows_B: Tensor, update: int) -> None:
@@ -94,7 +94,7 @@ def _tally_staleness(tally: MetricAverager, experience: Experience, rows_B: Tens
     tally.largest("staleness_max", staleness_B, torch.ones_like(staleness_B).bool())
 
 
-def logprob_gap(policy: Policy, batch: Batch, rows: int) -> dict[str, float]:
+def logprob_gap(policy: Frozen, batch: Batch, rows: int) -> dict[str, float]:
     """Mean and largest |trainer's - sampler's log-probability| over the agent's tokens of the first `rows` rows."""
     few = batch.select(torch.arange(min(rows, len(batch))))
     gap_BT = (policy.forward(few, few.agent_BT) - few.logprobs_BT).abs()
@@ -104,14 +104,14 @@ def logprob_gap(policy: Policy, batch: Batch, rows: int) -> dict[str, float]:
     return tally.result()
 
 
-def minibatches(experience: Experience, settings: RlSettings, rng: random.Random) -> list[Tensor]:
-    """The rows that count, shuffled and cut into `settings.minibatches` of like size."""
+def minibatches(experience: Experience, most: int, rng: random.Random, drop_zero_spread: bool = False) -> list[Tensor]:
+    """The rows that count, shuffled and cut into `most` minibatches of like size."""
     counted_B = experience.mask_BT.any(dim=1)
-    if settings.zero_spread == "drop" and settings.algorithm in ("grpo", "rloo"):
+    if drop_zero_spread:
         counted_B = counted_B & ~experience.flat_B
     rows: Sequence[int] = counted_B.nonzero()[:, 0].tolist()
     shuffled = rng.sample(rows, k=len(rows))
-    count = min(settings.minibatches, len(rows))
+    count = min(most, len(rows))
     return [torch.tensor(shuffled[part::count]) for part in range(count)]
 
 
@@ -129,7 +129,7 @@ def _policy_loss(
     """Clipped policy loss, β KL where that is in the loss, entropy bonus; `first`: nothing was updated yet."""
 
     def loss(said: Tensor, rows_b: Tensor) -> Tensor:
-        new_bt, entropy_bt = said if _exact(settings) else (said, None)
+        new_bt, entropy_bt = said if _entropy(settings) != "no" else (said, None)
 
         def part(whole_BT: Tensor) -> Tensor:
             return whole_BT[rows_b, : new_bt.shape[1]].to(new_bt.device)
@@ -167,7 +167,7 @@ def _describe(tally: MetricAverager, new_bt: Tensor, old_bt: Tensor, mask_bt: Te
     tally.tokens("kl_old", kl_estimate(old_bt, new_bt, mask_bt, "k3"), mask_bt)
 
 
-def _value_loss(experience: Experience, settings: RlSettings, weights_BT: Tensor) -> Loss:
+def _value_loss(experience: Experience, clip: float | None, weights_BT: Tensor) -> Loss:
     assert experience.values_BT is not None and experience.returns_BT is not None
     old_BT, returns_BT = experience.values_BT, experience.returns_BT
 
@@ -176,7 +176,7 @@ def _value_loss(experience: Experience, settings: RlSettings, weights_BT: Tensor
             return whole_BT[rows_b, : values_bt.shape[1]].to(values_bt.device)
 
         weights_bt = part(weights_BT)
-        token_bt = value_loss(values_bt, part(old_BT), part(returns_BT), weights_bt != 0.0, settings.value_clip)
+        token_bt = value_loss(values_bt, part(old_BT), part(returns_BT), weights_bt != 0.0, clip)
         return (token_bt * weights_bt).sum()
 
     return loss

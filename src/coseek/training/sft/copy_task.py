@@ -3,7 +3,7 @@
 A small model learns it here in a few hundred short steps; from demonstrations alone it may take it thousands. First
 every sequence comes back at one distance, which a network learns within seconds, by position alone. Then lengths and
 distances spread, little by little and in every other step, until only what was written can tell where to copy from.
-Varied from the start, or all at once, it is not learnt in that time (docs/LOG.md).
+Varied from the start, or all at once, it is not learnt in that time (bench/results/log-0.1-0.2.md).
 """
 
 import torch

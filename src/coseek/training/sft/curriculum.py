@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from coseek.core.errors import DataError
 from coseek.data.trajectory import Trajectory
-from coseek.training.settings import Phase
+from coseek.training.sft.settings import Phase
 
 Draw: TypeAlias = Callable[[float, random.Random], Trajectory]
 """(share of training that is over, randomness) → a demonstration. Nothing else may decide, or a run cannot resume."""

@@ -16,15 +16,15 @@ from transformers import PreTrainedModel
 
 from coseek.core.progress import Evaluate, NoProgress, Progress
 from coseek.core.settings import dump_settings
-from coseek.training.rl.losses import weighted_nll
-from coseek.training.settings import LearnerSettings, SftSettings
 from coseek.training.sft.copy_task import repeat_batch, varied_batch
 from coseek.training.sft.curriculum import Draw
+from coseek.training.sft.settings import SftSettings
 from coseek.training.trainer.batch import Batch, make_batch, micro_batches
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.learner import Loss
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.run_state import RunState
+from coseek.training.trainer.settings import LearnerSettings
 
 CHUNK_STEPS = 16
 """Demonstrations are drawn for this many steps at once, so that rows of like length can share a step."""
@@ -178,3 +178,8 @@ def weighted_loss(weights_BT: Tensor) -> Loss:
 def _slower(learner: LearnerSettings, share: float) -> LearnerSettings:
     optimiser = learner.optimiser.model_copy(update={"lr": learner.optimiser.lr * share})
     return learner.model_copy(update={"optimiser": optimiser})
+
+
+def weighted_nll(logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:
+    """-Σ weight · log p over the tokens whose weight is not 0: the supervised loss, once the weights add up to 1."""
+    return -(torch.where(weights_BT != 0.0, logprobs_BT, 0.0) * weights_BT).sum()

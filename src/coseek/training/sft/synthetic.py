@@ -17,8 +17,8 @@ from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.models.model import Tokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.settings import Phase
 from coseek.training.sft.curriculum import hops_at
+from coseek.training.sft.settings import Phase
 from coseek.world.facts import Entity
 from coseek.world.rationales import line, rationale
 from coseek.world.world import World

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.models.lora import merge_adapters
-from coseek.training.settings import LearnerSettings
 from coseek.training.trainer.batch import Batch, before
 from coseek.training.trainer.last_layer import reduced_last_layer, reducible_parts
-from coseek.training.trainer.learner import Learner
+from coseek.training.trainer.learner import Entropy, Learner
 from coseek.training.trainer.lora import attach
+from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import ALONE, Workers
 
 
@@ -51,7 +51,7 @@ class Critic(Learner):
             attach(module.trunk, settings.lora)
         super().__init__(module, settings, updates, workers)
 
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         """Value of the state *before* each wanted token, hence read one position to its left."""
         with self._arithmetic():
             values_BT = entry(part.ids_BT, wanted_BT).float()

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import TypeAlias, TypedDict
+from typing import Literal, Protocol, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from coseek.core.errors import SettingError
 from coseek.hardware.precision import Precision, Use
 from coseek.hardware.speed import precision_of
-from coseek.training.settings import LearnerSettings
 from coseek.training.trainer.batch import Batch, micro_batches
 from coseek.training.trainer.optimiser import Optimiser, OptimiserState
+from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import ALONE, Workers, layers_of, shard, spread_like, whole
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -29,8 +29,8 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 up over the parts of a batch. t may be shorter than the batch's T: the rows come cut to the longest of them."""
 
 
-OutputFunction: TypeAlias = Callable[[nn.Module, Batch, Tensor], Tensor]
-"""As `Learner.outputs`."""
+Entropy: TypeAlias = Literal["no", "seen", "trained"]
+"""Whether a policy also says the entropy at each wanted token: not at all, to be looked at, or with a gradient."""
 
 
 class LearnerState(TypedDict):
@@ -38,6 +38,46 @@ class LearnerState(TypedDict):
 
     module: dict[str, Tensor]
     optimiser: OptimiserState
+
+
+class Frozen(Protocol):
+    """A model that is only run."""
+
+    def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
+        """One float32 number for each wanted token, 0 elsewhere; shape BT, without gradients."""
+        ...
+
+    def weights(self) -> dict[str, Tensor]: ...
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None: ...
+
+
+class Trainable(Frozen, Protocol):
+    """A model in training: `forward_backward` as often as wanted, then `optim_step`."""
+
+    @property
+    def updates_done(self) -> int:
+        """Updates that the model has had."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next update."""
+        ...
+
+    def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
+        """Add the gradient of `loss`, summed over the parts of the batch; returns the loss."""
+        ...
+
+    def optim_step(self) -> float:
+        """One update; returns the norm of the gradient."""
+        ...
+
+    def state(self) -> LearnerState:
+        """What a checkpoint holds of the model and its optimiser."""
+        ...
+
+    def load_state(self, state: LearnerState) -> None: ...
 
 
 class Learner(ABC):
@@ -74,9 +114,18 @@ class Learner(ABC):
         """What is called with a batch: the module, or something around it."""
         return module
 
+    @property
+    def updates_done(self) -> int:
+        return self.optimiser.update
+
+    @property
+    def learning_rate(self) -> float:
+        return self.optimiser.rate
+
     @abstractmethod
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
-        """One float32 number for each wanted token, 0 elsewhere; shape BT."""
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+        """One float32 number for each wanted token, 0 elsewhere; shape BT. With entropies, which only a policy has,
+        shape 2BT."""
 
     def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
         """`outputs` of a whole batch, without gradients."""
@@ -88,20 +137,19 @@ class Learner(ABC):
                 said_BT[rows_B, : part.ids_BT.shape[1]] = self.outputs(entry, part, wanted).cpu()
         return self.workers.add_up(said_BT)
 
-    def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, say: OutputFunction | None = None) -> float:
+    def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
         """Add the gradient of `loss`, summed over the parts of the batch; returns the loss.
 
-        Rows without a wanted token are passed over. `say` takes the place of `outputs`. With many workers each runs
-        its own parts, and all return the loss of the whole batch.
+        Rows without a wanted token are passed over. With many workers each runs its own parts, and all return the loss
+        of the whole batch.
         """
-        say = say or self.outputs
         total = torch.zeros((), dtype=torch.float64)
         parts = self._parts(batch, wanted_BT)
         mine = self.workers.mine(parts)
         with self._recomputing():
             for rows_B in mine:
                 part, wanted = self._part(batch, wanted_BT, rows_B)
-                value = loss(say(self._trained, part, wanted), rows_B)
+                value = loss(self.outputs(self._trained, part, wanted, entropy), rows_B)
                 value.backward()
                 total += float(value.detach())
             if self._is_spread and len(mine) < math.ceil(len(parts) / self.workers.world):

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import write_json
 from coseek.models.lora import LoraLinear, adapted_layers
-from coseek.training.settings import LoraSettings
+from coseek.training.trainer.settings import LoraSettings
 
 ADAPTER = "adapter"
 """Folder of the adapter inside a policy's folder. Not beside the weights: a loader would add it a second time."""

@@ -2,11 +2,28 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeAlias
 
 from coseek.core.errors import DiskFault, RunError
 from coseek.core.files import json_line
+
+Listener: TypeAlias = Callable[[Path], None]
+"""Called with a log's path when the log was opened and after every row. Must not raise."""
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Every log that is opened in this block calls `listener`: no trainer between has to pass it on."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 class MetricsLog:
@@ -23,6 +40,9 @@ class MetricsLog:
             )
         os.truncate(path, position)
         self.position = position
+        self._listener = _listener.get()
+        if self._listener is not None:
+            self._listener(path)
 
     def write(self, row: Mapping[str, float]) -> None:
         """One line."""
@@ -35,6 +55,8 @@ class MetricsLog:
                 f"{self.path} cannot be written ({error.strerror}); make room there and go on with --resume"
             ) from None
         self.position += len(line)
+        if self._listener is not None:
+            self._listener(self.path)
 
     def sync(self) -> None:
         """On disk before a checkpoint that counts on it."""

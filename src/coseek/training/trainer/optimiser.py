@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from coseek.core.errors import RunError
-from coseek.training.settings import OptimiserSettings
+from coseek.training.trainer.settings import OptimiserSettings
 from coseek.training.trainer.workers import spread_like, whole
 
 

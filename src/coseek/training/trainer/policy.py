@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,12 @@ from coseek.models.lora import adapters_disabled, merged_state_dict
 from coseek.models.model import Tokenizer
 from coseek.models.pretrained import quiet
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.training.rl.losses import Head, logprobs_and_entropy, target_logprobs
-from coseek.training.settings import LearnerSettings
 from coseek.training.trainer.batch import Batch, before
 from coseek.training.trainer.last_layer import reduced_last_layer, reducible_parts
-from coseek.training.trainer.learner import Learner
+from coseek.training.trainer.learner import Entropy, Learner
+from coseek.training.trainer.logprobs import Head, logprobs_and_entropy, target_logprobs
 from coseek.training.trainer.lora import ADAPTER, attach, has_learnt, save_adapter
+from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import ALONE, Workers
 
 
@@ -51,14 +50,9 @@ class Policy(Learner):
         assert isinstance(module, PreTrainedModel)
         return Scorer(module, self.temperature, self._is_plain, self._trim)
 
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         with self._arithmetic():
-            return _tensor(entry(part.ids_BT, wanted_BT))
-
-    def outputs_and_entropy(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, *, gradient: bool = True) -> Tensor:
-        """`outputs`, and the entropy at the same tokens: see `losses.logprobs_and_entropy`; shape 2BT."""
-        with self._arithmetic():
-            return _tensor(entry(part.ids_BT, wanted_BT, entropy="trained" if gradient else "seen"))
+            return _tensor(entry(part.ids_BT, wanted_BT, entropy))
 
     def sampler(self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings) -> Sampler:
         """A model that writes with the policy's own weights, as they are when a row is opened.
@@ -104,9 +98,9 @@ class AdapterOff(Policy):
         plain = policy.settings.model_copy(update={"lora": None})
         super().__init__(policy.model, plain, 0, policy.temperature, policy.workers)
 
-    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor) -> Tensor:
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         with adapters_disabled(entry):
-            return super().outputs(entry, part, wanted_BT)
+            return super().outputs(entry, part, wanted_BT, entropy)
 
     def weights(self) -> dict[str, Tensor]:
         """Nothing of its own."""
@@ -123,7 +117,7 @@ class Scorer(nn.Module):
         self.is_plain = is_plain
         self.trim = trim
 
-    def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Literal["no", "seen", "trained"] = "no") -> Tensor:
+    def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         if self.is_plain:
             trunk = self.model.base_model
             with reduced_last_layer(trunk, self.trim, before(wanted_BT)):

@@ -1,4 +1,4 @@
-"""Journal: a training run's folder, `metrics.jsonl` and `checkpoints/`, and the way back into it after a stop."""
+"""Run state: a training run's folder, `metrics.jsonl` and `checkpoints/`, and the way back into it after a stop."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from coseek.training.trainer.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from coseek.training.trainer.learner import Learner, LearnerState
+from coseek.training.trainer.learner import Frozen, LearnerState, Trainable
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.workers import ALONE, Workers
 
@@ -24,7 +24,7 @@ from coseek.training.trainer.workers import ALONE, Workers
 class RunState:
     """Where a run is, written down. Opening it with `resume` puts the learners back to the last checkpoint.
 
-    The first worker locks the folder as long as the journal lives.
+    The first worker locks the folder as long as this object lives.
 
     A run that was stopped before its first checkpoint begins again; the outcome is the same either way.
     """
@@ -33,8 +33,8 @@ class RunState:
         self,
         folder: Path,
         settings: JsonObject,
-        learners: Mapping[str, Learner],
-        frozen: Mapping[str, Learner],
+        learners: Mapping[str, Trainable],
+        frozen: Mapping[str, Frozen],
         *,
         resume: bool,
         free: frozenset[str] = frozenset(),

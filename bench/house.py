@@ -1,0 +1,187 @@
+"""House: counts that say how well the source tree is kept, each beside its bar. Exit 1 when one is over its bar.
+
+    python -m bench.house                 the counts
+    python -m bench.house --stretches     and every look-alike stretch
+
+A look-alike stretch is a maximal run of at least six code lines that two places share once names, numbers and strings
+are replaced by placeholders, with at least four different lines among them. Imports, comments and docstrings are not
+code lines. Each pair of places counts once.
+"""
+
+import argparse
+import ast
+import io
+import keyword
+import token
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.source_tree import PACKAGE, ROOT, circles, imported_rooms, parsed, room_imports, sources
+from tests.test_house import FLOORS, NEIGHBOURS
+
+SHORTEST, LEAST_SHAPES = 6, 4
+"""Lines of a look-alike stretch, and different lines among them."""
+LAYOUT = (token.NEWLINE, tokenize.NL, token.INDENT, token.DEDENT, tokenize.COMMENT, token.ENDMARKER, token.ENCODING)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number and its bar; `None` is no bar."""
+
+    name: str
+    value: int
+    bar: int | None
+    found: tuple[str, ...] = ()
+    """What was counted, where it is worth reading."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.bar is not None and self.value > self.bar
+
+
+@dataclass(frozen=True)
+class Line:
+    """A code line: its number in the file, and its tokens with placeholders for names, numbers and strings."""
+
+    number: int
+    shape: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stretches", action="store_true", help="print every look-alike stretch")
+    args = parser.parse_args(arguments)
+    counts = list(all_counts())
+    for count in counts:
+        bar = "" if count.bar is None else f"  (bar {count.bar}{', OVER' if count.is_over else ''})"
+        print(f"{count.value:>8,}  {count.name}{bar}")
+        for line in count.found if count.is_over or (args.stretches and count.bar is None) else ():
+            print(f"          {line}")
+    return int(any(count.is_over for count in counts))
+
+
+def all_counts() -> Iterator[Count]:
+    twice = classes_twice()
+    yield Count("class names that stand twice in src", len(twice), 0, tuple(twice))
+    upward = upward_imports()
+    yield Count("imports upward or beside", len(upward), 0, tuple(upward))
+    for folder in ("", "training", "pipelines"):
+        found = circles(room_imports(folder))
+        name = f"circles inside {folder}" if folder else "circles between rooms"
+        yield Count(name, len(found), 0, tuple(" ⇄ ".join(group) for group in found))
+    rooms = {path.parent.name for path in (PACKAGE / "training").glob("*/*.py")}
+    yield Count("rooms of training", len(rooms), 5, tuple(sorted(rooms)))
+    yield Count("floors of training", floors(room_imports("training"), rooms), 3)
+    yield Count("words in docs", sum(words(path) for path in (ROOT / "docs").rglob("*.md")), 28_000)
+    yield Count("words in README.md", words(ROOT / "README.md"), 900)
+    stretches = tuple(look_alikes(sources("src", "tests", "bench")))
+    yield Count("look-alike stretches of six lines or more in src, tests, bench", len(stretches), None, stretches)
+    yield Count("lines of src/coseek", sum(len(lines_of(path)) for path in sources("src/coseek")), None)
+
+
+def words(page: Path) -> int:
+    """As `wc -w` counts them."""
+    return len(page.read_text(encoding="utf-8").split())
+
+
+@cache
+def lines_of(path: Path) -> tuple[str, ...]:
+    return tuple(path.read_text(encoding="utf-8").splitlines())
+
+
+def classes_twice() -> list[str]:
+    """Names of classes, wherever they stand in a file, that more than one class has."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sources("src/coseek"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    return [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
+
+
+def upward_imports() -> list[str]:
+    """Imports of rooms on the same or a higher floor, but for the exceptions with a reason."""
+    found = []
+    for path in sources("src/coseek"):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for other in sorted(imported_rooms(path)) if room in FLOORS else ():
+            above = other in FLOORS and other != room and FLOORS[other] >= FLOORS[room]
+            if above and (room, other) not in NEIGHBOURS:
+                found.append(f"{path.relative_to(ROOT)} imports {other}")
+    return found
+
+
+def floors(imports: Mapping[str, Set[str]], rooms: Set[str]) -> int:
+    """Rooms on the longest way down from one of them to another. Single files are no floors; on a circle, all rooms."""
+    if circles(imports):
+        return len(rooms)
+
+    @cache
+    def depth(room: str) -> int:
+        return (room in rooms) + max((depth(other) for other in imports[room]), default=0)
+
+    return max(map(depth, imports), default=0)
+
+
+def look_alikes(paths: Sequence[Path]) -> list[str]:
+    """Each maximal look-alike stretch of each pair of places, as a line of text."""
+    files = {path: code_lines(path) for path in paths}
+    windows: defaultdict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
+    for path, lines in files.items():
+        for start in range(len(lines) - SHORTEST + 1):
+            windows[tuple(line.shape for line in lines[start : start + SHORTEST])].append((path, start))
+    found = []
+    for places in windows.values():
+        for place, (one, at) in enumerate(places):
+            for other, there in places[place + 1 :]:
+                length = stretch(files[one], at, files[other], there, one == other)
+                if length:
+                    a, b = files[one][at].number, files[other][there].number
+                    found.append(f"{one.relative_to(ROOT)}:{a} = {other.relative_to(ROOT)}:{b}, {length} lines")
+    return sorted(found)
+
+
+def stretch(one: Sequence[Line], at: int, other: Sequence[Line], there: int, same: bool) -> int:
+    """Lines of the maximal stretch that begins at these places; 0 where it begins sooner, overlaps or is monotonous."""
+    if at and there and one[at - 1].shape == other[there - 1].shape:
+        return 0
+    length = 0
+    while at + length < len(one) and there + length < len(other):
+        if one[at + length].shape != other[there + length].shape or (same and at + length >= there):
+            break
+        length += 1
+    shapes = {line.shape for line in one[at : at + length]}
+    return length if length >= SHORTEST and len(shapes) >= LEAST_SHAPES else 0
+
+
+def code_lines(path: Path) -> list[Line]:
+    """The code lines of a file; a string of several lines belongs to the line where it begins."""
+    text = "\n".join(lines_of(path)) + "\n"
+    left_out = {number for node in ast.walk(parsed(path)) for number in not_code(node)}
+    shapes: defaultdict[int, list[str]] = defaultdict(list)
+    for part in tokenize.generate_tokens(io.StringIO(text).readline):
+        if part.type not in LAYOUT and part.start[0] not in left_out:
+            shapes[part.start[0]].append(placeholder(part))
+    return [Line(number, " ".join(parts)) for number, parts in sorted(shapes.items())]
+
+
+def not_code(node: ast.AST) -> range:
+    """The lines of an import, or of a string that is a statement (a docstring)."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and is_text):
+        return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    return range(0)
+
+
+def placeholder(part: tokenize.TokenInfo) -> str:
+    if part.type == token.NAME:
+        return part.string if keyword.iskeyword(part.string) else "N"
+    return {token.NUMBER: "0", token.STRING: "S"}.get(part.type, part.string)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,71 @@
+"""Search: the queries of a call, given to the rollout's retriever in one batch. What they find is the evidence."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from pydantic import Field
+
+from coseek.agents.actions import texts_of
+from coseek.agents.tools.tool import ParsedCall, ToolContext, ToolRequest, ToolSettings, TurnSearches
+from coseek.agents.unwritable import checked_search
+from coseek.core.errors import RetrieverError
+from coseek.core.files import JsonObject
+from coseek.data.trajectory import Search
+from coseek.retrieval.query import Query
+
+
+class SearchSettings(ToolSettings):
+    """Settings of `search`."""
+
+    query: str = "query"
+    """The argument that holds the query, or a list of queries."""
+    max_queries: int | None = Field(default=None, ge=1)
+    """Queries per call. Further ones are left out, and the trajectory is not of the valid form."""
+
+
+SETTINGS = SearchSettings
+
+
+def parse(arguments: JsonObject, settings: SearchSettings) -> ParsedCall:
+    """The queries of a call in the order written; none is empty."""
+    queries, most = texts_of(arguments.get(settings.query)), settings.max_queries
+    if not queries:
+        return ParsedCall(problem=f"a search needs {settings.query!r}, a text or a list of texts")
+    too_many = most is not None and len(queries) > most
+    problem = f"{len(queries)} queries in one call, and at most {most} are allowed" if too_many else ""
+    return ParsedCall(arguments_for(queries[:most]), problem)
+
+
+def arguments_for(queries: Sequence[str]) -> JsonObject:
+    """The arguments of a search as `run` takes them."""
+    return {"queries": [*queries]}
+
+
+def run(requests: Sequence[ToolRequest], settings: SearchSettings, context: ToolContext) -> list[TurnSearches]:
+    """Search the queries of all requests in one batch."""
+    asked = [
+        tuple(replace(request.query, text=text) for text in cast(list[str], request.arguments["queries"]))
+        for request in requests
+    ]
+    found = iter(_search([query for queries in asked for query in queries], context))
+    return [
+        TurnSearches(queries, tuple(replace(next(found), turn=request.turn) for _ in queries))
+        for request, queries in zip(requests, asked, strict=True)
+    ]
+
+
+def render(result: TurnSearches, settings: SearchSettings, context: ToolContext) -> tuple[int, ...]:
+    """The documents found, each once, and a failure notice for each query that failed."""
+    return context.template.block_ids(context.tokenizer, result.searches, context.limits.max_observation_tokens)
+
+
+def _search(queries: Sequence[Query], context: ToolContext) -> list[Search]:
+    """Search in one batch; when that fails, one by one, so a bad query costs no other its result."""
+    try:
+        hits = context.retriever.search(queries, context.limits.passages_per_search)
+        return [checked_search(query.text, each) for query, each in zip(queries, hits, strict=True)]
+    except RetrieverError as error:
+        if len(queries) == 1:
+            return [Search(queries[0].text, fault=str(error))]
+        return [search for query in queries for search in _search([query], context)]

@@ -1,0 +1,262 @@
+"""Tool: what an agent can call during an episode. One file per tool, in this package or at a user's own `.py` path.
+
+The module of a tool offers:
+
+    SETTINGS                            a settings class over `ToolSettings`
+    parse(arguments, settings)          the call's JSON arguments -> `ParsedCall`
+    run(requests, settings, context)    N requests -> N results: JSON values, or `ToolFault` where one failed
+    render(result, settings, context)   one result -> text for the agent
+
+`render` returns text, which is escaped, tokenised as data and cut to `max_observation_tokens`. The built-in tools
+return token ids, because the prompt template cuts their documents one by one. An exception in a user's file is a
+fault of that call: it is recorded, ends the episode with `tool_error`, and is never scored.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+
+from pydantic import Field
+
+from coseek.agents.limits import Limits
+from coseek.core.errors import SettingError, UnknownName
+from coseek.core.files import Json, JsonObject
+from coseek.core.plugins import PluginSpec, is_plugin_path
+from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.settings import Settings, make_settings
+from coseek.core.strict_json import InvalidJson, parse_strict, replace_surrogates
+from coseek.data.passage import Hit
+from coseek.data.trajectory import Search
+from coseek.models.model import Tokenizer
+from coseek.retrieval.query import Query
+from coseek.retrieval.retriever import Retriever
+
+if TYPE_CHECKING:  # it imports the grammar, which imports this module
+    from coseek.agents.prompt_template import PromptTemplate
+
+PACKAGE = "coseek.agents.tools"
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ToolSettings(Settings):
+    """Base of the settings of every tool."""
+
+    overlaps: ClassVar[bool] = True
+    """Whether `rollout(overlap=True)` runs it in a thread while the model writes."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Calls of this tool per episode. A further call is not carried out: it counts as a turn without an action."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """What a tool read from the arguments of a call."""
+
+    arguments: JsonObject | None = None
+    """The arguments as `run` takes them; `None` when the call cannot be carried out."""
+    problem: str = ""
+    """What is wrong with the call. The agent is told, and the trajectory is not of the valid form."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFault:
+    """The tool failed, so there is no result."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """One call, with what its episode knows."""
+
+    arguments: JsonObject
+    """As `parse` returned them."""
+    turn: int
+    """Number of the agent's turn that made the call, from 1; 0 for the search that opens an episode."""
+    query: Query
+    """Question, reasoning and earlier searches as a retriever is told of them; its text is empty."""
+    searches: tuple[Search, ...] = ()
+    """The episode's searches so far."""
+    fault: str = ""
+    """Why `parse` failed; such a request is not run."""
+
+
+@dataclass(frozen=True)
+class ToolContext:
+    """The parts of a rollout that a tool can use."""
+
+    retriever: Retriever
+    limits: Limits
+    template: "PromptTemplate"
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSearches:
+    """Result of `search`: the queries of one turn and what each of them found."""
+
+    queries: tuple[Query, ...]
+    searches: tuple[Search, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPage:
+    """Result of `visit`: a page (from 1) of a document; no `hit` when the episode has not found it."""
+
+    hit: Hit | None
+    ident: str
+    page: int
+
+
+Result: TypeAlias = "TurnSearches | DocumentPage | ToolFault | Json"
+
+
+class ToolModule(Protocol):
+    """What the module of a tool offers."""
+
+    SETTINGS: type[ToolSettings]
+
+    def parse(self, arguments: JsonObject, settings: ToolSettings) -> ParsedCall: ...
+
+    def run(self, requests: Sequence[ToolRequest], settings: ToolSettings, context: ToolContext) -> list[Result]: ...
+
+    def render(self, result: Result, settings: ToolSettings, context: ToolContext) -> str | tuple[int, ...]: ...
+
+
+OFFERS: PluginSpec = {"SETTINGS": ToolSettings, "parse": None, "run": None, "render": None}
+
+
+@dataclass(frozen=True, eq=False)
+class Tool:
+    """A tool as a protocol names and sets it."""
+
+    name: str
+    """The agent calls it by this name."""
+    module: ToolModule
+    settings: ToolSettings
+    own: bool = False
+    """It is a user's file: its exceptions are faults. Those of a built-in tool are bugs and are raised."""
+
+    def parse(self, arguments: JsonObject) -> "ParsedAction":
+        """Read the arguments of a call."""
+        parsed = self._guarded(self.module.parse, arguments, self.settings)
+        if self.own and not isinstance(parsed, ToolFault):
+            parsed = _checked_call(parsed)
+        if isinstance(parsed, ToolFault):
+            return ParsedAction(ToolCall(self, arguments, parsed.message))
+        call = None if parsed.arguments is None else ToolCall(self, parsed.arguments)
+        return ParsedAction(call, parsed.problem)
+
+    def run(self, requests: Sequence[ToolRequest], context: ToolContext) -> list[Result]:
+        """Run a batch; results come back in the order of the requests.
+
+        When the whole batch fails, its requests are run one by one, so a bad one costs no other its result.
+        """
+        results = iter(self._run([request for request in requests if not request.fault], context))
+        return [ToolFault(request.fault) if request.fault else next(results) for request in requests]
+
+    def render(self, result: Result, context: ToolContext) -> tuple[int, ...] | ToolFault:
+        """The token ids of an observation that shows a result."""
+        shown = self._guarded(self.module.render, result, self.settings, context)
+        if isinstance(shown, ToolFault | tuple) and not (self.own and isinstance(shown, tuple)):
+            return shown
+        if not isinstance(shown, str) or replace_surrogates(shown) != shown:
+            return ToolFault(f"render returned {type(shown).__name__} that is no Unicode text")
+        return context.template.result_ids(context.tokenizer, shown, context.limits.max_observation_tokens)
+
+    def _run(self, requests: Sequence[ToolRequest], context: ToolContext) -> list[Result]:
+        if not requests:
+            return []
+        found = self._guarded(self.module.run, requests, self.settings, context)
+        if isinstance(found, list) and len(found) == len(requests):
+            return list(map(_checked_result, found)) if self.own else found
+        if len(requests) > 1:
+            return [result for request in requests for result in self._run([request], context)]
+        return [
+            found if isinstance(found, ToolFault) else ToolFault(f"run returned no list of {len(requests)} results")
+        ]
+
+    def _guarded(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | ToolFault:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if not self.own:
+                raise
+            return ToolFault(_one_line(f"{type(error).__name__}: {error}"))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an agent made of a tool."""
+
+    tool: Tool
+    arguments: JsonObject
+    fault: str = ""
+    """Why the tool could not read the arguments: an exception in its `parse`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAction:
+    """What the text of a tag asks for, and what is wrong with how it is written."""
+
+    call: ToolCall | None = None
+    problem: str = ""
+
+
+def open_tool(
+    name: str, tree: JsonObject, source: str = "", folder: Path = Path(), *, run_files: bool = False
+) -> Tool | None:
+    """Open the tool that a protocol calls `name` and describes as `{tool: NAME OR FILE, …settings}`.
+
+    A `.py` path is seen from `folder`. Such a file is run only with `run_files`; without, `None` is returned. Raises
+    `UnknownName` for a tool that does not exist and `SettingError` for wrong settings.
+    """
+    part, where = tree.get("tool"), f"{source}: tools.{name}" if source else f"tools.{name}"
+    if not isinstance(part, str):
+        raise SettingError(f"{where} needs `tool: NAME`, such as `tool: search`, or the path of a .py file")
+    own = is_plugin_path(part)
+    if own and not run_files:
+        return None
+    known = [each for each in plugin_names(PACKAGE) if each != "tool"]
+    if not own and part not in known:
+        raise UnknownName("tool", part, known)
+    found = find_plugin("tool", PACKAGE, tool_path(part, folder) if own else part, OFFERS)
+    module = cast(ToolModule, found)
+    settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, where)
+    return Tool(name, module, settings, own)
+
+
+def tool_path(part: str, folder: Path) -> str:
+    """The path of a tool's own `.py` file, which a protocol in `folder` names."""
+    return str(folder / Path(part).expanduser())
+
+
+def _checked_call(parsed: object) -> ParsedCall | ToolFault:
+    """What a user's `parse` returned; a fault where no file can hold it."""
+    if not isinstance(parsed, ParsedCall):
+        return ToolFault(f"parse returned {type(parsed).__name__}, and a ParsedCall is needed")
+    if parsed.arguments is None:
+        return ParsedCall(problem=_one_line(parsed.problem))
+    arguments = _plain(parsed.arguments)
+    if not isinstance(arguments, dict):
+        return ToolFault("parse returned arguments that are no JSON object")
+    return ParsedCall(arguments, _one_line(parsed.problem))
+
+
+def _checked_result(result: Result) -> Result:
+    """What a user's `run` returned; a fault where no file can hold it."""
+    return ToolFault(_one_line(result.message)) if isinstance(result, ToolFault) else _plain(result)
+
+
+def _plain(value: object) -> "Json | ToolFault":
+    """The value as a file gives it back."""
+    try:
+        return parse_strict(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except (InvalidJson, ValueError, TypeError, RecursionError) as error:
+        return ToolFault(_one_line(f"a value that is no JSON: {error}"))
+
+
+def _one_line(text: object) -> str:
+    return " ".join(replace_surrogates(str(text)[:1000]).split())[:300]

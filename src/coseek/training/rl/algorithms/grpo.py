@@ -1,0 +1,28 @@
+"""GRPO: each run compared with the mean and spread of its question's runs (Shao et al. 2024, eq. 4)."""
+
+from typing import TYPE_CHECKING
+
+from coseek.training.rl.algorithm import GroupSettings, StepRewards
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GrpoSettings(GroupSettings):
+    """Settings of GRPO."""
+
+    scale_by_std: bool = True
+    """Divide by the group's standard deviation (false: Dr. GRPO, Liu et al. 2025)."""
+
+
+SETTINGS = GrpoSettings
+
+
+def advantages(step: StepRewards, settings: GrpoSettings) -> "Tensor":
+    """Shape BT: (r - mean) / std inside a group, at every policy token."""
+    from coseek.training.rl.losses import group_advantages
+
+    advantages_B = step.compare_groups(lambda rewards_G: group_advantages(rewards_G, scale=settings.scale_by_std))
+    if settings.scale_by_std:
+        advantages_B[step.flat_B] = 0.0  # the spread that is left is the KL's noise, and would be scaled up to 1
+    return step.every_token(advantages_B)

@@ -1,0 +1,30 @@
+"""REINFORCE++: the reward to come of each token, whitened over the step (Hu 2025, eq. 3). Needs no groups."""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from coseek.training.rl.algorithm import AlgorithmSettings, StepRewards
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ReinforcePpSettings(AlgorithmSettings):
+    """Settings of REINFORCE++."""
+
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Discount from one policy token to the next."""
+    whiten: bool = True
+    """Centre and scale the advantages of a step over its policy tokens."""
+
+
+SETTINGS = ReinforcePpSettings
+
+
+def advantages(step: StepRewards, settings: ReinforcePpSettings) -> "Tensor":
+    """Shape BT: Σ γ^k r of the k-th policy token from here on, whitened."""
+    from coseek.training.rl.losses import rewards_to_come, whiten
+
+    advantages_BT = rewards_to_come(step.token_rewards(), step.mask_BT, settings.gamma)
+    return whiten(advantages_BT, step.mask_BT) if settings.whiten else advantages_BT

@@ -1,0 +1,17 @@
+"""RLOO: each run compared with the mean of its question's other runs (Ahmadian et al. 2024, eq. 8)."""
+
+from typing import TYPE_CHECKING
+
+from coseek.training.rl.algorithm import GroupSettings, StepRewards
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SETTINGS = GroupSettings
+
+
+def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
+    """Shape BT: r - mean of the others' r, at every policy token."""
+    from coseek.training.rl.losses import leave_one_out
+
+    return step.every_token(step.compare_groups(leave_one_out))

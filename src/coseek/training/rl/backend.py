@@ -1,0 +1,84 @@
+"""Training backend: whoever holds the weights and steps them. The loop of reinforcement learning knows nothing else.
+
+A backend is one file: `rl/backends/NAME.py`, or a file of the user's whose path the recipe names
+(`rl.backend: recorder.py`). It offers `make(network, settings, workers) -> TrainingBackend`.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from coseek.core.errors import SettingError
+from coseek.core.plugins import PluginSpec
+from coseek.core.registry import find_plugin
+from coseek.training.rl.settings import RlSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from coseek.models.model import Model, Tokenizer
+    from coseek.models.sampler import SamplerSettings
+    from coseek.training.trainer.learner import Frozen, Trainable
+    from coseek.training.trainer.workers import Workers
+
+PACKAGE = "coseek.training.rl.backends"
+CONTRACT: PluginSpec = {"make": None}
+
+
+class TrainingBackend(Protocol):
+    """The models of a run: what is asked of each is in `Trainable` and `Frozen`."""
+
+    @property
+    def policy(self) -> "Trainable":
+        """The model that is trained. Its numbers are log-probabilities at the sampling temperature."""
+        ...
+
+    @property
+    def critic(self) -> "Trainable | None":
+        """The value model, where the algorithm trains one. Its numbers are values."""
+        ...
+
+    @property
+    def reference(self) -> "Frozen | None":
+        """The policy as it was at the start, where a KL to it is charged."""
+        ...
+
+    @property
+    def workers(self) -> "Workers":
+        """The processes that train together."""
+        ...
+
+    def sampler(
+        self, tokenizer: "Tokenizer", stops: Sequence[str], settings: "SamplerSettings", *, on_policy: bool = True
+    ) -> "Model":
+        """A model that writes with the policy's weights as they are when a row is opened.
+
+        With `on_policy` its log-probabilities must be those that are trained on; `SettingError` where they are not.
+        """
+        ...
+
+    def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
+        """Write the policy as a Hugging Face folder, whole or not at all; `extra` adds files to it."""
+        ...
+
+
+def check_backend(name: str) -> None:
+    """Raise `UnknownName` with the nearest name, or `SettingError` for a file that is no backend."""
+    _maker(name)
+
+
+def open_backend(settings: RlSettings, network: "PreTrainedModel", workers: "Workers") -> TrainingBackend:
+    """The backend that `rl.backend` names, around a network; a user's file is run."""
+    return _maker(settings.backend)(network, settings, workers)
+
+
+def _maker(name: str) -> "Callable[[PreTrainedModel, RlSettings, Workers], TrainingBackend]":
+    make: Callable[[PreTrainedModel, RlSettings, Workers], TrainingBackend] = find_plugin(
+        "training backend", PACKAGE, name, CONTRACT
+    ).make
+    try:
+        inspect.signature(make).bind("network", "settings", "workers")
+    except TypeError:
+        raise SettingError(f"`make` of {name} must take (network, settings, workers), in this order") from None
+    return make

@@ -1,0 +1,1 @@
+"""Training backends by name, one file each. See `rl/backend.py`."""

@@ -1,0 +1,60 @@
+"""Local: the models of a run in this process, or in the processes that `torchrun` started."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.settings import RlSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from coseek.models.model import Tokenizer
+    from coseek.models.sampler import Sampler, SamplerSettings
+    from coseek.training.trainer.critic import Critic
+    from coseek.training.trainer.policy import Policy
+    from coseek.training.trainer.workers import Workers
+
+
+class LocalBackend:
+    """Implements `TrainingBackend` around a policy; reference and critic are made where the settings want them."""
+
+    def __init__(
+        self,
+        policy: "Policy",
+        settings: RlSettings,
+        *,
+        reference: "Policy | None" = None,
+        critic: "Critic | None" = None,
+    ) -> None:
+        from coseek.training.trainer.critic import Critic
+
+        self.policy = policy
+        self.workers = policy.workers
+        self.reference = reference
+        if reference is None and settings.kl > 0.0:
+            self.reference = policy.frozen_copy()
+        self.critic = critic
+        if critic is None and open_algorithm(settings).needs_critic:
+            self.critic = Critic(policy.model, settings.critic, settings.updates, policy.workers)
+
+    def sampler(
+        self, tokenizer: "Tokenizer", stops: Sequence[str], settings: "SamplerSettings", *, on_policy: bool = True
+    ) -> "Sampler":
+        from coseek.models.sampler import Sampler
+
+        if on_policy:
+            return self.policy.sampler(tokenizer, stops, settings)
+        return Sampler(self.policy.model, tokenizer, stops, settings)
+
+    def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
+        self.policy.save(folder, extra)
+
+
+def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> LocalBackend:
+    """The policy around `network`, which is trained in place; reference and critic where the settings want them."""
+    from coseek.training.trainer.policy import Policy
+
+    policy = Policy(network, settings.policy, settings.updates, settings.temperature, workers)
+    return LocalBackend(policy, settings)

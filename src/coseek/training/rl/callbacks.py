@@ -1,0 +1,128 @@
+"""Callbacks: what happens around a step. The loop calls each of a list, in order, with what happened in the step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from coseek.core.progress import Evaluate, Progress
+from coseek.training.rl.episodes import EpisodeBatch
+from coseek.training.rl.monitor import Monitor
+from coseek.training.trainer.checkpoint import HEALTHY
+from coseek.training.trainer.metrics import as_written
+from coseek.training.trainer.run_state import RunState
+from coseek.training.trainer.timer import Timer
+from coseek.training.trainer.workers import Workers
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What happened in a step."""
+
+    step: int
+    """Number of the step, from 1."""
+    steps: int
+    """Steps of the whole run."""
+    row: dict[str, float] = field(default_factory=dict)
+    """The step's metrics. A callback may add to them; those after it see what it added."""
+    episodes: EpisodeBatch = field(default_factory=lambda: EpisodeBatch((), {}, {}))
+    """All scored episodes, and the faults."""
+    timer: Timer = field(default_factory=Timer)
+
+    def is_due(self, every: int) -> bool:
+        """Whether something happens that happens every so many steps (0: never) and after the last."""
+        return self.step == self.steps or (every > 0 and self.step % every == 0)
+
+
+class Callback:
+    """Base of callbacks: every method may be left out."""
+
+    def begin(self) -> None:
+        """Called once, before the first step, also when a run is resumed."""
+
+    def before_step(self, report: StepReport) -> None:
+        """Called with the step's number; its metrics are empty yet."""
+
+    def after_step(self, report: StepReport) -> None:
+        """Called after the step's updates."""
+
+
+class Evaluation(Callback):
+    """Adds the numbers of an evaluation, as `eval/NAME`."""
+
+    def __init__(self, evaluate: Evaluate, every: int, workers: Workers) -> None:
+        self._evaluate, self._every, self._workers = evaluate, every, workers
+
+    def after_step(self, report: StepReport) -> None:
+        if report.is_due(self._every):
+            with report.timer("evaluate_s"):
+                found: Mapping[str, float] = self._workers.agree(partial(self._evaluate, report.step))
+            report.row |= {f"eval/{name}": value for name, value in found.items()}
+
+
+class AlarmWatch(Callback):
+    """Adds the alarms that the step's metrics raise."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+
+    def after_step(self, report: StepReport) -> None:
+        report.row |= self._monitor.look(as_written(report.row))
+
+
+class MetricsWriter(Callback):
+    """Writes a line of `metrics.jsonl`."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+
+    def after_step(self, report: StepReport) -> None:
+        parts = {f"runs_{name}": value for name, value in report.episodes.timings.items()}
+        self._state.record(report.row | report.timer.seconds | parts)
+
+
+class CheckpointWriter(Callback):
+    """Saves a checkpoint every so many steps, and keeps the last one that no alarm followed."""
+
+    def __init__(self, state: RunState, monitor: Monitor, every: int, patience: int) -> None:
+        self._state, self._monitor, self._every, self._patience = state, monitor, every, patience
+
+    def begin(self) -> None:
+        if self._state.step:  # what a kill left undone after the last checkpoint
+            self._keep()
+
+    def after_step(self, report: StepReport) -> None:
+        if report.is_due(self._every):
+            self._state.save()
+            self._keep()
+
+    def _keep(self) -> None:
+        self._state.keep(bool(self._monitor.alarms), self._patience)
+
+
+class ProgressLine(Callback):
+    """Tells whoever waits how far the run is."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def after_step(self, report: StepReport) -> None:
+        self._progress.advance(report.step, f"reward {report.row.get('reward', 0.0):.2f}")
+
+
+class AlarmStop(Callback):
+    """Ends a run at an alarm (`rl.monitor.stop`). Alarms persist across resume."""
+
+    def __init__(self, monitor: Monitor, state: RunState, checkpoints: Path) -> None:
+        self._monitor, self._state, self._checkpoints = monitor, state, checkpoints
+
+    def begin(self) -> None:
+        """Raises `MonitorStop` while an alarm is on."""
+        if self._monitor.alarms:
+            raise self._monitor.stopped(self._checkpoints / HEALTHY)
+
+    def after_step(self, report: StepReport) -> None:
+        """Saves a checkpoint of the last step, and raises `MonitorStop`, while an alarm is on."""
+        if self._monitor.alarms:
+            self._state.save()
+            self.begin()

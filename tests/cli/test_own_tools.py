@@ -1,0 +1,132 @@
+"""A tool in a user's file on the command line: run where a protocol that the user named has it, and nowhere else."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from coseek.agents.protocol import FOLDER
+from coseek.data.identities import changed_parts
+from coseek.data.run import Run
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.part_identities import agent_identities
+
+CALCULATOR = Path(__file__).parents[2] / "examples" / "tools" / "calculator.py"
+AGENT = """
+from coseek.agents.scripted_agent import Move
+PROMPT_TEMPLATE = "default"
+
+class Calculates:
+    def write(self, so_far, rng):
+        if so_far.calls:
+            return Move("done", answer=str(so_far.calls[-1].result))
+        if so_far.searches:
+            return Move("now compute", call=("calculator", {"expression": f"{len(so_far.searches[0].hits)} * 7"}))
+        return Move("look it up", queries=(so_far.question.question,))
+
+def make():
+    return Calculates()
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder with a calculator, `react` with that calculator, and a scripted agent that searches and calls it."""
+    shutil.copy(CALCULATOR, tmp_path / "calculator.py")
+    react = (FOLDER / "react.yaml").read_text(encoding="utf-8")
+    more = "tools:\n  calculator: {tool: calculator.py, max_calls: 3}\n"
+    (tmp_path / "react.yaml").write_text(react.replace("tools:\n", more), encoding="utf-8")
+    (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def words(home: Path, world: Path, index: Path) -> tuple[object, ...]:
+    """The command that runs it."""
+    named = ("--agent", home / "agent.py", "--protocol", home / "react.yaml", "--retriever", index)
+    return ("run", world, "--split", "dev", "--count", 4, *named, "--out", home / "run")
+
+
+def marked(home: Path) -> Path:
+    """Make the tool's file leave a mark whenever it is run."""
+    source = (home / "calculator.py").read_text(encoding="utf-8")
+    (home / "calculator.py").write_text(f"{source}open({str(home / 'was-run')!r}, 'a').close()\n", encoding="utf-8")
+    return home / "was-run"
+
+
+def test_a_calculator_of_ones_own_answers_a_run(home: Path, words: tuple[object, ...], coseek: Type) -> None:
+    outcome = coseek(*words)
+    assert outcome.code == 0, outcome.err
+    runs = list(Run(home / "run").trajectories())
+    assert [(run.answer, run.valid, run.stop) for run in runs] == [("35", True, "answered")] * 4
+    assert [[segment.tag for segment in run.segments] for run in runs] == [
+        ["prompt", "tool_call", "tool_response", "tool_call", "tool", "answer"]
+    ] * 4
+    assert [call.to_json() for call in runs[0].calls] == [
+        {"turn": 2, "tool": "calculator", "arguments": {"expression": "5 * 7"}, "result": "35"}
+    ]
+
+
+def test_a_misspelt_tool_is_refused_with_the_nearest_name(home: Path, words: tuple[object, ...], coseek: Type) -> None:
+    path = home / "react.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace("tool: visit", "tool: vist"), encoding="utf-8")
+    outcome = coseek(*words)
+    assert outcome.code == 2 and not (home / "run").exists()
+    assert outcome.sentence == "no tool named 'vist'; did you mean 'visit'? Known: search, visit"
+
+
+def test_a_run_is_audited_and_scored_after_its_tool_is_deleted_and_never_runs_it(
+    home: Path, words: tuple[object, ...], coseek: Type
+) -> None:
+    mark = marked(home)
+    assert coseek(*words).code == 0 and mark.exists()
+    mark.unlink()
+    assert coseek("audit", home / "run").code == coseek("score", home / "run").code == 0
+    assert not mark.exists()
+    (home / "calculator.py").unlink()
+    audit = coseek("audit", home / "run")
+    assert audit.code == 0 and "4 trajectories checked" in audit.out and "not compared" not in audit.err
+    assert coseek("score", home / "run").code == 0
+    (home / "react.yaml").unlink()
+    assert coseek("audit", home / "run").code == coseek("score", home / "run").code == 0
+
+
+def test_labelling_reads_a_run_with_a_tool_and_does_not_run_the_file(
+    home: Path, words: tuple[object, ...], coseek: Type
+) -> None:
+    mark = marked(home)
+    assert coseek(*words).code == 0
+    path = home / "run" / "run.yaml"  # as if an agent of ours had run it: only the protocol names a file now
+    path.write_text(path.read_text(encoding="utf-8").replace(str(home / "agent.py"), "rules"), encoding="utf-8")
+    mark.unlink()
+    label = ("label", home / "run", "--method", "gold", "--out", home / "labels")
+    refusal = coseek(*label).sentence
+    assert f"made with {home / 'calculator.py'}, which is run only if you name it: --agent FILE.yaml" in refusal
+    assert coseek(*label, "--agent", "rules").code == 0
+    assert not mark.exists()
+
+
+def test_a_run_with_a_changed_tool_does_not_go_on(home: Path, words: tuple[object, ...], coseek: Type) -> None:
+    assert coseek(*words).code == 0
+    path = Run(home / "run").trajectories_path
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[:2]))
+    source = (home / "calculator.py").read_text(encoding="utf-8")
+    (home / "calculator.py").write_text(source.replace(".12g", ".3g"), encoding="utf-8")
+    refused = coseek(*words, "--resume")
+    assert refused.code == 2 and "what differs: protocol" in refused.sentence
+    (home / "calculator.py").write_text(source, encoding="utf-8")
+    assert coseek(*words, "--resume").code == 0
+    ids = [[part["ids"] for part in json.loads(line)["segments"]] for line in path.read_bytes().splitlines()]
+    assert ids == [[part["ids"] for part in json.loads(line)["segments"]] for line in whole]
+
+
+def test_a_training_remembers_the_tools_of_its_protocols(home: Path) -> None:
+    recipe = load_recipe("quickstart", [f"protocol={home / 'react.yaml'}"])
+    before = agent_identities(recipe, None)
+    assert str(home / "calculator.py") in before
+    marked(home)
+    assert changed_parts(dict(before), agent_identities(recipe, None)) == [str(home / "calculator.py")]
+    assert not (home / "was-run").exists()

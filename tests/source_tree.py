@@ -1,0 +1,72 @@
+"""Source tree: the project's Python files and what they import, read from the files. For test_house and bench/house."""
+
+import ast
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "coseek"
+
+
+def sources(*folders: str) -> list[Path]:
+    """Every Python file below these folders of the project, sorted."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The dotted names a file imports, wherever in the file it does so; a name imported from a module follows it."""
+    modules: set[str] = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}, line {node.lineno}: write the whole name of what is imported"
+            modules.update(f"{node.module or ''}.{alias.name}" for alias in node.names)
+    return modules
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms of coseek a file imports."""
+    return {module.split(".")[1] for module in imported_modules(path) if module.startswith("coseek.")}
+
+
+def room_imports(folder: str) -> dict[str, set[str]]:
+    """Room → other rooms it imports, one level below `folder` (such as `training`; empty for the package itself).
+
+    A subfolder is one room; a file directly in the folder is a room of its own.
+    """
+    base = PACKAGE / folder if folder else PACKAGE
+    prefix = ("coseek", *folder.split("/")) if folder else ("coseek",)
+    rooms = {path.relative_to(base).parts[0].removesuffix(".py") for path in base.rglob("*.py")}
+    found: dict[str, set[str]] = {room: set() for room in rooms - {"__init__", "__main__"}}
+    for path in base.rglob("*.py"):
+        room = path.relative_to(base).parts[0].removesuffix(".py")
+        for module in imported_modules(path) if room in found else ():
+            parts = tuple(module.split("."))
+            if parts[: len(prefix)] == prefix and len(parts) > len(prefix):
+                other = parts[len(prefix)]
+                if other in found and other != room:
+                    found[room].add(other)
+    return found
+
+
+def circles(imports: Mapping[str, Set[str]]) -> list[list[str]]:
+    """Groups of rooms that import each other, directly or by way of others."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for other in imports[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        return seen
+
+    below = {room: reached(room) for room in imports}
+    on_circle = [room for room in imports if room in below[room]]
+    groups = {frozenset(other for other in below[room] if room in below[other]) for room in on_circle}
+    return sorted(sorted(group) for group in groups)

@@ -1,0 +1,136 @@
+"""The documentation: sizes, links, commands, recipes and settings that it names are those of the code."""
+
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from bench.picture import picture
+from tests.source_tree import PACKAGE, ROOT
+from tests.test_house import FLOORS
+
+from coseek.cli.main import COMMANDS
+from coseek.core.registry import find_plugin, plugin_names
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.pipelines.agent_recipe import load_recipe, recipe_names
+from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
+from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKING = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "bench" / "results").glob("*.md"))]
+MOST_WORDS = {"docs": 28_000, "README.md": 900}
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+OTHERS_NAMES = ("RECIPE", "NAME")
+"""Placeholders for a recipe of the reader's choice."""
+
+
+def test_the_documentation_stays_short_enough_to_be_read() -> None:
+    for name, most in MOST_WORDS.items():
+        pages = [ROOT / name] if name.endswith(".md") else sorted((ROOT / name).rglob("*.md"))
+        words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+        assert words <= most, f"{name}: {words} words; move tables to bench/results"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        target = page.parent / link if link else page
+        assert target.exists(), f"{link} is not there"
+        assert not anchor or anchor in anchors(target), f"{link} has no heading #{anchor}"
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", index.read_text("utf-8"))}
+    missing = {page.resolve() for page in (ROOT / "docs").rglob("*.md")} - linked - {index.resolve()}
+    assert not missing, sorted(map(str, missing))
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """(page, arguments behind `coseek`) of every command line in a shell block."""
+    for page in PAGES:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                place = words.index("coseek") if "coseek" in words else None
+                if place is not None and (place == 0 or words[place - 1] == "-m"):
+                    yield str(page.relative_to(ROOT)), words[place + 1 :]
+
+
+COMMAND_LINES = pytest.mark.parametrize(
+    ("page", "arguments"),
+    [pytest.param(page, words, id=" ".join(words[:4])) for page, words in command_lines()],
+)
+
+
+@COMMAND_LINES
+def test_every_command_line_parses_as_the_program_would(page: str, arguments: list[str]) -> None:
+    assert arguments[0] in plugin_names(COMMANDS), page
+    program = typer.main.get_command(find_plugin("command", COMMANDS, arguments[0]).app)
+    context = program.make_context("coseek", arguments[1:])
+    if isinstance(program, typer.core.TyperGroup):
+        name, command, rest = program.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None
+        command.make_context(name, rest, parent=context)
+
+
+@COMMAND_LINES
+def test_every_recipe_and_setting_on_a_command_line_exists(page: str, arguments: list[str]) -> None:
+    if arguments[0] != "train" or arguments[2] in OTHERS_NAMES:
+        return
+    settings = [word for word in arguments[3:] if re.match(r"[a-z_.]+=", word)]
+    if arguments[1] == "agent":
+        # A part of the reader's own is a file that is not here.
+        load_recipe(arguments[2], [word for word in settings if ".py" not in word])
+    elif arguments[1] == "retriever":
+        labels = ["labels"] if {"--labels", "--settings"} & {*arguments} else []
+        load_retriever_recipe(arguments[2], settings, labels)
+    elif arguments[1] == "together":
+        load_together_recipe(arguments[2], settings)
+
+
+def test_every_recipe_has_a_line_in_the_documentation() -> None:
+    written = {name for page in PAGES for name in re.findall(r"`[^`\n]+`", page.read_text(encoding="utf-8"))}
+    names = {*recipe_names(), *retriever_recipe_names(), *together_recipe_names()}
+    assert [name for name in sorted(names) if not {f"`{name}`", f"`{name.removesuffix('-laptop')}`"} & written] == []
+
+
+def test_the_page_of_the_house_has_the_floors_of_the_test() -> None:
+    page = (ROOT / "docs" / "explanation" / "house.md").read_text(encoding="utf-8")
+    told = {room: int(floor) for floor, room in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, flags=re.MULTILINE)}
+    there = {room: floor for room, floor in FLOORS.items() if list(PACKAGE.glob(f"{room}*"))}
+    assert {room: told.get(room) for room in there} == there
+
+
+def test_the_line_counts_of_own_mechanisms_are_about_right() -> None:
+    page = (ROOT / "docs" / "explanation" / "own-mechanisms.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]*?((?:`[\w/]+\.py` ?)+)\| (\d+) \|", page, flags=re.MULTILINE)
+    assert len(rows) > 15
+    for files, told in rows:
+        paths = [PACKAGE / name for name in re.findall(r"`([\w/]+\.py)`", files)]
+        lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+        assert abs(lines - int(told)) <= lines / 4, f"{files}: {lines} lines, and the page says {told}"
+
+
+def test_a_hostile_passage_stays_text_in_the_picture() -> None:
+    question = Question("q1", "Who <b>?", ("</text><script>",), ("p1",), hops=2)
+    hits = (Hit(Passage("p1", "T & \x00", '"><svg onload="x">' * 9), 1.0),)
+    segment = Segment(Author.AGENT, "search", "<search>a ]]> & \ufffe b</search>", (1,), (-0.1,))
+    one = Trajectory(
+        question, "search-r1", (segment,), (Search("a", hits, turn=1),), StopReason.ANSWERED, "</text><script>"
+    )
+    root = ET.fromstring(picture(one, [{"step": 1, "exact_match": 0.5}]))
+    assert {part.tag.partition("}")[2] for part in root.iter()} <= {"svg", "rect", "text", "line", "circle", "path"}

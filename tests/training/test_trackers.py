@@ -1,0 +1,412 @@
+"""Trackers: what reaches them, what never reaches training."""
+
+import importlib.util
+import json
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.retrieval.tiny_encoder import make_encoder
+from tests.training.echo import settings_of, train
+from tests.training.retriever_run import train as train_retriever
+from tests.training.retriever_run import weights_of
+from tests.training.test_agent import TINY
+from tests.training.tiny_labels import write_labels
+
+from coseek.cli.main import main
+from coseek.core.errors import MissingExtra, SettingError, UnknownName
+from coseek.core.registry import plugin_names
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.resumption import bound
+from coseek.training.tracker import PACKAGE, find_tracker
+from coseek.training.trainer.metrics import MetricsLog
+from coseek.training.trainer.metrics_sender import tracked
+
+OWN = '''
+"""Appends every row to a file of the store; fails where a file `down` lies beside it."""
+import json, os, random
+import numpy, torch
+
+class Lines:
+    def __init__(self, run):
+        run.store.mkdir(parents=True, exist_ok=True)
+        self.path, self.down = run.store / "rows.jsonl", run.store / "down"
+        self.part = str(run.part)
+        self.put({"open": run.name, "last": run.last_step, "id": run.id, "threads": "threads" in run.config})
+
+    def put(self, row):
+        random.seed(0), numpy.random.seed(0), torch.manual_seed(0), torch.rand(3)
+        if self.down.exists() and int(self.down.read_text()) <= row.get("step", -1):
+            raise ConnectionError("nobody answers\\nat all")
+        with self.path.open("a") as file:
+            file.write(json.dumps({**row, "part": self.part}) + "\\n")
+
+    def send(self, step, values):
+        self.put({"step": step, **values})
+
+    def close(self):
+        self.put({"closed": True})
+
+def open_run(run):
+    return Lines(run)
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """A tracker of the user's own."""
+    (tmp_path / "lines.py").write_text(OWN, encoding="utf-8")
+    return str(tmp_path / "lines.py")
+
+
+def store(folder: Path) -> Path:
+    """Where that tracker writes in a training folder."""
+    path = folder / "trackers" / "lines"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def received(folder: Path) -> list[dict[str, object]]:
+    """The rows that arrived, in the order of their arrival."""
+    return [row for row in rows(store(folder) / "rows.jsonl") if "step" in row]
+
+
+@contextmanager
+def tracking(own: str, folder: Path, said: list[str] | None = None) -> Iterator[None]:
+    """A training in a folder whose only part is `rl`."""
+    path = folder / "rl" / "metrics.jsonl"
+    say = (said if said is not None else []).append
+    with tracked([own], folder, {"threads": 1}, lambda: [path] if path.exists() else [], say):
+        yield
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """A session that Ctrl-C ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("nothing interrupted the session")
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def write(log: MetricsLog, *steps: int) -> None:
+    for step in steps:
+        log.write({"step": step, "loss": 1.0 / step})
+
+
+def test_a_tracker_gets_the_rows_as_they_are_written_and_none_of_their_nans(own: str, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "rl" / "metrics.jsonl"
+    with tracking(own, tmp_path / "out"):
+        log = MetricsLog(path)
+        log.write({"step": 1, "loss": 1 / 3, "ratio": float("nan")})
+        log.write({"step": 1, "held/mrr": 0.5})  # a second row of a step, as retrievers have them
+        assert received(tmp_path / "out") == [{**row, "part": "rl"} for row in rows(path)]
+    first, *_, last = rows(store(tmp_path / "out") / "rows.jsonl")
+    assert first["open"] == "out/rl" and first["threads"] and last["closed"]
+    assert received(tmp_path / "out")[0]["loss"] == 0.333333
+
+
+def test_a_run_that_is_set_back_to_a_checkpoint_sends_no_row_twice(own: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    path = out / "rl" / "metrics.jsonl"
+    with tracking(own, out):
+        log = MetricsLog(path)
+        write(log, 1, 2)
+        checkpoint = log.position
+        log.write({"step": 3, "loss": 0.3})
+        log.write({"step": 3, "held/mrr": 0.5})
+    with tracking(own, out):
+        log = MetricsLog(path, checkpoint)
+        log.write({"step": 3, "loss": 0.3})
+        assert [row["step"] for row in received(out)] == [1, 2, 3, 3]
+        log.write({"step": 3, "held/mrr": 0.5})
+        write(log, 4)
+    assert [row["step"] for row in received(out)] == [1, 2, 3, 3, 4]
+    opened = [row for row in rows(store(out) / "rows.jsonl") if "open" in row]
+    assert [row["last"] for row in opened] == [None, 3] and len({row["id"] for row in opened}) == 1
+
+
+def test_rows_that_were_written_without_a_tracker_are_sent_once_when_it_is_added(own: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    path = out / "rl" / "metrics.jsonl"
+    write(MetricsLog(path), 1, 2)
+    position = path.stat().st_size
+    with tracking(own, out):  # also where training is over and opens no log
+        pass
+    with path.open("a") as file:
+        file.write('{"step": 3, "lo')  # a row that a kill cut short
+    with tracking(own, out):
+        pass
+    with tracking(own, out):
+        write(MetricsLog(path, position), 3)
+    assert [row["step"] for row in received(out)] == [1, 2, 3]
+
+
+def test_a_fault_is_said_once_and_counted_and_its_rows_arrive_at_the_end(own: str, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", list[str]()
+    (store(out) / "down").write_text("2")
+    with tracking(own, out, said):
+        log = MetricsLog(out / "rl" / "metrics.jsonl")
+        write(log, 1, 2, 3)
+        assert [row["step"] for row in received(out)] == [1]
+        (store(out) / "down").unlink()
+    assert [row["step"] for row in received(out)] == [1, 2, 3]
+    assert len(said) == 2 and "failed (ConnectionError: nobody answers); training continues" in said[0]
+    assert said[1].endswith("lines.py: 1 fault; all rows were sent in the end")
+
+
+def test_rows_of_a_service_that_stays_away_wait_for_the_next_start(own: str, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", list[str]()
+    path = out / "rl" / "metrics.jsonl"
+    (store(out) / "down").write_text("2")
+    with tracking(own, out, said):
+        write(MetricsLog(path), 1, 2, 3)
+    assert said[-1].endswith("2 faults; 2 rows were not sent; --resume sends them")
+    (store(out) / "down").unlink()
+    with tracking(own, out, said):
+        assert len(said) == 2
+    assert [row["step"] for row in received(out)] == [1, 2, 3] and len(said) == 2
+
+
+def test_ctrl_c_waits_for_no_service_that_is_away(own: str, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", list[str]()
+    (store(out) / "down").write_text("1")
+    with interrupted(), tracking(own, out, said):
+        write(MetricsLog(out / "rl" / "metrics.jsonl"), 1)
+        (store(out) / "down").unlink()
+        interrupt()
+    assert received(out) == [] and len(said) == 1
+
+
+@pytest.mark.parametrize("source", ["import sys\ndef open_run(run): sys.exit(3)\n", "def open_run(run): return None\n"])
+def test_no_tracker_ends_a_training(source: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(source, encoding="utf-8")
+    said: list[str] = []
+    with tracking(str(tmp_path / "odd.py"), tmp_path / "out", said):
+        write(MetricsLog(tmp_path / "out" / "rl" / "metrics.jsonl"), 1, 2)
+    assert len(rows(tmp_path / "out" / "rl" / "metrics.jsonl")) == 2 and "2 rows were not sent" in said[-1]
+
+
+def test_a_note_that_cannot_be_written_is_a_fault_and_sends_nothing_twice(own: str, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", list[str]()
+    with tracking(own, out, said):
+        log = MetricsLog(out / "rl" / "metrics.jsonl")
+        (out / "trackers" / "sent.json").mkdir(parents=True)  # nothing can be put in its place
+        write(log, 1, 2)
+        (out / "trackers" / "sent.json").rmdir()
+    assert "sent.json" in said[0] and [row["step"] for row in received(out)] == [1, 2]
+    sent = json.loads((out / "trackers" / "sent.json").read_text())
+    assert sent["rl"]["sent"][own] == {"step": 2, "row": 1, "rows": 2}
+
+
+Curves = dict[str, list[tuple[int, float]]]
+"""Name → (step, value), as a service gives them back."""
+
+
+def from_tensorboard(out: Path) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(out / "trackers" / "tensorboard" / "rl"))
+    found.Reload()
+    return {name: [(one.step, one.value) for one in found.Scalars(name)] for name in found.Tags()["scalars"]}
+
+
+def from_mlflow(out: Path) -> Curves:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=(out / "trackers" / "mlflow").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("coseek").experiment_id])
+    assert run.info.run_name == "out/rl" and run.data.params == {"threads": "1"}
+    return {
+        name: [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)]
+        for name in run.data.metrics
+    }
+
+
+def from_trackio(out: Path) -> Curves:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (name,) = SQLiteStorage.get_runs("coseek")
+    found: Curves = {}
+    for row in SQLiteStorage.get_logs("coseek", name):
+        for key in row.keys() - {"step", "timestamp"}:
+            found.setdefault(key, []).append((row["step"], row[key]))
+    return found
+
+
+def from_wandb(out: Path) -> Curves:
+    """The offline files, which hold records of W&B's protocol in blocks of 32 KiB, each with a header of 7 bytes."""
+    import wandb
+    from wandb.proto import wandb_internal_pb2
+
+    wandb.teardown()  # waits for the files
+    found: Curves = {}
+    for path in sorted((out / "trackers" / "wandb").rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns):
+        data, at, part = path.read_bytes(), 7, b""
+        while at + 7 <= len(data):
+            if (left := 32768 - at % 32768) < 7:
+                at += left
+                continue
+            size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+            part = (part if kind in (3, 4) else b"") + data[at + 7 : at + 7 + size]
+            at += 7 + size
+            record = wandb_internal_pb2.Record()
+            if kind in (1, 4) and record.ParseFromString(part) and record.history.item:
+                row = {"/".join(one.nested_key) or one.key: float(one.value_json) for one in record.history.item}
+                for key in row.keys() - {"step", "_step", "_runtime", "_timestamp"}:
+                    found.setdefault(key, []).append((int(row["step"]), row[key]))
+    return found
+
+
+SERVICES = {"tensorboard": from_tensorboard, "mlflow": from_mlflow, "trackio": from_trackio, "wandb": from_wandb}
+
+
+def test_every_service_is_tried() -> None:
+    assert sorted(SERVICES) == plugin_names(PACKAGE)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_holds_every_row_once_after_kills_and_resumption(
+    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if service != "tensorboard":  # the development extra has that one
+        pytest.importorskip(service)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    out, said = tmp_path / "out", list[str]()
+    path = out / "rl" / "metrics.jsonl"
+    with interrupted(), tracking(service, out, said):
+        log = MetricsLog(path)
+        write(log, 1, 2)
+        checkpoint = log.position
+        log.write({"step": 2, "held/recall@5": 0.25})
+        interrupt()
+    with tracking(service, out, said):
+        log = MetricsLog(path, checkpoint)
+        log.write({"step": 2, "held/recall@5": 0.25})
+        write(log, 3)
+    with tracking(service, out, said):
+        write(MetricsLog(path, log.position), 4)
+    assert said == [] and capsys.readouterr().out == ""
+    curves = {name.replace("@", "-"): values for name, values in SERVICES[service](out).items()}
+    assert curves == {
+        "loss": [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3, rel=1e-5)), (4, 0.25)],
+        "held/recall-5": [(2, 0.25)],
+    }
+
+
+def timeless(found: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Rows without clock readings."""
+    return [{name: value for name, value in row.items() if not name.endswith("_s")} for row in found]
+
+
+def test_a_tracker_that_seeds_every_generator_moves_no_weight_of_an_agent(own: str, tmp_path: Path) -> None:
+    settings = settings_of("grpo", steps=3)
+    plain, rows_plain = train(tmp_path / "plain" / "rl", settings)
+    with tracking(own, tmp_path / "out"):
+        policy, rows_tracked = train(tmp_path / "out" / "rl", settings)
+    assert timeless(rows_tracked) == timeless(rows_plain)
+    left, right = plain.model.state_dict(), policy.model.state_dict()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert [row["step"] for row in received(tmp_path / "out")] == [1, 2, 3]
+    with tracking(own, tmp_path / "states"):
+        before = random_states()
+        write(MetricsLog(tmp_path / "states" / "rl" / "metrics.jsonl"), 1)
+    assert len(received(tmp_path / "states")) == 1 and random_states() == before
+
+
+def random_states() -> list[bytes]:
+    return [pickle.dumps(state) for state in (random.getstate(), np.random.get_state())] + [  # noqa: NPY002
+        torch.get_rng_state().numpy().tobytes()
+    ]
+
+
+@pytest.mark.slow
+def test_a_retriever_is_trained_alike_with_and_without_and_may_change_its_trackers(own: str, tmp_path: Path) -> None:
+    write_labels(tmp_path / "labels")
+    make_encoder(tmp_path / "encoder")
+    steps = ("training.steps=6", "training.log_every=2")
+    train_retriever(tmp_path, tmp_path / "plain", *steps)
+    train_retriever(tmp_path, tmp_path / "out", *steps, f"track=[{own}]")
+    left, right = (weights_of(tmp_path / name / "encoder") for name in ("plain", "out"))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert [row["step"] for row in received(tmp_path / "out")] == [2, 4, 6, 6]
+    assert rows(store(tmp_path / "out") / "rows.jsonl")[0]["open"] == "out"
+    train_retriever(tmp_path, tmp_path / "plain", *steps, f"track=[{own}]", resume=True)
+    assert [row["step"] for row in received(tmp_path / "plain")] == [2, 4, 6, 6]
+    Path(own).write_text(OWN + "# mended\n")
+    train_retriever(tmp_path, tmp_path / "plain", *steps, f"track=[{own}]", resume=True)
+    assert len(received(tmp_path / "plain")) == 4
+
+
+@pytest.mark.slow
+def test_an_agents_parts_are_runs_of_their_own_and_its_files_are_the_same_as_without(own: str, tmp_path: Path) -> None:
+    from coseek.pipelines.agent import AgentTraining
+
+    for name, track in (("plain", "[]"), ("out", f"[{own}]")):
+        training = AgentTraining(load_recipe("quickstart", [*TINY, f"track={track}"]), tmp_path / name)
+        training.begin(resume=False)
+        training.train()
+    out = tmp_path / "out"
+    assert {row["part"] for row in received(out)} == {"warm-start/round-1", "rl"}
+    assert [row["step"] for row in received(out) if row["part"] == "rl"] == [1, 2]
+    plain, tracked_files = (
+        {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()}
+        for name in ("plain", "out")
+    )
+    own_files = {path for path in tracked_files if path.parts[0] == "trackers"} | {Path(".lock")}
+    assert tracked_files - own_files == plain - {Path(".lock")}
+    left, right = (load_file(tmp_path / name / "policy/trained/model.safetensors") for name in ("plain", "out"))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_trackers_may_change_when_an_agent_goes_on(own: str) -> None:
+    assert bound(load_recipe("quickstart", [f"track=[{own}]"])) == bound(load_recipe("quickstart"))
+
+
+@pytest.mark.parametrize("words", [["agent", "quickstart"], ["retriever", "laptop"]])
+def test_an_unknown_tracker_is_refused_with_the_nearest_name(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words, "--out", str(tmp_path / "out"), "track=[tensorbord]"]) == 2
+    assert "no tracker named 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_no_tracker_and_a_missing_library_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("open_run = 3\n")
+    with pytest.raises(SettingError, match="must be a function"):
+        find_tracker(str(tmp_path / "odd.py"))
+    with pytest.raises(UnknownName):
+        find_tracker("nobody")
+    absent = [name for name in plugin_names(PACKAGE) if importlib.util.find_spec(name) is None]
+    for name in absent:
+        with pytest.raises(MissingExtra, match=rf"pip install 'coseek\[{name}\]'$"):
+            find_tracker(name)
+
+
+def test_a_folder_of_a_librarys_name_is_not_taken_for_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()  # as W&B leaves them behind
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if getattr(importlib.util.find_spec("wandb"), "origin", None) is None:
+        with pytest.raises(MissingExtra):
+            find_tracker("wandb")
+    else:
+        find_tracker("wandb")
