@@ -33,8 +33,9 @@ ErrorBody: TypeAlias = Callable[[int, str, str], JsonObject]
 """(status, sentence, kind) → the body of an answer that is an error."""
 
 
-def make_app(service: RetrieverService, token: str | None = None, log: Log | None = None) -> App:
+def make_app(service: RetrieverService, token: str | None = None) -> App:
     """The whole application. It starts and closes the service with its own lifespan."""
+    log = Log() if service.settings.log else None
     app = new_app(service, log, lambda status, sentence, kind: {"error": sentence}, openapi=True)
     for name in (None, *service.names):
         _add_index(app, service, name)

@@ -17,7 +17,7 @@ from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_service import ModelService
-from coseek.serve.running import Listener, run, token_of
+from coseek.serve.running import run, token_of
 from coseek.serve.settings import ModelServeSettings
 
 T = TypeVar("T")
@@ -27,18 +27,12 @@ def serve_model(folder: Path, settings: ModelServeSettings, name: str | None, re
     """Serve until a signal comes; `ready` is called with the URL once the model is open."""
     token = token_of(settings)
     service = ModelService(folder, settings, name)
-    run(service, ModelServer(service, token), ready)
+    run(service, make_model_app(service, token), ready)
 
 
-class ModelServer(Listener):
-    """The server of a model."""
-
-    def __init__(self, service: ModelService, token: str | None = None) -> None:
-        super().__init__(service, make_model_app(service, token, Log() if service.settings.log else None))
-
-
-def make_model_app(service: ModelService, token: str | None = None, log: Log | None = None) -> App:
+def make_model_app(service: ModelService, token: str | None = None) -> App:
     """The whole application. It starts and closes the service with its own lifespan."""
+    log = Log() if service.settings.log else None
     app = new_app(service, log, _error, openapi=False)
 
     async def info() -> Response:

@@ -14,7 +14,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from coseek.core.errors import SettingError
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.app import make_app
-from coseek.serve.logs import Log
 from coseek.serve.middleware import App
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings, ServeSettings
@@ -29,11 +28,12 @@ def serve(
     """Serve until a signal comes; `ready` is called with the URL once everything is open."""
     token = token_of(settings)
     service = RetrieverService(openers, settings)
-    run(service, Server(service, token), ready)
+    run(service, make_app(service, token), ready)
 
 
-def run(service: AnyService, server: "Listener", ready: Callable[[str], None]) -> None:
+def run(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
     """Listen until a signal comes."""
+    server = Server(service, app)
     listening = bound(service.settings.host, service.settings.port)
     host, port = listening.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -54,7 +54,7 @@ def run(service: AnyService, server: "Listener", ready: Callable[[str], None]) -
         os._exit(0)
 
 
-class Listener(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn, with a shutdown that loses no request."""
 
     grace_s = 0.25
@@ -90,13 +90,6 @@ class Listener(uvicorn.Server):
             server.close()
         await asyncio.sleep(self.grace_s)
         await super().shutdown(sockets)
-
-
-class Server(Listener):
-    """The server of retrievers."""
-
-    def __init__(self, service: RetrieverService, token: str | None = None) -> None:
-        super().__init__(service, make_app(service, token, Log() if service.settings.log else None))
 
 
 def _patient(headers_s: float) -> type[HttpToolsProtocol]:
