@@ -87,7 +87,7 @@ def test_without_refining_no_vectors_are_kept(tmp_path: Path, encoder: Path, cor
     files = sorted(path.name for path in (tmp_path / "index").iterdir())
     assert files == ["cells.faiss", "encoder.json", "index.json"]
     assert len(open_index(tmp_path / "index", corpus, {"nprobe": 99}).search(["ba"], 5)[0]) == 5
-    with pytest.raises(SettingError, match=r"refine=4: .* keeps no vectors"):
+    with pytest.raises(SettingError, match=r"refine=4: .* without vectors"):
         open_index(tmp_path / "index", corpus, {"refine": 4})
 
 

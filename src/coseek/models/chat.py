@@ -1,7 +1,7 @@
-"""Chat: messages as ids, by a folder's chat template, or a plain one. What people say in them is data.
+"""Chat: encodes messages with a folder's chat template, or a plain one. Message contents are data.
 
-The template is filled with marks instead of what was said, and cut at them: its own words may be special tokens, and
-what was said never is.
+The template is rendered with placeholders instead of contents and split at them, so that only the template's own text
+may contain special tokens.
 """
 
 import re
@@ -13,19 +13,19 @@ from coseek.models.tokenizer import HfTokenizer
 
 ROLES = ("system", "user", "assistant")
 _MARK = re.compile("\ue000([0-9]+)\ue001")
-"""No template holds these private-use characters, and nothing that was said goes through one."""
+"""A placeholder. No template contains these private-use characters, and contents never pass through one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat."""
+    """A chat message."""
 
     role: str
     content: str
 
 
 def chat_ids(tokenizer: HfTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """The ids that an assistant's answer comes after."""
+    """The ids of a chat up to the assistant's answer. A template that drops a message is a `DataError`."""
     framed = _templated(tokenizer, messages) if tokenizer.fast.chat_template is not None else _plain(messages)
     ids: list[int] = []
     said: set[int] = set()

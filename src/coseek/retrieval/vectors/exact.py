@@ -1,7 +1,7 @@
-"""Exact: the k best rows of a vector store by looking at all of them, in float32 blocks.
+"""Exact search: finds the k best rows of a vector store by scanning all rows in float32 blocks.
 
-A block's product with the queries is computed in float32, by numpy or torch, on a processor or a GPU. Its rounding
-error has a proven bound, and the shortlist settles in float64 what the bound leaves open.
+The products are computed in float32 by numpy or torch, on a CPU or a GPU. Their rounding error has a proven bound; the
+shortlist rescores in float64 the rows that the bound cannot rank.
 """
 
 import importlib.util
@@ -9,70 +9,50 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from coseek.core.settings import Settings
 from coseek.retrieval.vectors.block_scores import GROUP, Product, peaks_of
-from coseek.retrieval.vectors.shortlist import Bounds, Queries, SearchResult, Shortlist, score_error, search
-from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
+from coseek.retrieval.vectors.shortlist import Bounds, Queries, ScanSearch, Shortlist, score_error
+from coseek.retrieval.vectors.store import Floats, VectorStore
 
 _UNIT = 2.0**-24
-"""Relative error of one float32 operation."""
+"""Unit roundoff of float32."""
 _REDUCED = 2.0**-7
-"""And of a product of two numbers that were cut to bfloat16 first (eight digits each), with room to spare."""
+"""Bound on the relative error of a product of two numbers rounded to bfloat16 (8 bits of precision)."""
 _FITS = 1e37
-"""No float32 product of vectors and queries with smaller norms overflows on the way."""
-
-
-class Searcher(Protocol):
-    """Finds the best rows of a store."""
-
-    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
-        """`(rows_QK, scores_QK)`, best first, equal scores by row; K is k, or N when there are fewer rows."""
-        ...
-
-    def find(self, queries_QD: Queries, k: int) -> SearchResult:
-        """The same, and how many rows each query had rescored."""
-        ...
+"""Products of vectors with smaller norms cannot overflow float32."""
 
 
 class ExactSettings(Settings):
-    """How the products are made; none of it changes what is found."""
+    """How products are computed. No setting changes the result."""
 
     device: str = "cpu"
-    """`cpu`, `cuda`, `cuda:1` …; a GPU keeps the vectors when they fit into most of its free memory."""
+    """`cpu`, `cuda`, `cuda:1`, …; a GPU keeps the vectors if they fit into most of its free memory."""
     block_rows: int = Field(default=65_536, ge=1)
-    """Rows in one product: with 64 queries its result takes 16 MB."""
+    """Rows per product; with 64 queries the result takes 16 MB."""
     together: int = Field(default=64, ge=1)
-    """Queries in one product; more are taken in turns."""
+    """Queries per product."""
 
 
-class ExactSearch:
-    """Looks at every row in float32."""
+class ExactSearch(ScanSearch):
+    """Scans every row in float32."""
 
     def __init__(self, store: VectorStore, settings: ExactSettings | None = None) -> None:
-        self._store = store
         self._settings = settings or ExactSettings()
+        super().__init__(store, self._settings.together)
         with_torch = self._settings.device != "cpu" or importlib.util.find_spec("torch") is not None
         self._products: _Products = _TorchProducts(store, self._settings) if with_torch else _NumpyProducts()
 
-    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
-        found = self.find(queries_QD, k)
-        return found.rows_QK, found.scores_QK
-
-    def find(self, queries_QD: Queries, k: int) -> SearchResult:
-        return search(self._store, queries_QD, k, self._scan, self._settings.together)
-
     def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
         dim = self._store.dim
-        # A power of two changes no digit: with queries of about 1, only huge vectors can make a product overflow.
+        # Scaling by a power of two is exact and brings queries to about 1, so that only huge vectors can overflow.
         power_Q = np.frexp(np.abs(queries_QD).max(axis=1))[1]
         scaled_QD = np.ldexp(queries_QD, -power_Q[:, None]).astype(np.float32)
         unit_Q = np.ldexp(1.0, power_Q)
         norms_Q = np.sqrt(np.square(queries_QD, dtype=np.float64).sum(axis=1))
         whole_Q = norms_Q * (product_error(dim) + self._products.cut + score_error(dim))
-        # Processors may take numbers under 2⁻¹²⁶ for 0: in the vector, in a product and in a sum.
+        # CPUs may flush numbers below 2⁻¹²⁶ to 0 in the vector, in a product and in a sum.
         rest_Q = unit_Q * (4.0 * dim * 2.0**-126)
         multiply = self._products.by(scaled_QD)
         for start, vectors_BD in self._store.blocks(self._settings.block_rows):
@@ -85,16 +65,14 @@ class ExactSearch:
 
 
 class _Products(Protocol):
-    """A way to multiply blocks with queries in float32."""
+    """Multiplies blocks with queries in float32."""
 
     @property
     def cut(self) -> float:
-        """Relative error of what is multiplied: 0 for float32."""
-        ...
+        """Relative error of the factors: 0 for float32."""
 
     def by(self, queries_QD: Queries) -> Callable[[int, Floats], Product]:
-        """A function of a block's first row and its vectors; its result lives until the next call."""
-        ...
+        """Returns a function of a block's first row and vectors; its result is overwritten by the next call."""
 
 
 class _NumpyProducts:
@@ -115,7 +93,7 @@ class _NumpyProducts:
 
 
 class _TorchProducts:
-    """On a GPU the vectors are kept there, if they fit."""
+    """Keeps the vectors on a GPU if they fit."""
 
     def __init__(self, store: VectorStore, settings: ExactSettings) -> None:
         import torch
@@ -128,7 +106,7 @@ class _TorchProducts:
 
     @property
     def cut(self) -> float:
-        """TF32 and bfloat16 inside float32 products are somebody's choice: a wider bound then, and the same hits."""
+        """TF32 or bfloat16 products, if the user enabled them, need a wider bound and give the same hits."""
         import torch
 
         backend = torch.backends.cuda if self._device.type == "cuda" else torch.backends.mkldnn
@@ -152,20 +130,18 @@ class _TorchProducts:
 
 
 def padded(rows: int) -> int:
-    """Rows of a product, filled up to whole groups."""
+    """Rows of a product, padded to whole groups."""
     return -(-rows // GROUP) * GROUP
 
 
 def _wide_product(vectors_BD: Floats, queries_QD: Queries) -> Product:
-    """The product in float64, for vectors so long that float32 may overflow."""
+    """The product in float64, for vectors whose float32 products may overflow."""
     out_BQ = np.zeros((padded(len(vectors_BD)), len(queries_QD)))
     np.matmul(vectors_BD.astype(np.float64), queries_QD.T.astype(np.float64), out=out_BQ[: len(vectors_BD)])
     return out_BQ
 
 
 def product_error(dim: int) -> float:
-    """How far a float32 product of D terms may be off, as a factor of ‖x‖‖q‖: γ_D = D·u / (1 − D·u), in any order.
-
-    Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, §3.1; Cauchy–Schwarz bounds Σ|x_i q_i|.
-    """
+    """Error bound of a float32 product of D terms, as a factor of ‖x‖‖q‖: γ_D = D·u / (1 − D·u), in any order. Higham,
+    Accuracy and Stability of Numerical Algorithms, 2nd edition, §3.1; Cauchy–Schwarz bounds Σ|x_i q_i|."""
     return dim * _UNIT / (1.0 - dim * _UNIT)
