@@ -7,7 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.retrieval.brute import brute_force, copies, denormals, hard_cases, mixed_norms, near_ties, unit_rows
+from tests.retrieval.brute import (
+    batch_case,
+    brute_force,
+    check_batches,
+    copies,
+    denormals,
+    hard_cases,
+    large_case,
+    mixed_norms,
+    unit_rows,
+)
 
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.vectors.block_scores import peaks_of, reaching, reaching_on_device
@@ -41,25 +51,15 @@ def test_it_is_the_same_without_torch(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 10, 100])
 def test_a_hundred_thousand_vectors_are_ranked_as_brute_force_ranks_them(k: int) -> None:
-    rng = np.random.default_rng(k)
-    vectors, queries = unit_rows(rng, 100_000, 64), unit_rows(rng, 12, 64)
-    vectors[50_000:50_020] = vectors[7]
-    queries[3] = vectors[7]
+    vectors, queries = large_case(k)
     found = ExactSearch(VectorStore.of(vectors)).find(queries, k)
     assert np.array_equal(found.rows_QK, brute_force(vectors, queries, k))
     assert found.rescored_Q.max() < 2 * k + 50
 
 
 def test_a_query_finds_the_same_in_every_batch_to_the_last_bit() -> None:
-    rng = np.random.default_rng(0)
-    vectors, queries = near_ties(rng, 3_000, 48), unit_rows(rng, 20, 48)
-    search = ExactSearch(VectorStore.of(vectors))
-    rows, scores = search.search(queries, 25)
-    for size in (1, 3, 7):
-        for start in range(0, 20, size):
-            part_rows, part_scores = search.search(queries[start : start + size], 25)
-            assert part_rows.tobytes() == rows[start : start + size].tobytes()
-            assert part_scores.tobytes() == scores[start : start + size].tobytes()
+    vectors, queries = batch_case()
+    check_batches(ExactSearch(VectorStore.of(vectors)), queries)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -34,16 +34,6 @@ def recall(found: Rows, expected: Rows) -> float:
     return float(np.mean([len(set(mine) & set(theirs)) / len(theirs) for mine, theirs in pairs]))
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return sentences(400)
-
-
 @pytest.mark.parametrize("unit", [True, False])
 def test_the_graph_finds_what_looking_at_everything_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: bool

@@ -72,5 +72,5 @@ class Far:
 
 
 def test_noise_needs_a_corpus_to_be_drawn_from() -> None:
-    with pytest.raises(SettingError, match="far has none at hand"):
+    with pytest.raises(SettingError, match="far has no local one"):
         NoisyRetriever(Far(), make_settings(NoisySettings, {"over": "-"}))

@@ -26,7 +26,11 @@ class Message:
 
 def chat_ids(tokenizer: HfTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
     """The ids of a chat up to the assistant's answer. A template that drops a message is a `DataError`."""
-    framed = _templated(tokenizer, messages) if tokenizer.fast.chat_template is not None else _plain(messages)
+    marks = [{"role": message.role, "content": f"\ue000{place}\ue001"} for place, message in enumerate(messages)]
+    if tokenizer.fast.chat_template is not None:
+        framed = _templated(tokenizer, marks)
+    else:
+        framed = "".join(f"{mark['role']}: {mark['content']}\n" for mark in marks) + "assistant:"
     ids: list[int] = []
     said: set[int] = set()
     for at, piece in enumerate(_MARK.split(framed)):
@@ -41,20 +45,11 @@ def chat_ids(tokenizer: HfTokenizer, messages: Sequence[Message]) -> tuple[int, 
     return tuple(ids)
 
 
-def _marks(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": f"\ue000{place}\ue001"} for place, message in enumerate(messages)]
-
-
-def _templated(tokenizer: HfTokenizer, messages: Sequence[Message]) -> str:
+def _templated(tokenizer: HfTokenizer, marks: list[dict[str, str]]) -> str:
     from jinja2 import TemplateError
 
     try:
-        marked = tokenizer.fast.apply_chat_template(_marks(messages), tokenize=False, add_generation_prompt=True)
+        marked = tokenizer.fast.apply_chat_template(marks, tokenize=False, add_generation_prompt=True)
     except (TemplateError, ValueError, TypeError) as error:
         raise DataError(f"the model's chat template does not take these messages: {str(error)[:200]}") from None
     return str(marked)
-
-
-def _plain(messages: Sequence[Message]) -> str:
-    lines = [f"{message['role']}: {message['content']}\n" for message in _marks(messages)]
-    return "".join(lines) + "assistant:"

@@ -103,11 +103,8 @@ def add_tag_tokens(source: Path, marks: Sequence[str], folder: Path, seed: int) 
     if tokenizer.size > known:
         model.resize_token_embeddings(tokenizer.size, mean_resizing=False)
         generator = torch.Generator().manual_seed(seed)
-        outputs = model.get_output_embeddings()
-        for module in (
-            model.get_input_embeddings(),
-            *([outputs] if outputs is not None else []),
-        ):  # the same weight twice if tied
+        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+        for module in [inputs] if outputs is None else [inputs, outputs]:  # the same weight twice if tied
             weight_VD = weight_of(module).data
             old_VD = weight_VD[:known]
             drawn_VD = torch.randn(weight_VD[known:].shape, generator=generator)

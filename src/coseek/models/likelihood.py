@@ -104,7 +104,7 @@ class LocalLikelihood:
             numbers = self._nats([(ids, start) for _, ids, start in batch])
             for (place, ids, start), nats in zip(batch, numbers, strict=True):
                 tokens, finite = len(ids) - start, math.isfinite(nats)
-                fault = None if finite else f"the likelihood is {nats}, which is no number"
+                fault = None if finite else f"the likelihood is {nats}, which is not finite"
                 found[place] = ContinuationLogprob(nats if finite else None, tokens, fault)
         return [found[place] for place in range(len(rows))]
 
@@ -117,7 +117,7 @@ class LocalLikelihood:
         if len(whole) == len(given):
             return ContinuationLogprob(None, fault="there are no words to weigh")
         if not given:
-            return ContinuationLogprob(None, fault="the prompt is empty; a model needs something to go on from")
+            return ContinuationLogprob(None, fault="the prompt is empty; a model needs at least one token")
         if len(whole) > self.max_context:
             return ContinuationLogprob(None, fault=f"{len(whole)} tokens are more than the model's {self.max_context}")
         return whole, len(given)

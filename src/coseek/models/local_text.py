@@ -98,13 +98,13 @@ class LocalTextModel:
             kept = room - len(sentence)
             if kept < 2:
                 raise ModelError(
-                    f"{self.max_context} tokens of context leave no room for a prompt beside {max_tokens} to be written"
+                    f"{self.max_context} tokens of context leave no room for a prompt and {max_tokens} output tokens"
                 )
             ids = [*ids[: kept - kept // 2], *sentence, *ids[len(ids) - kept // 2 :]]
             self.cut_prompts += 1
         whole = (*before, *ids, *after)
         if not whole:
-            raise ModelError("the prompt is empty; a model needs something to go on from")
+            raise ModelError("the prompt is empty; a model needs at least one token")
         return whole
 
 
@@ -152,5 +152,5 @@ def chat_frame(tokenizer: HfTokenizer, folder: Path) -> tuple[tuple[int, ...], t
     said = tokenizer.fast.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     before, found, after = str(said).partition(_SLOT)
     if not found:
-        raise DataError(f"the chat template of {folder} drops what a user says; mend its chat_template")
+        raise DataError(f"the chat template of {folder} drops what a user says; correct its chat_template")
     return tuple(tokenizer.encode(before)), tuple(tokenizer.encode(after))

@@ -162,7 +162,7 @@ class RemoteModel:
         end = TurnEnd.STOP if length is not None else TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
         ids, logprobs = ids[:length], logprobs[:length]
         if len(ids) > max_tokens:
-            raise ValueError(f"it wrote {len(ids)} tokens, and {max_tokens} were asked for")
+            raise ValueError(f"it wrote {len(ids)} tokens, but at most {max_tokens} were requested")
         return Turn(key, ids, logprobs, end, exact=not self.inexact)
 
     def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:

@@ -155,7 +155,7 @@ class Sampler:
     def _stopped_slot(self, key: int) -> int:
         slot = self._table.slot_of.get(key)
         if slot is None or slot < self._table.live or key in self._unread:
-            raise ValueError(f"row {key} is not open or has not stopped yet, so it cannot go on")
+            raise ValueError(f"row {key} is not open or has not stopped yet, so it cannot be continued")
         return slot
 
     def _queue(self, request: Request, slot: int, ids: tuple[int, ...]) -> None:

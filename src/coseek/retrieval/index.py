@@ -14,13 +14,13 @@ It may define three more:
     SEARCH_TIME                       names of settings that may be overridden when an index is opened
 """
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
+from coseek import __version__
 from coseek.core import registry
 from coseek.core.errors import DataError, IndexMismatch, SettingError
 from coseek.core.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
@@ -87,12 +87,12 @@ class IndexCard:
             return cls._from_json(cast(JsonObject, row))
         except (KeyError, TypeError, AttributeError):
             path = folder / INDEX_CARD
-            raise DataError(f"{path} is not the card of an index; make it anew with `coseek index`") from None
+            raise DataError(f"{path} is not the card of an index; rebuild it with `coseek index`") from None
 
     @classmethod
     def _from_json(cls, row: JsonObject) -> "IndexCard":
         if row["schema"] != SCHEMA:
-            raise DataError(f"an index of schema {row['schema']!r}; this coseek reads schema {SCHEMA}, so make it anew")
+            raise DataError(f"an index of schema {row['schema']!r}; this coseek reads schema {SCHEMA}, so rebuild it")
         corpus, settings = cast(JsonObject, row["corpus"]), cast(JsonObject, row["settings"])
         path = None if corpus["path"] is None else str(corpus["path"])
         passages = cast(int, corpus["passages"])
@@ -144,7 +144,7 @@ def build_index(
         path = None if isinstance(source, Corpus) else _corpus_file(source)
         corpus = source if isinstance(source, Corpus) else _read(path or source)
         relative = None if path is None else os.path.relpath(path.resolve(), out.resolve())
-        card = IndexCard(retriever, dump_settings(checked), corpus.digest, len(corpus), relative, _version())
+        card = IndexCard(retriever, dump_settings(checked), corpus.digest, len(corpus), relative, __version__)
 
         def fill(folder: Path) -> None:
             if isinstance(module, _Resumable):
@@ -176,7 +176,7 @@ def open_index(
     if corpus.digest != card.digest:
         raise IndexMismatch(
             f"{folder} indexes another corpus ({card.passages} passages, digest {card.digest[:12]}) than the one "
-            f"at hand ({len(corpus)} passages, digest {corpus.digest[:12]}); make it anew with `coseek index`"
+            f"at hand ({len(corpus)} passages, digest {corpus.digest[:12]}); rebuild it with `coseek index`"
         )
     return module.load(folder, corpus, settings)
 
@@ -198,7 +198,7 @@ def _corpus_of(card: IndexCard, folder: Path) -> Corpus:
         raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
     path = Path(os.path.normpath(folder.resolve() / card.corpus_path))
     if not path.is_file():
-        raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or make the index anew")
+        raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or rebuild the index")
     return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
 
 
@@ -227,10 +227,3 @@ def _module(name: str) -> IndexModule:
 
 def _settings(module: IndexModule, given: Settings | Mapping[str, object] | None) -> Settings:
     return given if isinstance(given, Settings) else make_settings(module.SETTINGS, given or {})
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("coseek")
-    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
-        return "unknown"

@@ -74,7 +74,7 @@ def _score(score: Json) -> float | None:
     except OverflowError:  # an integer too large for a float
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"a score that is no number: {str(score)[:40]!r}")
+        raise ValueError(f"a score that is not a finite number: {str(score)[:40]!r}")
     return number
 
 

@@ -36,10 +36,10 @@ def fault_of_hits(hits: Sequence[Hit]) -> str:
     """Why a list of hits cannot be stored (a score that is not finite, a lone surrogate); empty if it can."""
     for rank, hit in enumerate(hits, start=1):
         if not math.isfinite(hit.score):
-            return f"the retriever gave hit {rank} the score {hit.score}, which is no finite number"
+            return f"the retriever gave hit {rank} the score {hit.score}, which is not finite"
         passage = hit.passage
         if any(replace_surrogates(text) != text for text in (passage.id, passage.title, passage.text)):
-            return f"hit {rank} of the retriever holds half of a surrogate pair, which is no text"
+            return f"hit {rank} of the retriever holds a lone surrogate, which cannot be encoded"
     return ""
 
 

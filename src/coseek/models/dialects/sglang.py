@@ -36,7 +36,7 @@ def read(answer: JsonObject) -> ServerTurn:
     finish = item(answer, "meta_info", "finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else finish
     if kind not in ("stop", "length"):
-        raise ValueError(f"it broke off: {str(kind)[:40]!r}")
+        raise ValueError(f"it was aborted: {str(kind)[:40]!r}")
     return ServerTurn(
         text=text_of(item(answer, "text")),
         cut_off=kind == "length",

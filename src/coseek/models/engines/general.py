@@ -91,10 +91,7 @@ class CacheView(Cache):
         self.slots = slots
 
     def point_at(self, block: TokenBlock) -> None:
-        self._slots_B = block.slots_B
-        self._positions_BW = block.positions_BW
-        self._lengths_B = block.lengths_B
-        self._end = block.end
+        self._block = block
         # The first slots are views; any other selection of rows is a copy.
         front = torch.equal(block.slots_B, torch.arange(len(block.slots_B), device=block.slots_B.device))
         self._view: slice | Tensor = slice(0, len(block.slots_B)) if front else block.slots_B
@@ -105,9 +102,9 @@ class CacheView(Cache):
         """Write `[B, heads, W, dim]` and return all keys and values of the rows, `[B, heads, columns, dim]`."""
         self.slots.use(layer_idx, key_states.shape[1], key_states.shape[3], key_states)
         keys, values = self.slots.keys[layer_idx], self.slots.values[layer_idx]
-        keys[self._slots_B[:, None], :, self._positions_BW] = key_states.transpose(1, 2)
-        values[self._slots_B[:, None], :, self._positions_BW] = value_states.transpose(1, 2)
-        return keys[self._view, :, : self._end], values[self._view, :, : self._end]
+        places = (self._block.slots_B[:, None], slice(None), self._block.positions_BW)
+        keys[places], values[places] = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        return keys[self._view, :, : self._block.end], values[self._view, :, : self._block.end]
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """True routes every convolution through `update_conv_state`, even of a single column."""
@@ -121,10 +118,10 @@ class CacheView(Cache):
         kernel = kwargs["conv_kernel_size"]
         assert isinstance(kernel, int)
         self.slots.use_state(layer_idx, (conv_states.shape[1], kernel), conv_states)
-        state = self.slots.states[layer_idx]
-        whole_BHK = torch.cat((state[self._slots_B], conv_states), dim=-1)
-        last_BK = self._lengths_B[:, None] + torch.arange(kernel, device=conv_states.device)
-        state[self._slots_B] = whole_BHK.gather(2, last_BK[:, None].expand(-1, whole_BHK.shape[1], -1))
+        state, slots_B = self.slots.states[layer_idx], self._block.slots_B
+        whole_BHK = torch.cat((state[slots_B], conv_states), dim=-1)
+        last_BK = self._block.lengths_B[:, None] + torch.arange(kernel, device=conv_states.device)
+        state[slots_B] = whole_BHK.gather(2, last_BK[:, None].expand(-1, whole_BHK.shape[1], -1))
         return whole_BHK
 
 

@@ -93,7 +93,7 @@ class Lfm2Engine:
             queries_NHD, keys_NHD, values_NHD = self._heads_of(layer, projected_N, turns)
             self._remember(number, tokens.slots_N, positions_N, keys_NHD, values_NHD)
             if number == len(self._layers) - 1:
-                return projected_N  # nobody asks what this layer says, only what it saw
+                return projected_N  # only the cache of the last layer is needed
             padded = queries_NHD.new_zeros((*block.ids_BW.shape, self._heads, self._dim))
             padded[tokens.real_BW] = queries_NHD
             queries = padded.transpose(1, 2).reshape(len(block.slots_B), self._kv_heads, -1, self._dim)

@@ -10,7 +10,7 @@ from pydantic import Field
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.resumable_build import Report
-from coseek.retrieval.vectors.corpus_encoding import PassageEncoder, begin, encode_corpus, open_encoder
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus, encode_passages, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -89,8 +89,8 @@ class Dense(EmbeddingRetriever):
         folder = encoder_folder(settings.encoder)
         card = EncoderCard.of(folder)
         encoder = Encoder.open(folder, settings.device, settings.encoder_dtype)
-        encode = PassageEncoder(encoder, settings, card.normalise).encode
-        vectors_ND = encode([passage_text(passage) for passage in corpus])
+        texts = [passage_text(passage) for passage in corpus]
+        vectors_ND = encode_passages(encoder, settings, texts, normalise=card.normalise)
         store = VectorStore.of(vectors_ND.astype(np.float16) if settings.dtype == "float16" else vectors_ND)
         return cls(corpus, settings, QueryEncoder(settings, folder, card), StoreSearch(store, settings))
 
@@ -117,5 +117,5 @@ def load(folder: Path, corpus: Corpus, settings: DenseSettings) -> Dense:
     queries = open_encoder(folder, settings)
     codes = folder / CODES if (folder / CODES).exists() else None
     if settings.search == "int8" and codes is None:
-        raise SettingError(f"{folder} was made without an int8 copy; search it with search=auto, or make it anew")
+        raise SettingError(f"{folder} was made without an int8 copy; search it with search=auto, or rebuild it")
     return Dense(corpus, settings, queries, StoreSearch(VectorStore.open(folder / VECTORS), settings, codes))

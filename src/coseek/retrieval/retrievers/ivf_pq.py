@@ -90,11 +90,11 @@ def cells_for(passages: int, settings: IvfPqSettings) -> int:
     if passages < codes:
         raise SettingError(
             f"ivf-pq trains {codes} codes (nbits={settings.nbits}) on at least as many passages, and the corpus has "
-            f"{passages}; take the retriever dense, or fewer bits"
+            f"{passages}; use the retriever dense, or fewer bits"
         )
     cells = settings.nlist or max(1, min(round(4 * passages**0.5), passages // _LEAST_A_CELL))
     if cells > passages:
-        raise SettingError(f"nlist={cells} cells for {passages} passages; take fewer")
+        raise SettingError(f"nlist={cells} cells for {passages} passages; use fewer")
     return cells
 
 
@@ -148,6 +148,6 @@ def load(folder: Path, corpus: Corpus, settings: IvfPqSettings) -> IvfPq:
     require_library("faiss", "the ivf-pq retriever", "faiss")
     vectors = folder / VECTORS
     if settings.refine and not vectors.exists():
-        raise SettingError(f"refine={settings.refine}: {folder} was made with refine=0, without vectors; make it anew")
+        raise SettingError(f"refine={settings.refine}: {folder} was made with refine=0, without vectors; rebuild it")
     search = IvfPqSearch(folder / CELLS, settings, VectorStore.open(vectors) if settings.refine else None)
     return IvfPq(corpus, settings, open_encoder(folder, settings), search)

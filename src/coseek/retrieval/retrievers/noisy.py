@@ -30,7 +30,7 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
 
     def __init__(self, over: Retriever, settings: NoisySettings) -> None:
         if over.corpus is None:
-            raise SettingError(f"noise is drawn from a corpus, and {over.name} has none at hand; use an index")
+            raise SettingError(f"noise is drawn from a corpus, and {over.name} has no local one; use an index")
         LayeredRetriever.__init__(self, over)
         Curriculum.__init__(self, settings)
         self.settings = settings

@@ -7,6 +7,7 @@ records the encoder.
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -33,8 +34,8 @@ def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, rep
     finite is a `DataError` with the passage's id."""
     source = encoder_folder(settings.encoder)
     encoder = Encoder.open(source, settings.device, settings.encoder_dtype)
-    side = PassageEncoder(encoder, settings, EncoderCard.of(source).normalise)
-    dim = side.encode([""]).shape[1]
+    encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)
+    dim = encode([""]).shape[1]
     writer = VectorWriter(folder, len(corpus), dim, settings.dtype)
     window = settings.batch_size * WINDOW_BATCHES
     total = len(corpus)
@@ -46,7 +47,7 @@ def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, rep
         order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
         for at in range(0, len(order), settings.batch_size):
             batch = order[at : at + settings.batch_size]
-            vectors_WD[batch] = side.encode([texts[place] for place in batch])
+            vectors_WD[batch] = encode([texts[place] for place in batch])
             report("passages encoded", start + at + len(batch), total)
         for row in np.flatnonzero(~np.isfinite(vectors_WD).all(axis=1)).tolist():
             ident = corpus[start + row].id
@@ -57,16 +58,10 @@ def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, rep
     return writer.finish()
 
 
-class PassageEncoder:
-    """Encodes passages, each after the passage prompt."""
-
-    def __init__(self, encoder: Encoder, settings: EmbeddingSettings, normalise: bool) -> None:
-        self._encoder, self._settings, self._normalise = encoder, settings, normalise
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        settings = self._settings
-        prompt, tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
-        return self._encoder.encode(texts, prompt, tokens, settings.batch_size, normalise=self._normalise)
+def encode_passages(encoder: Encoder, settings: EmbeddingSettings, texts: Sequence[str], *, normalise: bool) -> Vectors:
+    """Encode passages, each after the passage prompt. Returns float32 N × D, in input order."""
+    prompt, tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    return encoder.encode(texts, prompt, tokens, settings.batch_size, normalise=normalise)
 
 
 def begin(settings: EmbeddingSettings, folder: Path) -> None:
@@ -98,6 +93,6 @@ def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
     if difference is not None:
         raise IndexMismatch(
             f"{folder} was made with another version of the encoder {name}, which now has {difference}; "
-            "make it anew with `coseek index`"
+            "rebuild it with `coseek index`"
         )
     return QueryEncoder(settings, source, now)

@@ -91,7 +91,7 @@ def usable_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise SettingError(f"device {name!r}: torch sees no GPU here; take device=cpu, or auto")
+        raise SettingError(f"device {name!r}: torch sees no GPU here; use device=cpu, or auto")
     return name
 
 

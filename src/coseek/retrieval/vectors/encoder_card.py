@@ -83,10 +83,10 @@ class EncoderCard(Settings):
         pooling, normalises = _modules(folder)
         if pooling != self.pooling:
             raise DataError(
-                f"{folder}: the card says pooling {self.pooling!r}, its modules do {pooling!r}; mend {CARD}"
+                f"{folder}: the card says pooling {self.pooling!r}, its modules do {pooling!r}; correct {CARD}"
             )
         if normalises and not self.normalise:
-            raise DataError(f"{folder}: the card says normalise: false, its modules do normalise; mend {CARD}")
+            raise DataError(f"{folder}: the card says normalise: false, its modules do normalise; correct {CARD}")
         if self.similarity == "cosine" and not self.normalise:
             raise DataError(
                 f"{folder}: a cosine is the inner product of vectors of length 1; "

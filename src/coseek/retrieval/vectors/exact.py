@@ -6,7 +6,6 @@ shortlist rescores in float64 the rows that the bound cannot rank.
 
 import importlib.util
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from pydantic import Field
@@ -42,7 +41,7 @@ class ExactSearch(ScanSearch):
         self._settings = settings or ExactSettings()
         super().__init__(store, self._settings.together)
         with_torch = self._settings.device != "cpu" or importlib.util.find_spec("torch") is not None
-        self._products: _Products = _TorchProducts(store, self._settings) if with_torch else _NumpyProducts()
+        self._products = _TorchProducts(store, self._settings) if with_torch else _NumpyProducts()
 
     def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
         dim = self._store.dim
@@ -64,21 +63,16 @@ class ExactSearch(ScanSearch):
             shortlist.take(product_BQ, peaks_of(product_BQ), rows_B, bounds)
 
 
-class _Products(Protocol):
+class _NumpyProducts:
     """Multiplies blocks with queries in float32."""
 
     @property
     def cut(self) -> float:
         """Relative error of the factors: 0 for float32."""
+        return 0.0
 
     def by(self, queries_QD: Queries) -> Callable[[int, Floats], Product]:
         """Returns a function of a block's first row and vectors; its result is overwritten by the next call."""
-
-
-class _NumpyProducts:
-    cut = 0.0
-
-    def by(self, queries_QD: Queries) -> Callable[[int, Floats], Product]:
         queries_DQ = np.ascontiguousarray(queries_QD.T)
         out_BQ = np.zeros((0, len(queries_QD)), dtype=np.float32)
 
@@ -92,7 +86,7 @@ class _NumpyProducts:
         return multiply
 
 
-class _TorchProducts:
+class _TorchProducts(_NumpyProducts):
     """Keeps the vectors on a GPU if they fit."""
 
     def __init__(self, store: VectorStore, settings: ExactSettings) -> None:

@@ -115,7 +115,7 @@ def open_file(path: Path) -> "faiss.Index":
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError:
-        raise DataError(f"{path} cannot be read by this faiss {faiss.__version__}; make the index anew") from None
+        raise DataError(f"{path} cannot be read by this faiss {faiss.__version__}; rebuild the index") from None
 
 
 def search_file(index: "faiss.Index", queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:

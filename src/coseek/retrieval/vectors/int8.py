@@ -118,7 +118,7 @@ class Int8Search(ScanSearch):
     def __init__(self, store: VectorStore, folder: Path, together: int = 64) -> None:
         super().__init__(store, together)
         if read_json(folder / _CARD) != _card(store):
-            raise IndexMismatch(f"{folder} is an int8 copy of other vectors than those at hand; make the index anew")
+            raise IndexMismatch(f"{folder} is an int8 copy of other vectors than those at hand; rebuild the index")
         count = len(store)
         self._codes_ND = cast(Codes, mapped(folder / "codes.npy", "int8", _shape(store)))
         self._rows_N = cast(Rows, mapped(folder / "rows.npy", "int64", (count,)))

@@ -61,12 +61,12 @@ class _Card:
     def read(cls, folder: Path) -> "_Card":
         row = read_json(folder / _CARD)
         if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-            raise DataError(f"{folder / _CARD} is not of schema {SCHEMA}, which this coseek reads; make the index anew")
+            raise DataError(f"{folder / _CARD} is not of schema {SCHEMA}, which this coseek reads; rebuild the index")
         try:
             sizes = [int(cast(int, row[name])) for name in ("rows", "dim", "shard_rows")]
             return cls(sizes[0], sizes[1], cast(FloatName, row["dtype"]), sizes[2])
         except (KeyError, TypeError, ValueError):
-            raise DataError(f"{folder / _CARD} does not describe vectors; make the index anew") from None
+            raise DataError(f"{folder / _CARD} does not describe vectors; rebuild the index") from None
 
 
 def _shard(folder: Path, number: int) -> Path:
@@ -96,7 +96,7 @@ class VectorStore:
         """Map the shards of a folder. An incomplete or truncated store is a `DataError`."""
         card = _Card.read(folder)
         if (folder / _PROGRESS).exists():
-            raise DataError(f"the vectors in {folder} are not complete; go on with the command that began them")
+            raise DataError(f"the vectors in {folder} are not complete; repeat the command that started them")
         shards: list[Floats] = [
             cast(NDArray[np.float32], mapped(_shard(folder, number), card.dtype, (card.rows_of(number), card.dim)))
             for number in range(card.shards)
@@ -170,13 +170,13 @@ def row_norms(vectors_BD: Floats, first: int = 0) -> NDArray[np.float64]:
 def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     """Map a numpy file. Another type or shape is a `DataError`."""
     if not path.is_file():
-        raise DataError(f"{path} is missing; make the index anew")
+        raise DataError(f"{path} is missing; rebuild the index")
     if path.stat().st_size != len(_header(dtype, shape)) + int(np.prod(shape)) * np.dtype(dtype).itemsize:
-        raise DataError(f"{path} has not the size of {dtype} {shape}; make the index anew")
+        raise DataError(f"{path} does not have the size of {dtype} {shape}; rebuild the index")
     # Mode c shares the file's pages, and torch accepts the array because it is writable.
     found = np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
     if found.shape != shape or found.dtype != np.dtype(dtype):
-        raise DataError(f"{path} holds {found.dtype} {found.shape}, not {dtype} {shape}; make the index anew")
+        raise DataError(f"{path} holds {found.dtype} {found.shape}, not {dtype} {shape}; rebuild the index")
     return cast(NDArray[np.generic], found)
 
 
