@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.hardware.host import Host
-from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings
+from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
 from coseek.retrieval.vectors.search_method import fastest_method
 from coseek.retrieval.vectors.shortlist import ScanSearch
@@ -263,7 +263,7 @@ def report_memory(folder: Path, name: str, queries: int, k: int) -> int:
     torch.ones((64, 64)) @ torch.ones((64, 64))
     bare = status()
     store = VectorStore.open(folder / "vectors")
-    search = Int8Search(store, folder / "int8") if name == "int8" else ExactSearch(store, ExactSettings())
+    search = Int8Search(store, folder / "int8") if name == "int8" else ExactSearch(store)
     for _ in range(2):
         search.search(queries_QD[:queries], k)
     after = status()

@@ -21,7 +21,7 @@ from tests.retrieval.brute import (
 
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.vectors.block_scores import peaks_of, reaching, reaching_on_device
-from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, product_error
+from coseek.retrieval.vectors.exact import ExactSearch, product_error
 from coseek.retrieval.vectors.shortlist import score_error, scores_of
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
@@ -32,7 +32,7 @@ Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
 @given(hard_cases(), st.sampled_from([33, 100]), st.sampled_from([3, 20]))
 def test_what_is_found_is_the_float64_ranking_to_the_last_id(case: Case, block_rows: int, together: int) -> None:
     vectors, queries, k = case
-    search = ExactSearch(VectorStore.of(vectors), ExactSettings(block_rows=block_rows, together=together))
+    search = ExactSearch(VectorStore.of(vectors), block_rows=block_rows, together=together)
     rows, scores = search.search(queries, k)
     assert np.array_equal(rows, brute_force(vectors, queries, k))
     assert scores.shape == rows.shape and np.isfinite(scores).all()
@@ -68,7 +68,7 @@ def test_shards_change_nothing(tmp_path: Path, dtype: str) -> None:
     vectors, queries = unit_rows(rng, 1_000, 20), unit_rows(rng, 9, 20)
     writer = VectorWriter(tmp_path, 1_000, 20, "float16" if dtype == "float16" else "float32", shard_rows=130)
     writer.append(vectors)
-    rows, _ = ExactSearch(writer.finish(), ExactSettings(block_rows=50)).search(queries, 30)
+    rows, _ = ExactSearch(writer.finish(), block_rows=50).search(queries, 30)
     assert np.array_equal(rows, brute_force(vectors.astype(dtype), queries, 30))
 
 

@@ -96,14 +96,7 @@ class IndexCard:
         corpus, settings = cast(JsonObject, row["corpus"]), cast(JsonObject, row["settings"])
         path = None if corpus["path"] is None else str(corpus["path"])
         passages = cast(int, corpus["passages"])
-        return cls(
-            str(row["retriever"]),
-            settings,
-            str(corpus["digest"]),
-            passages,
-            path,
-            str(row["coseek"]),
-        )
+        return cls(str(row["retriever"]), settings, str(corpus["digest"]), passages, path, str(row["coseek"]))
 
 
 def retriever_names() -> list[str]:
@@ -172,7 +165,13 @@ def open_index(
     card = IndexCard.read(folder)
     module = _module(card.retriever)
     settings = _overridden(module, card, overrides or {})
-    corpus = corpus or _corpus_of(card, folder)
+    if corpus is None:
+        if card.corpus_path is None:
+            raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
+        path = Path(os.path.normpath(folder.resolve() / card.corpus_path))
+        if not path.is_file():
+            raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or rebuild the index")
+        corpus = Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
     if corpus.digest != card.digest:
         raise IndexMismatch(
             f"{folder} indexes another corpus ({card.passages} passages, digest {card.digest[:12]}) than the one "
@@ -191,15 +190,6 @@ def _overridden(module: IndexModule, card: IndexCard, overrides: Mapping[str, ob
             raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
     device = getattr(settings, "device", "auto")
     return resolve_here(settings, device=None if device == "auto" else device)
-
-
-def _corpus_of(card: IndexCard, folder: Path) -> Corpus:
-    if card.corpus_path is None:
-        raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
-    path = Path(os.path.normpath(folder.resolve() / card.corpus_path))
-    if not path.is_file():
-        raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or rebuild the index")
-    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
 
 
 def _read(path: Path) -> Corpus:

@@ -54,10 +54,7 @@ def parse_ranking(answer: str, count: int) -> ParsedRanking:
     order = dict.fromkeys(known)
     rest = [place for place in range(count) if place not in order]
     return ParsedRanking(
-        order=(*order, *rest),
-        missing=len(rest),
-        repeated=len(known) - len(order),
-        invented=len(named) - len(known),
+        order=(*order, *rest), missing=len(rest), repeated=len(known) - len(order), invented=len(named) - len(known)
     )
 
 

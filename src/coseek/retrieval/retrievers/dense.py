@@ -22,7 +22,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
 )
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, usable_device
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings
+from coseek.retrieval.vectors.exact import BLOCK_ROWS, ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
 from coseek.retrieval.vectors.search_method import fastest_method
 from coseek.retrieval.vectors.shortlist import ScanSearch
@@ -38,7 +38,7 @@ class DenseSettings(EmbeddingSettings):
     """The search method; all methods return the same hits. `exact` scans all vectors. `int8` scans a copy of a quarter
     of the size first. `auto` selects the faster method on this machine: from 32,768 passages on a CPU it stores a copy
     where int8 is clearly faster (`coseek doctor` shows this), and uses a stored copy where int8 is still faster."""
-    block_rows: int = Field(default=65_536, ge=1)
+    block_rows: int = Field(default=BLOCK_ROWS, ge=1)
     """Passages per matrix product of exact search."""
 
 
@@ -62,7 +62,7 @@ class StoreSearch:
         if self.method == "int8" and self._codes is not None:
             return Int8Search(self._store, self._codes)
         device = usable_device(self._settings.device)
-        return ExactSearch(self._store, ExactSettings(device=device, block_rows=self._settings.block_rows))
+        return ExactSearch(self._store, device, self._settings.block_rows)
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
         return self._searcher.search(queries_QD, k)

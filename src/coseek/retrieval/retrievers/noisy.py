@@ -35,7 +35,7 @@ class NoisyRetriever(LayeredRetriever, Curriculum):
         Curriculum.__init__(self, settings)
         self.settings = settings
         self.stats = NoiseStats()
-        self._random = RandomRetriever.over(over.corpus, RandomSettings(seed=settings.noise.seed))
+        self._random = RandomRetriever(over.corpus, RandomSettings(seed=settings.noise.seed))
 
     @property
     def identity(self) -> str:

@@ -23,13 +23,9 @@ class RandomRetriever:
 
     name = "random"
 
-    def __init__(self, corpus: Corpus, settings: RandomSettings) -> None:
+    def __init__(self, corpus: Corpus, settings: RandomSettings | None = None) -> None:
         self.corpus = corpus
-        self.settings = settings
-
-    @classmethod
-    def over(cls, corpus: Corpus, settings: RandomSettings | None = None) -> "RandomRetriever":
-        return cls(corpus, settings or RandomSettings())
+        self.settings = settings or RandomSettings()
 
     @property
     def identity(self) -> str:

@@ -81,15 +81,8 @@ class WebSettings(Settings):
 
 
 _HITS_DEPEND_ON = {
-    "provider",
-    "url",
-    "fetch",
-    "parameters",
-    "view",
-    "query_words",
-    "passage_words",
-    "page_passages",
-    "limits",
+    *("provider", "url", "fetch", "parameters", "view"),
+    *("query_words", "passage_words", "page_passages", "limits"),
 }
 """The settings in the identity; the others change only what a search costs."""
 
@@ -216,14 +209,6 @@ class Web:
         return best or pieces[: self.settings.page_passages]
 
 
-def _address(url: str) -> str:
-    """Check that the URL uses TLS or is local, since the key is sent there, and holds no password."""
-    base = parse_base_url(url)
-    if not (base.startswith("https:") or is_local(base)):
-        raise SettingError(f"the url {url!r} of a search provider gets the key, so it must begin with https://")
-    return url.strip()
-
-
 SETTINGS = WebSettings
 
 
@@ -238,7 +223,10 @@ def open(settings: WebSettings, opening: OpenContext) -> Web:
     provider.request("", 1, key, settings.parameters)  # raises for missing parameters
     if settings.fetch == "pages":
         require_library("trafilatura", "reading the pages of a web search", "web")
-    name, url, seconds = settings.provider, _address(settings.url or provider.URL), settings.timeout_s
+    name, url, seconds = settings.provider, (settings.url or provider.URL).strip(), settings.timeout_s
+    base = parse_base_url(url)  # refuses passwords
+    if not (base.startswith("https:") or is_local(base)):
+        raise SettingError(f"the url {url!r} of a search provider gets the key, so it must begin with https://")
     retries = settings.retries.model_dump()
     patience = HttpSettings(**retries, concurrency=settings.at_once, connect_s=seconds, timeout_s=seconds)
     calls = HttpClient(url, patience, name=name, quotes=False, most_bytes=MOST_BYTES)

@@ -3,9 +3,8 @@
 `dense`, `hnsw` and `ivf-pq` differ only in the nearest-neighbour search (`Nearest`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -78,28 +77,19 @@ def settled(settings: E) -> E:
     return resolve_here(whole, device=None if settings.device == "auto" else settings.device)
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """What a view needs of an encoder's tokenizer: separator, token limit, token counter."""
+def view_renderer(folder: Path, prompt: str, max_tokens: int) -> "partial[str]":
+    """`render_view` with the separator, token limit and token counter of an encoder's folder. Needs no torch."""
+    from tokenizers import Tokenizer
 
-    separator: str
-    limit: int
-    count: Callable[[str], int]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
 
-    @classmethod
-    def of(cls, folder: Path, prompt: str, max_tokens: int) -> "Reader":
-        """Read `tokenizer.json`. Needs no torch."""
-        from tokenizers import Tokenizer
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-
-        def count(text: str) -> int:
-            return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-        used = count(prompt) + tokenizer.num_special_tokens_to_add(is_pair=False)
-        return cls(_separator(folder), max(1, max_tokens - used), count)
+    used = count(prompt) + tokenizer.num_special_tokens_to_add(is_pair=False)
+    return partial(render_view, separator=_separator(folder), limit=max(1, max_tokens - used), count=count)
 
 
 def _separator(folder: Path) -> str:
@@ -126,8 +116,9 @@ class QueryEncoder:
         return fingerprint(self._folder)
 
     @cached_property
-    def _reader(self) -> Reader:
-        return Reader.of(self._folder, self.settings.query_prompt or "", self.settings.query_tokens or MOST_TOKENS)
+    def _render(self) -> "partial[str]":
+        tokens = self.settings.query_tokens or MOST_TOKENS
+        return view_renderer(self._folder, self.settings.query_prompt or "", tokens)
 
     def seen(self, query: QueryLike) -> str:
         """The text to encode; empty for a blank query."""
@@ -136,8 +127,7 @@ class QueryEncoder:
             return ""
         if view == "query":
             return asked.text  # this view never truncates, so the tokenizer need not be read
-        reader = self._reader
-        return render_view(view, asked, separator=reader.separator, limit=reader.limit, count=reader.count)
+        return self._render(view, asked)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Encode texts to float32 vectors, Q × D. A vector that is not finite is a `RetrieverError`."""

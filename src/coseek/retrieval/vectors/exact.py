@@ -8,13 +8,13 @@ import importlib.util
 from collections.abc import Callable
 
 import numpy as np
-from pydantic import Field
 
-from coseek.core.settings import Settings
 from coseek.retrieval.vectors.block_scores import GROUP, Product, peaks_of
 from coseek.retrieval.vectors.shortlist import Bounds, Queries, ScanSearch, Shortlist, score_error
 from coseek.retrieval.vectors.store import Floats, VectorStore
 
+BLOCK_ROWS = 65_536
+"""Rows per product; with 64 queries the result takes 16 MB."""
 _UNIT = 2.0**-24
 """Unit roundoff of float32."""
 _REDUCED = 2.0**-7
@@ -23,25 +23,20 @@ _FITS = 1e37
 """Products of vectors with smaller norms cannot overflow float32."""
 
 
-class ExactSettings(Settings):
-    """How products are computed. No setting changes the result."""
-
-    device: str = "cpu"
-    """`cpu`, `cuda`, `cuda:1`, …; a GPU keeps the vectors if they fit into most of its free memory."""
-    block_rows: int = Field(default=65_536, ge=1)
-    """Rows per product; with 64 queries the result takes 16 MB."""
-    together: int = Field(default=64, ge=1)
-    """Queries per product."""
-
-
 class ExactSearch(ScanSearch):
     """Scans every row in float32."""
 
-    def __init__(self, store: VectorStore, settings: ExactSettings | None = None) -> None:
-        self._settings = settings or ExactSettings()
-        super().__init__(store, self._settings.together)
-        with_torch = self._settings.device != "cpu" or importlib.util.find_spec("torch") is not None
-        self._products = _TorchProducts(store, self._settings) if with_torch else _NumpyProducts()
+    def __init__(
+        self, store: VectorStore, device: str = "cpu", block_rows: int = BLOCK_ROWS, together: int = 64
+    ) -> None:
+        """`device` is `cpu`, `cuda`, `cuda:1`, …; a GPU keeps the vectors if they fit into most of its free memory.
+
+        A product has `block_rows` rows and `together` queries. No argument changes the result.
+        """
+        super().__init__(store, together)
+        self._block_rows = block_rows
+        with_torch = device != "cpu" or importlib.util.find_spec("torch") is not None
+        self._products = _TorchProducts(store, device, block_rows) if with_torch else _NumpyProducts()
 
     def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
         dim = self._store.dim
@@ -54,7 +49,7 @@ class ExactSearch(ScanSearch):
         # CPUs may flush numbers below 2⁻¹²⁶ to 0 in the vector, in a product and in a sum.
         rest_Q = unit_Q * (4.0 * dim * 2.0**-126)
         multiply = self._products.by(scaled_QD)
-        for start, vectors_BD in self._store.blocks(self._settings.block_rows):
+        for start, vectors_BD in self._store.blocks(self._block_rows):
             norms_B = self._store.norms_N[start : start + len(vectors_BD)]
             bounds = Bounds(unit_Q, norms_B, whole_Q, np.ones(len(norms_B)), rest_Q)
             fits = float(norms_B.max()) * dim**0.5 < _FITS
@@ -89,13 +84,13 @@ class _NumpyProducts:
 class _TorchProducts(_NumpyProducts):
     """Keeps the vectors on a GPU if they fit."""
 
-    def __init__(self, store: VectorStore, settings: ExactSettings) -> None:
+    def __init__(self, store: VectorStore, device: str, block_rows: int) -> None:
         import torch
 
-        self._device = torch.device(settings.device)
+        self._device = torch.device(device)
         self._resident: dict[int, torch.Tensor] = {}
         if self._device.type == "cuda" and store.nbytes < 0.8 * torch.cuda.mem_get_info(self._device)[0]:
-            for start, vectors_BD in store.blocks(settings.block_rows):
+            for start, vectors_BD in store.blocks(block_rows):
                 self._resident[start] = torch.from_numpy(vectors_BD).to(self._device)
 
     @property

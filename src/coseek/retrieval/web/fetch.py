@@ -3,6 +3,7 @@
 URL, size, encoding, type and redirects of a page are untrusted.
 """
 
+import time
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ class Fetcher:
         import httpcore
         import httpx
 
-        deadline = Deadline.after(self.limits.timeout_s)
+        deadline = Deadline(time.monotonic() + self.limits.timeout_s)
         try:
             with guarded_pool(deadline, self.limits.allow_private, self.ssl_context) as pool:
                 for _ in range(self.limits.redirects + 1):

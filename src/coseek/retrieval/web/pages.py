@@ -40,19 +40,15 @@ def read_page(fetched: FetchedPage) -> Page:
     text = decode(fetched.body, fetched.content_type)
     if fetched.content_type.partition(";")[0].strip().lower() == "text/plain":
         return _page("", text)
-    return _article(text)
-
-
-def _article(html: str) -> Page:
     import trafilatura
     from trafilatura.metadata import extract_title
 
-    if html.count("<") > MOST_TAGS:
+    if text.count("<") > MOST_TAGS:
         raise PageFault("too long")
     try:
-        tree = trafilatura.load_html(html)
+        tree = trafilatura.load_html(text)
         title = None if tree is None else extract_title(tree)
-        article = trafilatura.extract(html, include_comments=False, include_tables=True)
+        article = trafilatura.extract(text, include_comments=False, include_tables=True)
     except _UNREADABLE:
         raise PageFault("unreadable") from None
     return _page(title or "", article or "")

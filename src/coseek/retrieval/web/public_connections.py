@@ -57,10 +57,7 @@ class Deadline:
     """A point in time after which operations fail."""
 
     end: float
-
-    @classmethod
-    def after(cls, seconds: float) -> "Deadline":
-        return cls(time.monotonic() + seconds)
+    """On the clock `time.monotonic`."""
 
     def left_s(self) -> float:
         """The remaining seconds. Raises `httpcore.ReadTimeout` after the deadline."""
