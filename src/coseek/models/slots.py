@@ -74,14 +74,12 @@ class SlotTable:
         first = np.flatnonzero(~front[:count])
         second = count + np.flatnonzero(front[count:])
         both, crossed = np.concatenate((first, second)), np.concatenate((second, first))
-        per_turn = (self.seed, self.written, self.budget, self.ids, self.logprobs)
-        for column in (self.open, self.key, self.length, self.pending, *per_turn):
+        columns: tuple[NDArray[np.generic], ...] = (
+            *(self.open, self.key, self.length, self.pending),
+            *(self.seed, self.written, self.budget, self.ids, self.logprobs),
+        )
+        for column in columns:
             column[both] = column[crossed]
         for slot in both[self.open[both]].tolist():
             self.slot_of[int(self.key[slot])] = slot
         return first, second
-
-        return (
-            *(self.open, self.key, self.length, self.pending),
-            *(self.seed, self.written, self.budget, self.ids, self.logprobs),
-        )
