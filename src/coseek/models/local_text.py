@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 CUT = "\n[A part was left out here, because the whole did not fit.]\n"
 """Replaces the removed middle of a prompt that is too long."""
 _SLOT = "\ue000prompt\ue001"
-"""A placeholder that shows what a chat template adds around a prompt; no template contains these private-use
-characters."""
+"""A placeholder that shows a chat template's frame; no template contains these private-use characters."""
 
 
 class TextModelSettings(Settings):
@@ -142,8 +141,8 @@ def load_local(
 
 
 def chat_frame(tokenizer: HfTokenizer, folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and after a user's message, by the folder's chat template. Without a template: the beginning-of-text
-    token, if the tokenizer adds one."""
+    """Ids before and after a user's message by the chat template; without one, the beginning-of-text token if there is
+    one."""
     if tokenizer.fast.chat_template is None:
         bos_id = tokenizer.fast.bos_token_id
         begins = isinstance(bos_id, int) and list(tokenizer.fast("").input_ids)[:1] == [bos_id]

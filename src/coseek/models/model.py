@@ -78,8 +78,7 @@ class Turn:
     end: TurnEnd
     fault: str = ""
     exact: bool = True
-    """Whether `ids` and `logprobs` are those sampled. Inexact turns, of servers that return text only, are not trained
-    on."""
+    """Whether `ids` and `logprobs` are those sampled. Inexact turns, from text-only servers, are not trained on."""
     cost_usd: float | None = 0.0
     """The cost of the turn; `None` if there is a price and the server reports no token counts."""
 

@@ -24,8 +24,7 @@ class SharingRound:
 
 
 def plan_prefix_sharing(rows: Sequence[PromptPiece]) -> tuple[list[SharingRound], dict[int, tuple[int, ...]]]:
-    """Plan the reading of new rows. Returns consecutive rounds, and the remaining tokens of each slot. A row without a
-    common prefix is in no round."""
+    """Plan the reading of new rows: consecutive rounds, and the remaining tokens of each slot."""
     rounds: list[SharingRound] = []
     left: dict[int, tuple[int, ...]] = {}
     level = [(0, sorted(rows, key=lambda row: row[1]))]

@@ -35,8 +35,7 @@ class RemoteModelSettings(Settings):
     """Requests to a model behind HTTP."""
 
     dialect: Literal["auto", "coseek", "vllm", "sglang", "completions", "chat"] = "auto"
-    """The server's dialect; `auto` asks the server. `completions` and `chat` exchange text only and are not for
-    training."""
+    """The server's dialect; `auto` asks the server. `completions` and `chat` are text only and not for training."""
     model: str | None = None
     """The model's name at the server; optional if it has only one."""
     key_env: str | None = None

@@ -48,11 +48,9 @@ class SamplerSettings(Settings):
     dtype: SamplingPrecision = "float32"
     """Precision of weights and cache; `auto` is the fastest here for a model of this width."""
     patience: float = Field(default=0.25, ge=0.0, lt=1.0)
-    """Share of live rows that may stop before `step` returns. Waiting batches searches and prefills; 0 returns every
-    row at once. Affects speed only."""
+    """Share of live rows that may stop before `step` returns. Waiting batches searches; 0 returns every row at once."""
     share: bool = True
-    """Read the common prefixes of rows that are opened together once (in float32 this changes log-probabilities in the
-    last bits only)."""
+    """Read common prefixes of new rows once (in float32 this changes the last bits of log-probabilities only)."""
 
     @property
     def on_policy(self) -> bool:

@@ -11,8 +11,7 @@ Script: TypeAlias = Mapping[str, Sequence[str]] | Callable[[EpisodeState], str]
 
 
 class ScriptedModel:
-    """Returns the next text of a row's script, with log-probability 0 for every token. A script without a next turn is
-    a fault."""
+    """Returns the next text of a row's script, with log-probability 0 per token. A missing turn is a fault."""
 
     def __init__(self, script: Script, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()

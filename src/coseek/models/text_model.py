@@ -20,8 +20,7 @@ class TextModel(Protocol):
 
 
 def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> list[str | ModelError]:
-    """One text or error per prompt, in order. Equal prompts are sent once. A failed batch is split in halves and
-    repeated, so that only the failing prompts fail."""
+    """One text or error per prompt, in order. Equal prompts are sent once; a failed batch is retried in halves."""
     unique = list(dict.fromkeys(prompts))
     written = dict(zip(unique, _halving(model, unique, max_tokens), strict=True))
     return [written[prompt] for prompt in prompts]

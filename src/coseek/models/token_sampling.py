@@ -11,8 +11,7 @@ _BITS = 23
 
 
 def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.int64]) -> NDArray[np.float32]:
-    """One number in (0, 1) per row, a function of the row's seed and the token's position. A counter-based generator:
-    two rounds of the splitmix64 finaliser."""
+    """One number in (0, 1) per row, a function of seed and position: two rounds of the splitmix64 finaliser."""
     mixed = _mix(_mix(seeds_B + _GOLDEN) ^ ((positions_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN))
     return ((mixed >> np.uint64(64 - _BITS)).astype(np.float64) + 0.5).astype(np.float32) * np.float32(2.0**-_BITS)
 
@@ -42,8 +41,7 @@ def sample_tokens(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> t
 
 
 def filter_logits(logits_BV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
-    """Set logits to −∞ beyond the `top_k` most likely tokens (0: none), and after a mass of `top_p`. The most likely
-    token always stays."""
+    """Set logits to −∞ beyond the `top_k` most likely tokens (0: none) and the mass `top_p`, except the most likely."""
     sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
     gone_BV = torch.zeros_like(sorted_BV, dtype=torch.bool)
     if top_k:

@@ -7,8 +7,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 SMOOTHING = 60
-"""The constant k of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009). Larger values flatten the
-ranks."""
+"""The constant of reciprocal rank fusion (Cormack et al., SIGIR 2009). Larger values flatten the ranks."""
 
 Scale: TypeAlias = Literal["min-max", "z"]
 """How scores are normalised within a ranking: see `scaled`."""

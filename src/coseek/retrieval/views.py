@@ -185,8 +185,7 @@ def neutralise_separator(text: str, separator: str) -> str:
 
 
 def _without(text: str, mark: str, instead: str) -> str:
-    """Replace every `mark` in collapsed text, including those that a replacement creates. Runs in linear time, since
-    each replacement removes characters for good."""
+    """Replace every `mark` in collapsed text, including those that a replacement creates, in linear time."""
     kept: list[str] = []
     left = list(reversed(text))
     while left:
@@ -219,8 +218,7 @@ def _in_lines(pieces: Sequence[Piece]) -> str:
 
 
 def _fitting(pieces: Sequence[Piece], layout: _Layout, limit: int, count: Count) -> str | None:
-    """The rendered text with the fewest words removed that fits; `None` if removing all but the query is not enough. A
-    binary search over the number of removed words."""
+    """The rendered text with the fewest words removed that fits, by binary search; `None` if the query is too long."""
     order = sorted((at for at, piece in enumerate(pieces) if piece.role is not Role.QUERY), key=partial(_loss, pieces))
     borders = [[word.start() for word in _WORD.finditer(pieces[at].text)] for at in order]  # where words begin
     ends = list(accumulate(map(len, borders)))  # words removed when the pieces up to here are empty

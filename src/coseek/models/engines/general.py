@@ -83,8 +83,7 @@ class GeneralEngine:
 
 
 class CacheView(Cache):
-    """A `KVCache` behind Hugging Face's cache interface. `point_at` selects the rows and columns of the next forward
-    pass."""
+    """A `KVCache` behind Hugging Face's cache interface. `point_at` selects the next forward pass's rows."""
 
     def __init__(self, slots: KVCache) -> None:
         super().__init__(layers=[])

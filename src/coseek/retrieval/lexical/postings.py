@@ -40,8 +40,7 @@ class Postings:
         return self.rows_P[place], self.weights_P[place]
 
     def scores(self, words: Sequence[int]) -> Scores:
-        """The score of every passage: the float32 sum of its weights in the order of `words`; repeated words count
-        again."""
+        """The score of every passage: the float32 sum of its weights in the order of `words`, repetitions included."""
         scores_N = np.zeros(self.passages, dtype=np.float32)
         for word in words:
             rows, weights = self.of(word)

@@ -73,8 +73,7 @@ def _longest_chain(answer: str) -> list[int]:
 
 
 def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_words: int, **more: str) -> str:
-    """Fill the prompt. Passages are truncated to `max_words` words; `more` fills further fields. Bracketed numbers in
-    filled-in text become parenthesised."""
+    """Fill the prompt; `more` fills further fields. Passages have at most `max_words` words, `[n]` becomes `(n)`."""
     shown = (
         fill_template(
             prompt.passage,

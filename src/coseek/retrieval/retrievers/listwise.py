@@ -38,8 +38,7 @@ class ListwiseSettings(Settings):
     window: int = Field(default=20, ge=2)
     """Passages per prompt."""
     step: int = Field(default=10, ge=1)
-    """Passages that the window moves; less than `window`. One pass brings the best `window - step` passages to the
-    front."""
+    """Passages that the window moves, less than `window`. One pass moves the best `window - step` to the front."""
     passage_words: int = Field(default=150, ge=1)
     """Passages are truncated to this many words."""
     query_words: int = Field(default=300, ge=1)

@@ -41,7 +41,7 @@ class RemoteRetrieverSettings(Settings):
     index: str | None = None
     """The name of the index, on a server with several."""
     dialect: Literal["coseek", "search-r1", "single"] = "coseek"
-    """`coseek` sends the query's context as well; `search-r1` sends a list of strings; `single` sends one `query` per
+    """`coseek` also sends the query's context; `search-r1` sends a list of strings; `single` one `query` per
     request."""
     view: View = "query"
     """The view that is sent as a string. With `query`, a coseek server may apply its own view."""

@@ -58,8 +58,7 @@ class WebSettings(Settings):
     view: View = "query"
     """The view of a search turn that is searched."""
     query_words: int = Field(default=40, ge=1)
-    """The view is truncated to this many words, but never the query itself: providers refuse long queries (Brave takes
-    50)."""
+    """The view is truncated to this many words, but never the query itself. Brave accepts 50."""
     url: str | None = None
     """The provider's URL, if not the usual one."""
     key_env: str | None = None

@@ -30,8 +30,8 @@ WINDOW_BATCHES = 32
 
 
 def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, report: Report) -> VectorStore:
-    """Encode the corpus into `folder`, or continue an earlier build. Takes `settled` settings. A vector that is not
-    finite is a `DataError` with the passage's id."""
+    """Encode the corpus into `folder`, or continue. A vector that is not finite is a `DataError` with its passage's
+    id."""
     source = encoder_folder(settings.encoder)
     encoder = Encoder.open(source, settings.device, settings.encoder_dtype)
     encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)

@@ -150,8 +150,7 @@ class QueryEncoder:
 
 
 class Nearest(Protocol):
-    """Nearest-neighbour search: returns rows and scores, Q × at most `k`, best first. Negative rows are empty
-    places."""
+    """Nearest-neighbour search. Returns rows and scores, Q × at most `k`, best first; negative rows are empty."""
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]: ...
 

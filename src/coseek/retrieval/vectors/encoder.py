@@ -54,8 +54,7 @@ class Encoder:
     def encode(
         self, texts: Sequence[str], prompt: str, max_tokens: int, batch_size: int, *, normalise: bool = True
     ) -> Vectors:
-        """Encode texts after `prompt`, truncated to `max_tokens` with the prompt included. Returns float32 N × D, in
-        input order. The library sorts texts by length within a call to reduce padding."""
+        """Encode texts after `prompt`, truncated to `max_tokens` with the prompt: float32 N × D, in input order."""
         with self._lock:
             self.model.max_seq_length = max_tokens
             vectors_ND = self.model.encode(

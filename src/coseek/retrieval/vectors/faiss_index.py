@@ -36,8 +36,7 @@ _TOGETHER = 16
 
 
 class Lift:
-    """Pads the vectors of a store to equal length and to `dim` dimensions, a multiple of `multiple`. `unit` scales the
-    common length to 1, and with it every score."""
+    """Pads vectors to equal length and to `dim` dimensions, a multiple of `multiple`; `unit` scales the length to 1."""
 
     def __init__(self, store: VectorStore, normalised: bool, *, multiple: int = 1, unit: bool = False) -> None:
         self._store = store

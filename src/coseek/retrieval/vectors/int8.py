@@ -100,8 +100,8 @@ def _largest(store: VectorStore, begin: int, end: int) -> Doubles:
 
 
 def encode(vectors_BD: Floats) -> tuple[Codes, Doubles, float]:
-    """`(X, bounds_2B, s)`: codes with one scale, and upper bounds of ‖x − sX‖ and ‖sX‖ per row. The first bound
-    includes the rounding error of the float64 score."""
+    """`(X, bounds_2B, s)`: codes, bounds of ‖x − sX‖ (with the rounding error of scores) and ‖sX‖ per row, the
+    scale."""
     wide_BD = vectors_BD.astype(np.float64)
     scale = float(np.abs(wide_BD).max()) / _LARGEST or 1.0
     codes_BD = np.rint(wide_BD / scale)

@@ -146,8 +146,7 @@ class Shortlist:
         self._rescored_Q = np.zeros(len(queries_QD), dtype=np.int64)
 
     def take(self, product_BQ: Product, peaks_GQ: Product, rows_B: Rows, bounds: Bounds) -> None:
-        """Take a block. Its product has a multiple of GROUP rows; excess rows and columns are padding. The product must
-        hold no NaN; `peaks_GQ` is `peaks_of(product_BQ)`."""
+        """Take a block: `product_BQ` without NaN, padded to a multiple of GROUP rows, and its `peaks_of`."""
         if self._looking:
             self._look(_Block(product_BQ, peaks_GQ, rows_B, bounds))
             return

@@ -65,8 +65,7 @@ def _page(title: str, text: str) -> Page:
 
 
 def decode(body: bytes, content_type: str) -> str:
-    """Decode bytes by byte order mark, else by the header's charset, else by the page's, else UTF-8, else a guess.
-    Undecodable bytes become U+FFFD."""
+    """Decode by byte order mark, header, the page's charset, UTF-8, or a guess, in this order; errors become U+FFFD."""
     for mark, name in _MARKS:
         if body.startswith(mark):
             return body.decode(name, errors="replace")

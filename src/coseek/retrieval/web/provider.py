@@ -57,8 +57,7 @@ class SearchProvider(Protocol):
 
 
 def listed(answer: Json, *path: str) -> list[JsonObject]:
-    """The objects of the list at a path of keys; empty if a key is missing, as without results. A value of another type
-    is a `ValueError`."""
+    """The objects of the list at a path of keys, empty if a key is missing. Another type is a `ValueError`."""
     value: Json = answer
     for name in path:
         if not isinstance(value, dict):

@@ -26,8 +26,7 @@ class RefusedAddress(ValueError):
 
 
 def public_address(host: str, port: int, allow_private: bool = False) -> str:
-    """Resolve a host to the IP address to connect to. All its addresses must be public. The connection must use this
-    address: a second lookup might return another one."""
+    """Resolve a host to the IP address to connect to; all must be public. A second lookup might return another one."""
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
