@@ -30,9 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.hardware.host import Host
-from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, Searcher
+from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
-from coseek.retrieval.vectors.search_method import fastest_way
+from coseek.retrieval.vectors.search_method import fastest_method
+from coseek.retrieval.vectors.shortlist import ScanSearch
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +92,7 @@ def main() -> int:
         "exact": ExactSearch(store),
         "int8": Int8Search(store, folder / "int8"),
     }
-    taken, why = fastest_way(store, "cpu")
+    taken, why = fastest_method(store, "cpu")
     print(f"auto is {taken}: {why}")
     others = baselines(store)
     passed = [compare(args, store, ours, taken, others, queries_QD, k) for k in args.k]
@@ -202,7 +203,7 @@ def baselines(store: VectorStore) -> list[Side]:
     ]
 
 
-def searching(search: Searcher) -> Callable[[Floats, int], Rows]:
+def searching(search: ScanSearch) -> Callable[[Floats, int], Rows]:
     return lambda queries_QD, k: search.search(queries_QD, k)[0]
 
 
@@ -262,7 +263,7 @@ def report_memory(folder: Path, name: str, queries: int, k: int) -> int:
     torch.ones((64, 64)) @ torch.ones((64, 64))
     bare = status()
     store = VectorStore.open(folder / "vectors")
-    search = Int8Search(store, folder / "int8") if name == "int8" else ExactSearch(store, ExactSettings())
+    search = Int8Search(store, folder / "int8") if name == "int8" else ExactSearch(store)
     for _ in range(2):
         search.search(queries_QD[:queries], k)
     after = status()

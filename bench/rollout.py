@@ -195,13 +195,14 @@ def profile(side: Side, protocol: Protocol, retriever: Retriever, questions: Seq
     """One more repeat, with a clock in front of every part; what is left is the driver's own."""
     assert isinstance(side.model, Sampler)
     clock, engine = Clock(), side.model._engine
-    parts = {"read": "prefill", "step": "decoding", "copy": "copying prefixes", "swap": "moving rows"}
-    for attribute, name in parts.items():
+    for attribute, name in {"read": "prefill", "step": "decoding"}.items():
         clock.watch(engine, attribute, name)
+    for attribute, name in {"copy": "copying prefixes", "swap": "moving rows"}.items():
+        clock.watch(engine.cache, attribute, name)
     clock.watch(side.model, "step", "sampler's own")
     clock.watch(retriever, "search", "retrieval")
     with (
-        patch.object(sampler_module, "draw", clock.timed("drawing", sample_tokens)),
+        patch.object(sampler_module, "sample_tokens", clock.timed("drawing", sample_tokens)),
         patch.object(sampler_module, "uniforms", clock.timed("drawing", uniforms)),
     ):
         clock.timed("driver and tokenizer", side.go)(protocol, retriever, questions, 0)

@@ -152,11 +152,11 @@ def build_over(store: VectorStore, engine: str, out: Path) -> None:
     elif engine != "exact":
         import faiss
 
-        from coseek.retrieval.retrievers.hnsw import HnswSettings, weave
+        from coseek.retrieval.retrievers.hnsw import HnswSettings, build_graph
         from coseek.retrieval.retrievers.ivf_pq import IvfPqSettings, fill_cells
 
         made = (
-            weave(store, HnswSettings(ef_construction=EF_CONSTRUCTION), True)
+            build_graph(store, HnswSettings(ef_construction=EF_CONSTRUCTION), True)
             if engine == "hnsw"
             else fill_cells(store, IvfPqSettings(), True)
         )

@@ -41,8 +41,8 @@ from coseek.measure.answers import cover_match, f1, normalise
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers, parse_ranking
-from coseek.retrieval.llm.simulated_documents import parse_documents, without_tags
 from coseek.retrieval.query import PastTurn, Query
+from coseek.retrieval.retrievers.simulated import parse_documents, without_tags
 from coseek.retrieval.views import neutralise_separator, render_view
 from coseek.retrieval.web.pages import cut, decode
 from coseek.retrieval.web.provider import plain

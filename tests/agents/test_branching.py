@@ -235,7 +235,7 @@ def test_a_branch_is_token_for_token_the_run_that_reads_everything_anew(name: st
     branches = branches_of(finished(agent))
     agent, model = sampler(name, temperature, share=False)
     forked = branch(agent, Anything(), branches, LIMITS)
-    assert not model._board.slot_of, "a row was left open in the model"
+    assert not model._table.slot_of, "a row was left open in the model"
     slow = branch(Agent(agent.protocol, Unforked(model)), Anything(), branches, LIMITS)
     for run, reread in zip(forked, slow, strict=True):
         assert_same(run, reread)
@@ -414,7 +414,7 @@ def test_however_little_room_there_is_every_branch_comes_to_the_same_end(
     tight, model = sampler(name, max_rows=max_rows)
     for run, other in zip(truth, branch(tight, Anything(), branches, LIMITS, concurrency=concurrency), strict=True):
         assert_same(run, other)
-    assert not model._board.slot_of
+    assert not model._table.slot_of
 
 
 def test_a_past_that_the_model_cannot_hold_is_a_fault_of_its_branches_alone() -> None:

@@ -12,7 +12,7 @@ from coseek.core.hub import FAMILIES, fetch_command, way_out
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_paths
 from coseek.pipelines.agent_recipe import load_recipe, paths_of, recipe_names
-from coseek.retrieval.cross_encoder import check_folder
+from coseek.retrieval.retrievers.rerank import check_folder
 from coseek.retrieval.vectors.encoder import encoder_folder
 
 

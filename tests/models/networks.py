@@ -7,7 +7,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coseek.data.question import Question
+from coseek.models.laptop import LaptopSettings
 from coseek.models.model import EpisodeState, Model, Request, Turn
+
+TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
+SMALL = LaptopSettings(hidden=32, feed_forward=48, vocabulary=300, max_positions=256)
 
 VOCABULARY = 300
 """Bytes, the end of text and room for a few special tokens."""

@@ -64,7 +64,7 @@ def test_rows_that_change_places_take_all_they_read_with_them(kind: str) -> None
     rows = [random_ids(random.Random(number), 3, 20) for number in range(4)]
     read_in_pieces(engine, rows, random.Random(0))
     with torch.inference_mode():
-        engine.swap(torch.tensor([0, 1]), torch.tensor([3, 2]), 20)
+        engine.cache.swap(torch.tensor([0, 1]), torch.tensor([3, 2]), 20)
         engine.reserve(9, 200)  # growing moves everything once more
         rows = rows[::-1]
         logits_BV = engine.step(torch.tensor([row[-1] for row in rows]), torch.tensor([len(row) - 1 for row in rows]))
@@ -80,7 +80,7 @@ def test_a_cleared_slot_remembers_nothing(kind: str) -> None:
     first, second = random_ids(random.Random(1), 9, 9), random_ids(random.Random(2), 5, 5)
     for row in (first, second):
         with torch.inference_mode():
-            engine.clear(torch.tensor([0]))
+            engine.cache.clear(torch.tensor([0]))
         engine.read(block([0], [row[:-1]], [0], len(row)))
         logits_V = engine.step(torch.tensor(row[-1:]), torch.tensor([len(row) - 1]))[0]
         assert torch.allclose(logits_V, logits_of(model, row)[-1], atol=1e-4)

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.machine.paces import FAST, SLOW, processor
-from tests.models.networks import NETWORKS, logits_of, network
+from tests.models.networks import NETWORKS, SMALL, TEXTS, logits_of, network
 
 from coseek.core.errors import DataError, SettingError
-from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.laptop import make_policy
 from coseek.models.likelihood import (
     Continuation,
     ContinuationLogprob,
@@ -21,16 +21,7 @@ from coseek.models.likelihood import (
 )
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
-TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
-SMALL = LaptopSettings(hidden=32, feed_forward=48, vocabulary=300, max_positions=256)
 TOKENIZER = HfTokenizer(train_tokenizer(TEXTS, ["<|user|>", "<|model|>"], 300))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("likelihoods") / "plain"
-    make_policy(SMALL, TEXTS, ["<|user|>", "<|model|>"], made, seed=3)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +121,7 @@ def test_a_likelihood_that_is_no_number_is_a_fault() -> None:
     with torch.no_grad():
         next(likelihood.model.parameters()).fill_(float("nan"))
     found = likelihood.score([Continuation(" the cat", " sat")])[0]
-    assert found.nats is None and "no number" in str(found.fault)
+    assert found.nats is None and "not finite" in str(found.fault)
 
 
 def test_other_weights_and_other_settings_are_another_identity(folder: Path) -> None:

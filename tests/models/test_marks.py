@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.laptop import LaptopSettings, add_tag_tokens, make_policy
 from coseek.models.pretrained import load_model
-from coseek.models.tag_tokens import add_tag_tokens
 from coseek.models.tokenizer import HfTokenizer
 
 TEXTS = ["the mayor of Novinna is Ada Byron .", "the label of Silver Gate is Narrow Clover ."]

@@ -144,7 +144,7 @@ def test_what_a_server_wrote_beyond_a_stop_string_is_dropped_with_its_probabilit
         (vllm("abc", logprobs=[-1.0]), "3 token ids and 1 log-probabilities"),
         (vllm("abc", logprobs=[-1.0, 0.5, -1.0]), "as a log-probability"),
         (vllm("abc", logprobs=[-1.0, float("-inf"), -1.0]), "as a log-probability"),
-        (vllm("xyz" * 100, "length"), "300 tokens, and 50 were asked for"),
+        (vllm("xyz" * 100, "length"), "300 tokens, but at most 50 were requested"),
         (vllm("abcd", text="something else"), "not those of the tokenizer"),
         (Said({"choices": []}), "no choices.0"),
         (Said({"error": "no"}), "no choices"),

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from tests.machine.paces import FAST, SLOW, processor
+from tests.models.networks import SMALL, TEXTS
 
 from coseek.core.errors import DataError, ModelError
 from coseek.hardware import speed
-from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.laptop import make_policy
 from coseek.models.local_text import (
     CUT,
     LocalTextModel,
@@ -18,16 +19,7 @@ from coseek.models.local_text import (
 )
 from coseek.models.tokenizer import HfTokenizer
 
-TEXTS = [" one fish two fish red fish blue fish", " the cat sat on the mat"]
-SMALL = LaptopSettings(hidden=32, feed_forward=48, vocabulary=300, max_positions=256)
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("writers") / "plain"
-    make_policy(SMALL, TEXTS, ["<|user|>", "<|model|>"], made, seed=3)
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from coseek.retrieval.vectors.shortlist import ScanSearch
+
 Floats = NDArray[np.float32]
 
 
@@ -88,3 +90,27 @@ def hard_cases(draw: st.DrawFn) -> tuple[Floats, Floats, int]:
     from_rows = rng.random(count) < 0.5
     queries[from_rows] = vectors[rng.integers(0, rows, int(from_rows.sum()))]
     return vectors, queries, draw(st.integers(1, 30) | st.integers(1, 300))
+
+
+def large_case(k: int) -> tuple[Floats, Floats]:
+    """A hundred thousand vectors with twenty copies of one, and queries with that one among them."""
+    rng = np.random.default_rng(k)
+    vectors, queries = unit_rows(rng, 100_000, 64), unit_rows(rng, 12, 64)
+    vectors[50_000:50_020] = vectors[7]
+    queries[3] = vectors[7]
+    return vectors, queries
+
+
+def batch_case() -> tuple[Floats, Floats]:
+    rng = np.random.default_rng(0)
+    return near_ties(rng, 3_000, 48), unit_rows(rng, 20, 48)
+
+
+def check_batches(search: ScanSearch, queries: Floats) -> None:
+    """Any batch of the queries finds the same bytes as all of them together."""
+    rows, scores = search.search(queries, 25)
+    for size in (1, 3, 7):
+        for start in range(0, len(queries), size):
+            part_rows, part_scores = search.search(queries[start : start + size], 25)
+            assert part_rows.tobytes() == rows[start : start + size].tobytes()
+            assert part_scores.tobytes() == scores[start : start + size].tobytes()

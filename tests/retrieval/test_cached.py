@@ -23,7 +23,7 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
-from coseek.retrieval.retrievers.cached import Cached
+from coseek.retrieval.retrievers.cached import CachedRetriever
 
 CORPUS = Corpus(
     [Passage("1", "Ada", "wrote \x00 programs"), Passage("2", "Bob", "wrote songs"), Passage("3", "Cy", "")]
@@ -60,8 +60,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def cached(path: Path, engine: Engine, max_lists: int = 1000, patience_s: float = 0.0) -> Iterator[Cached]:
-    with closing(Cached(engine, path, max_lists, patience_s)) as retriever:
+def cached(path: Path, engine: Engine, max_lists: int = 1000, patience_s: float = 0.0) -> Iterator[CachedRetriever]:
+    with closing(CachedRetriever(engine, path, max_lists, patience_s)) as retriever:
         yield retriever
 
 
@@ -166,7 +166,7 @@ def test_a_file_that_is_held_is_refused_with_a_sentence_when_opened(path: Path) 
     with cached(path, Engine()), closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(DiskFault, match="held by another process"):
-            Cached(Engine(), path, patience_s=0)
+            CachedRetriever(Engine(), path, patience_s=0)
 
 
 def test_a_file_that_is_no_cache_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -177,16 +177,16 @@ def test_a_file_that_is_no_cache_is_refused_and_left_alone(tmp_path: Path) -> No
     before = text.read_bytes(), other.read_bytes()
     for path, sentence in ((text, "is broken"), (other, "a database of something else")):
         with pytest.raises(DataError, match=sentence):
-            Cached(Engine(), path)
+            CachedRetriever(Engine(), path)
     assert before == (text.read_bytes(), other.read_bytes())
 
 
 def test_a_cache_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(DiskFault, match="cannot be made"):
-        Cached(Engine(), tmp_path / "file" / "cache.sqlite")
+        CachedRetriever(Engine(), tmp_path / "file" / "cache.sqlite")
     with pytest.raises(DiskFault, match="cannot be used"):
-        Cached(Engine(), tmp_path)
+        CachedRetriever(Engine(), tmp_path)
 
 
 def test_a_cache_that_breaks_or_fills_up_under_way_is_a_sentence(path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_cache_that_breaks_or_fills_up_under_way_is_a_sentence(path: Path) -> 
     data[4096:] = b"\x07" * (len(data) - 4096)
     path.write_bytes(data)
     with pytest.raises(DataError, match="delete it"):
-        Cached(Engine(), path).search(["ada"], 1)
+        CachedRetriever(Engine(), path).search(["ada"], 1)
 
 
 def test_it_is_opened_from_a_file_with_paths_as_seen_from_it(tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ WORKER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_cached import Cached, Engine
-retriever = Cached(Engine(), Path(sys.argv[1]), patience_s=20)
+from test_cached import CachedRetriever, Engine
+retriever = CachedRetriever(Engine(), Path(sys.argv[1]), patience_s=20)
 print("open", flush=True)
 for n in range(int(sys.argv[3]), int(sys.argv[4])):
     assert len(retriever.search(["ada", f"wrote {n}"], 2)[1]) == 2
@@ -267,8 +267,8 @@ def test_a_child_that_was_forked_uses_a_connection_of_its_own(path: Path) -> Non
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_cached import Cached, Engine
-retriever = Cached(Engine(), Path(sys.argv[1]))
+from test_cached import CachedRetriever, Engine
+retriever = CachedRetriever(Engine(), Path(sys.argv[1]))
 retriever.search(["ada"], 1)
 mine = retriever._store._connection
 if os.fork() == 0:

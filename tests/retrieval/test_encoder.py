@@ -5,7 +5,7 @@ import pytest
 from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.core.errors import DataError, SettingError, UserError
-from coseek.retrieval.vectors.embedding_retriever import Reader
+from coseek.retrieval.vectors.embedding_retriever import view_renderer
 from coseek.retrieval.vectors.encoder import Encoder, encoder_folder, usable_device
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 
@@ -88,7 +88,7 @@ def test_bfloat16_weights_give_nearly_the_same_float32_vectors(mean: Path) -> No
 
 
 def test_a_reader_counts_as_the_encoder_does_and_leaves_room_for_the_prompt(mean: Path) -> None:
-    reader = Reader.of(mean, "ba be ", 10)
-    assert reader.separator == "[SEP]"
-    assert reader.count("do da [SEP] du") == 4
-    assert reader.limit == 10 - 2 - 2
+    reads = view_renderer(mean, "ba be ", 10).keywords
+    assert reads["separator"] == "[SEP]"
+    assert reads["count"]("do da [SEP] du") == 4
+    assert reads["limit"] == 10 - 2 - 2

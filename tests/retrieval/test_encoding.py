@@ -24,11 +24,6 @@ class Stopped(Exception):
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def corpus() -> Corpus:
     return sentences(ROWS)
 

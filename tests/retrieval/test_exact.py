@@ -7,11 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.retrieval.brute import brute_force, copies, denormals, hard_cases, mixed_norms, near_ties, unit_rows
+from tests.retrieval.brute import (
+    batch_case,
+    brute_force,
+    check_batches,
+    copies,
+    denormals,
+    hard_cases,
+    large_case,
+    mixed_norms,
+    unit_rows,
+)
 
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.vectors.block_scores import peaks_of, reaching, reaching_on_device
-from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, product_error
+from coseek.retrieval.vectors.exact import ExactSearch, product_error
 from coseek.retrieval.vectors.shortlist import score_error, scores_of
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
@@ -22,7 +32,7 @@ Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
 @given(hard_cases(), st.sampled_from([33, 100]), st.sampled_from([3, 20]))
 def test_what_is_found_is_the_float64_ranking_to_the_last_id(case: Case, block_rows: int, together: int) -> None:
     vectors, queries, k = case
-    search = ExactSearch(VectorStore.of(vectors), ExactSettings(block_rows=block_rows, together=together))
+    search = ExactSearch(VectorStore.of(vectors), block_rows=block_rows, together=together)
     rows, scores = search.search(queries, k)
     assert np.array_equal(rows, brute_force(vectors, queries, k))
     assert scores.shape == rows.shape and np.isfinite(scores).all()
@@ -41,25 +51,15 @@ def test_it_is_the_same_without_torch(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 10, 100])
 def test_a_hundred_thousand_vectors_are_ranked_as_brute_force_ranks_them(k: int) -> None:
-    rng = np.random.default_rng(k)
-    vectors, queries = unit_rows(rng, 100_000, 64), unit_rows(rng, 12, 64)
-    vectors[50_000:50_020] = vectors[7]
-    queries[3] = vectors[7]
+    vectors, queries = large_case(k)
     found = ExactSearch(VectorStore.of(vectors)).find(queries, k)
     assert np.array_equal(found.rows_QK, brute_force(vectors, queries, k))
     assert found.rescored_Q.max() < 2 * k + 50
 
 
 def test_a_query_finds_the_same_in_every_batch_to_the_last_bit() -> None:
-    rng = np.random.default_rng(0)
-    vectors, queries = near_ties(rng, 3_000, 48), unit_rows(rng, 20, 48)
-    search = ExactSearch(VectorStore.of(vectors))
-    rows, scores = search.search(queries, 25)
-    for size in (1, 3, 7):
-        for start in range(0, 20, size):
-            part_rows, part_scores = search.search(queries[start : start + size], 25)
-            assert part_rows.tobytes() == rows[start : start + size].tobytes()
-            assert part_scores.tobytes() == scores[start : start + size].tobytes()
+    vectors, queries = batch_case()
+    check_batches(ExactSearch(VectorStore.of(vectors)), queries)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -68,7 +68,7 @@ def test_shards_change_nothing(tmp_path: Path, dtype: str) -> None:
     vectors, queries = unit_rows(rng, 1_000, 20), unit_rows(rng, 9, 20)
     writer = VectorWriter(tmp_path, 1_000, 20, "float16" if dtype == "float16" else "float32", shard_rows=130)
     writer.append(vectors)
-    rows, _ = ExactSearch(writer.finish(), ExactSettings(block_rows=50)).search(queries, 30)
+    rows, _ = ExactSearch(writer.finish(), block_rows=50).search(queries, 30)
     assert np.array_equal(rows, brute_force(vectors.astype(dtype), queries, 30))
 
 

@@ -8,7 +8,7 @@ from coseek.core.errors import DataError, DiskFault, IndexMismatch, SettingError
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers import hnsw
-from coseek.retrieval.retrievers.hnsw import Hnsw, HnswSearch, HnswSettings, weave
+from coseek.retrieval.retrievers.hnsw import Hnsw, HnswSearch, HnswSettings, build_graph
 from coseek.retrieval.vectors.embedding_retriever import Rows
 from coseek.retrieval.vectors.encoder import Vectors
 from coseek.retrieval.vectors.encoder_card import EncoderCard
@@ -34,16 +34,6 @@ def recall(found: Rows, expected: Rows) -> float:
     return float(np.mean([len(set(mine) & set(theirs)) / len(theirs) for mine, theirs in pairs]))
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return sentences(400)
-
-
 @pytest.mark.parametrize("unit", [True, False])
 def test_the_graph_finds_what_looking_at_everything_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: bool
@@ -52,7 +42,7 @@ def test_the_graph_finds_what_looking_at_everything_finds(
     monkeypatch.setattr("coseek.retrieval.vectors.faiss_index.BLOCK_ROWS", 700)
     both = clustered(4_100, 32, 0, unit=unit)
     store, queries = VectorStore.of(both[:4_000]), both[4_000:]
-    write_file(weave(store, HnswSettings(m=16), normalised=unit), tmp_path / "graph")
+    write_file(build_graph(store, HnswSettings(m=16), normalised=unit), tmp_path / "graph")
     rows, scores = HnswSearch(tmp_path / "graph", EF_SEARCH).search(queries, 10)
     expected, right = ExactSearch(store).search(queries, 10)
     reached = recall(rows, expected)
@@ -65,7 +55,7 @@ def test_the_graph_finds_what_looking_at_everything_finds(
 def test_a_wider_search_finds_no_less(tmp_path: Path) -> None:
     both = clustered(4_100, 32, 1, unit=True)
     store, queries = VectorStore.of(both[:4_000]), both[4_000:]
-    write_file(weave(store, HnswSettings(m=4, ef_construction=20), normalised=True), tmp_path / "graph")
+    write_file(build_graph(store, HnswSettings(m=4, ef_construction=20), normalised=True), tmp_path / "graph")
     expected, _ = ExactSearch(store).search(queries, 10)
     narrow, wide = (recall(HnswSearch(tmp_path / "graph", ef).search(queries, 10)[0], expected) for ef in (10, 200))
     assert narrow < wide
@@ -142,9 +132,9 @@ def test_a_changed_encoder_and_a_broken_graph_are_refused(tmp_path: Path, corpus
 
 
 def test_a_full_disk_ends_in_a_sentence_and_leaves_no_half_graph(tmp_path: Path) -> None:
-    graph = weave(VectorStore.of(clustered(600, 32, 0, unit=True)), HnswSettings(m=4), normalised=True)
+    graph = build_graph(VectorStore.of(clustered(600, 32, 0, unit=True)), HnswSettings(m=4), normalised=True)
     (tmp_path / "graph.part").symlink_to("/dev/full")
-    with pytest.raises(DiskFault, match=r"No space left on device.*what is encoded is kept"):
+    with pytest.raises(DiskFault, match=r"No space left on device.*the vectors are kept"):
         write_file(graph, tmp_path / "graph")
     assert list(tmp_path.iterdir()) == []
 

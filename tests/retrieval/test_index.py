@@ -67,7 +67,7 @@ def test_corpus_and_index_may_move_together(folder: Path, tmp_path: Path) -> Non
 
 def test_an_index_of_another_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     build_index(folder, "bm25", tmp_path / "index")
-    with pytest.raises(IndexMismatch, match=r"indexes another corpus .* make it anew"):
+    with pytest.raises(IndexMismatch, match=r"indexes another corpus .* rebuild it"):
         open_index(tmp_path / "index", OTHER)
     OTHER.save(folder / "corpus.jsonl")
     with pytest.raises(IndexMismatch):

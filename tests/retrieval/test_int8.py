@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.retrieval.brute import brute_force, hard_cases, near_ties, outliers, unit_rows
+from tests.retrieval.brute import (
+    batch_case,
+    brute_force,
+    check_batches,
+    hard_cases,
+    large_case,
+    near_ties,
+    outliers,
+    unit_rows,
+)
 
 import coseek.retrieval.vectors.int8 as int8
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError
@@ -58,10 +67,7 @@ def test_the_bound_is_never_passed(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 10, 100])
 def test_a_hundred_thousand_vectors_are_ranked_as_brute_force_ranks_them(tmp_path: Path, k: int) -> None:
-    rng = np.random.default_rng(k)
-    vectors, queries = unit_rows(rng, 100_000, 64), unit_rows(rng, 12, 64)
-    vectors[50_000:50_020] = vectors[7]
-    queries[3] = vectors[7]
+    vectors, queries = large_case(k)
     found = int8_search(VectorStore.of(vectors), tmp_path).find(queries, k)
     assert np.array_equal(found.rows_QK, brute_force(vectors, queries, k))
     assert found.rescored_Q.max() < 10 * k + 100
@@ -76,15 +82,8 @@ def test_it_finds_the_very_bytes_of_the_float_search(tmp_path: Path) -> None:
 
 
 def test_a_query_finds_the_same_in_every_batch_to_the_last_bit(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    queries = unit_rows(rng, 20, 48)
-    search = int8_search(VectorStore.of(near_ties(rng, 3_000, 48)), tmp_path)
-    rows, scores = search.search(queries, 25)
-    for size in (1, 3, 7):
-        for start in range(0, 20, size):
-            part_rows, part_scores = search.search(queries[start : start + size], 25)
-            assert part_rows.tobytes() == rows[start : start + size].tobytes()
-            assert part_scores.tobytes() == scores[start : start + size].tobytes()
+    vectors, queries = batch_case()
+    check_batches(int8_search(VectorStore.of(vectors), tmp_path), queries)
 
 
 def test_integers_without_torch_are_the_same(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.retrieval.test_hnsw import clustered, recall
-from tests.retrieval.tiny_encoder import make_encoder, sentences
+from tests.retrieval.tiny_encoder import sentences
 
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
@@ -15,16 +15,6 @@ from coseek.retrieval.vectors.faiss_index import write_file
 from coseek.retrieval.vectors.store import VectorStore
 
 QUERIES = ["ba be", "gu go ge", " ", "do"]
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return sentences(400)
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -87,7 +77,7 @@ def test_without_refining_no_vectors_are_kept(tmp_path: Path, encoder: Path, cor
     files = sorted(path.name for path in (tmp_path / "index").iterdir())
     assert files == ["cells.faiss", "encoder.json", "index.json"]
     assert len(open_index(tmp_path / "index", corpus, {"nprobe": 99}).search(["ba"], 5)[0]) == 5
-    with pytest.raises(SettingError, match=r"refine=4: .* keeps no vectors"):
+    with pytest.raises(SettingError, match=r"refine=4: .* without vectors"):
         open_index(tmp_path / "index", corpus, {"refine": 4})
 
 
@@ -96,7 +86,7 @@ def test_a_corpus_that_is_too_small_is_refused_before_it_is_encoded(tmp_path: Pa
         raise AssertionError(what)
 
     settings: dict[str, object] = {"encoder": str(encoder)}
-    with pytest.raises(SettingError, match=r"256 codes \(nbits=8\) .* the corpus has 255; take the retriever dense"):
+    with pytest.raises(SettingError, match=r"256 codes \(nbits=8\) .* the corpus has 255; use the retriever dense"):
         build_index(sentences(255), "ivf-pq", tmp_path / "index", settings, never)
     with pytest.raises(SettingError, match="nlist=300 cells for 256 passages"):
         build_index(sentences(256), "ivf-pq", tmp_path / "index", {**settings, "nlist": 300}, never)

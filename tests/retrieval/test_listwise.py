@@ -20,7 +20,7 @@ from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, parse_ranking, show
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.retrieval.retrievers.listwise import Listwise, ListwiseSettings
+from coseek.retrieval.retrievers.listwise import ListwiseReranker, ListwiseSettings
 
 PROMPT = load_prompt(ListwisePrompt, "listwise", Path(), LISTWISE_FIELDS, PROMPTS)
 CORPUS = Corpus(Passage(f"p{worth:02}", f"Passage {worth}", f"It is worth {worth} points.") for worth in range(40))
@@ -35,10 +35,10 @@ def by_worth(prompt: str) -> str:
     return " > ".join(f"[{number}]" for number, _ in ranked)
 
 
-def listwise(says: Callable[[str], str], fault: str = "", **given: object) -> tuple[Listwise, Scripted]:
+def listwise(says: Callable[[str], str], fault: str = "", **given: object) -> tuple[ListwiseReranker, Scripted]:
     model = Scripted(says, fault)
     tree = {"over": "-", "model": "-", "depth": 40, **given}
-    return Listwise(CANDIDATES, make_settings(ListwiseSettings, tree), model, PROMPT), model
+    return ListwiseReranker(CANDIDATES, make_settings(ListwiseSettings, tree), model, PROMPT), model
 
 
 def test_numbers_in_brackets_are_places_in_order() -> None:
@@ -139,14 +139,14 @@ def test_the_identity_knows_prompt_model_and_settings() -> None:
     first, model = listwise(by_worth)
     kinds = {first.identity, listwise(by_worth, window=8, step=4)[0].identity}
     other = PROMPT.model_copy(update={"prompt": "{passages} {query}"})
-    kinds.add(Listwise(CANDIDATES, first.settings, model, other).identity)
-    kinds.add(Listwise(CANDIDATES, first.settings, Scripted(by_worth, identity="another"), PROMPT).identity)
+    kinds.add(ListwiseReranker(CANDIDATES, first.settings, model, other).identity)
+    kinds.add(ListwiseReranker(CANDIDATES, first.settings, Scripted(by_worth, identity="another"), PROMPT).identity)
     assert len(kinds) == 4
     assert listwise(by_worth)[0].identity in kinds
 
 
 def test_a_step_that_skips_passages_is_refused() -> None:
-    with pytest.raises(SettingError, match="a step of 20 skips passages"):
+    with pytest.raises(SettingError, match="step 20 skips passages"):
         listwise(by_worth, step=20)
 
 
@@ -199,7 +199,7 @@ def test_a_local_model_that_writes_nonsense_ranks_on_the_command_line(tmp_path: 
     make_policy(small, ["one fish two fish"], [], tmp_path / "policy", seed=0)
     (tmp_path / "ranked.yaml").write_text("retriever: listwise\nover: bm25\nmodel: policy\nanswer_tokens: 8\n")
     retriever = open_retriever(str(tmp_path / "ranked.yaml"))
-    assert isinstance(retriever, Listwise)
+    assert isinstance(retriever, ListwiseReranker)
     plain = open_retriever(str(tmp_path / "bm25")).search(["worth 7 points"], 4)[0]
     found = retriever.search(["worth 7 points"], 4)[0]
     assert [hit.passage for hit in found] == [hit.passage for hit in plain]

@@ -10,18 +10,18 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.retrieval.retrievers.noisy import Noisy, NoisySettings
+from coseek.retrieval.retrievers.noisy import NoisyRetriever, NoisySettings
 
 CORPUS = Corpus(Passage(str(row), "", f"text {row}") for row in range(200))
 QUERIES = [f"query {number}" for number in range(60)]
 RIGHT = FixedRetriever(CORPUS, {query: ["0", "1"] for query in QUERIES})
 
 
-def noisy(**noise: object) -> Noisy:
-    return Noisy(RIGHT, make_settings(NoisySettings, {"over": "-", "noise": noise}))
+def noisy(**noise: object) -> NoisyRetriever:
+    return NoisyRetriever(RIGHT, make_settings(NoisySettings, {"over": "-", "noise": noise}))
 
 
-def wrong(retriever: Noisy, queries: list[str]) -> list[bool]:
+def wrong(retriever: NoisyRetriever, queries: list[str]) -> list[bool]:
     return [[hit.passage.id for hit in hits] != ["0", "1"] for hits in retriever.search(queries, 2)]
 
 
@@ -72,5 +72,5 @@ class Far:
 
 
 def test_noise_needs_a_corpus_to_be_drawn_from() -> None:
-    with pytest.raises(SettingError, match="far has none at hand"):
-        Noisy(Far(), make_settings(NoisySettings, {"over": "-"}))
+    with pytest.raises(SettingError, match="far has no local one"):
+        NoisyRetriever(Far(), make_settings(NoisySettings, {"over": "-"}))

@@ -4,7 +4,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
 CORPUS = Corpus(Passage(str(row), "", "") for row in range(20))
-NOISE = RandomRetriever.over(CORPUS)
+NOISE = RandomRetriever(CORPUS)
 
 
 def ids(noise: RandomRetriever, query: str, k: int) -> list[str]:
@@ -17,7 +17,7 @@ def test_a_query_draws_the_same_alone_and_in_a_batch() -> None:
 
 def test_another_seed_or_query_draws_other_passages() -> None:
     assert ids(NOISE, "a", 5) != ids(NOISE, "b", 5)
-    assert ids(NOISE, "a", 5) != ids(RandomRetriever.over(CORPUS, RandomSettings(seed=1)), "a", 5)
+    assert ids(NOISE, "a", 5) != ids(RandomRetriever(CORPUS, RandomSettings(seed=1)), "a", 5)
 
 
 def test_a_longer_draw_begins_with_the_shorter_one_and_repeats_nothing() -> None:

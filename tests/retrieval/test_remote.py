@@ -388,7 +388,7 @@ def test_half_a_letter_from_a_server_is_mended_and_a_score_that_is_no_number_is_
     with asking(lambda path, body: {"result": [[{**broken, "score": scores.pop(0)}]]}) as (client, _):
         ((hit,),) = client.search(["x"], 1)
         assert hit.passage == Passage("a\ufffd", "\ufffd", "one 😀")
-        with pytest.raises(RetrieverError, match="a score that is no number: 'nan'"):
+        with pytest.raises(RetrieverError, match="a score that is not a finite number: 'nan'"):
             client.search(["x"], 1)
 
 

@@ -9,12 +9,11 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
-from coseek.retrieval.cross_encoder import CrossEncoder
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.retrieval.retrievers.rerank import Rerank, RerankSettings
+from coseek.retrieval.retrievers.rerank import CrossEncoder, Reranker, RerankSettings
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "fish", "cat", "mat", "one", "two", "red", "blue"]
 CORPUS = Corpus(
@@ -59,8 +58,8 @@ def model(folder: Path) -> CrossEncoder:
     return CrossEncoder.open(folder, "cpu", 48)
 
 
-def rerank(folder: Path, **given: object) -> Rerank:
-    return Rerank(CANDIDATES, make_settings(RerankSettings, {"over": "-", "model": str(folder), **given}), folder)
+def rerank(folder: Path, **given: object) -> Reranker:
+    return Reranker(CANDIDATES, make_settings(RerankSettings, {"over": "-", "model": str(folder), **given}), folder)
 
 
 def test_the_order_is_that_of_the_pairs_read_one_by_one(folder: Path, model: CrossEncoder) -> None:
@@ -89,7 +88,7 @@ def test_equal_scores_keep_the_order_of_the_candidates(folder: Path) -> None:
     same = Corpus(Passage(ident, "cat", "mat") for ident in "zyx")
     over = FixedRetriever(same, {"cat": ["x", "z", "y"]})
     settings = make_settings(RerankSettings, {"over": "-", "model": "-"})
-    assert [hit.passage.id for hit in Rerank(over, settings, folder).search(["cat"], 3)[0]] == ["x", "z", "y"]
+    assert [hit.passage.id for hit in Reranker(over, settings, folder).search(["cat"], 3)[0]] == ["x", "z", "y"]
 
 
 def test_a_separator_typed_into_a_passage_is_ordinary_characters(model: CrossEncoder) -> None:
@@ -105,14 +104,14 @@ def test_long_pairs_are_cut(model: CrossEncoder) -> None:
 def test_a_score_that_is_not_a_number_is_a_fault(tmp_path: Path, folder: Path) -> None:
     broken = CrossEncoder.open(make_cross_encoder(tmp_path / "broken"), "cpu")
     with torch.no_grad():
-        for weight in broken.model.parameters():  # type: ignore[attr-defined]  # a torch module beneath its protocol
+        for weight in broken.model.parameters():
             weight.fill_(float("nan"))
-    with pytest.raises(RetrieverError, match="not a number"):
+    with pytest.raises(RetrieverError, match="not finite"):
         broken.scores("cat", ["mat"], 1)
 
 
 def test_a_classifier_with_several_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="gives 3 numbers a pair"):
+    with pytest.raises(DataError, match="has 3 outputs per pair"):
         CrossEncoder.open(make_cross_encoder(tmp_path / "classes", labels=3), "cpu")
 
 

@@ -13,9 +13,8 @@ from coseek.core.errors import RetrieverError, SettingError
 from coseek.data.question import Question, save_questions
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
-from coseek.retrieval.llm.simulated_documents import parse_documents, without_tags
 from coseek.retrieval.query import Query
-from coseek.retrieval.retrievers.simulated import Simulated
+from coseek.retrieval.retrievers.simulated import SimulatedRetriever, parse_documents, without_tags
 
 
 def plays(prompt: str) -> str:
@@ -26,14 +25,16 @@ def plays(prompt: str) -> str:
     return f"Document 1: {kind}\n{query}. {told}\n\nDocument 2: more\nAnother {kind} text on {query}."
 
 
-def simulated(says: Callable[[str], str] = plays, fault: str = "", **given: object) -> tuple[Simulated, Scripted]:
+def simulated(
+    says: Callable[[str], str] = plays, fault: str = "", **given: object
+) -> tuple[SimulatedRetriever, Scripted]:
     model = Scripted(says, fault)
     opened = open_retriever({"retriever": "simulated", "model": "m", **given}, model=lambda name: model)
-    assert isinstance(opened, Simulated)
+    assert isinstance(opened, SimulatedRetriever)
     return opened, model
 
 
-def titles(retriever: Simulated, queries: list[str]) -> list[str]:
+def titles(retriever: SimulatedRetriever, queries: list[str]) -> list[str]:
     return [hits[0].passage.title for hits in retriever.search(queries, 2)]
 
 

@@ -15,7 +15,7 @@ from coseek.hardware.speed import Timing
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retrievers.dense import CODES, Dense
 from coseek.retrieval.vectors import search_method as way
-from coseek.retrieval.vectors.search_method import FEWEST, chosen, fastest_way, taken
+from coseek.retrieval.vectors.search_method import FEWEST, chosen, fastest_method, taken
 from coseek.retrieval.vectors.store import VectorStore
 
 WINS, LOSES = 3.0, 0.3
@@ -44,7 +44,7 @@ def test_auto_is_what_the_trial_says_for_a_store_of_this_shape(tmp_path: Path, m
 def test_few_vectors_are_no_matter_for_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = VectorStore.of(unit_rows(np.random.default_rng(0), 1_000, 24))
-    assert fastest_way(store, "cpu").taken == "exact"
+    assert fastest_method(store, "cpu").taken == "exact"
     assert chosen(10**9, 140_000, "float32", "cpu").taken == "exact"  # sums of so many do not fit into 32 bits
     assert not list(tmp_path.iterdir())
 
@@ -67,13 +67,13 @@ def test_auto_finds_what_every_way_finds_on_every_machine(tmp_path: Path, monkey
     for name, ratio, first in (("quick", WINS, "int8"), ("slow", LOSES, "exact")):
         scans(tmp_path / "cache", monkeypatch, ratio, dim)
         built = build_index(corpus, "dense", tmp_path / name, settings)
-        assert isinstance(built, Dense) and built.way == first
+        assert isinstance(built, Dense) and built.method == first
         assert (tmp_path / name / CODES).exists() == (first == "int8")
         assert built.search(QUERIES, 20) == plain.search(QUERIES, 20)
         # The index is carried to the other machine: a copy that is there is used where it wins, and none is missed.
         scans(tmp_path / "cache", monkeypatch, LOSES if ratio == WINS else WINS, dim)
         carried = open_index(tmp_path / name, corpus)
-        assert isinstance(carried, Dense) and carried.way == "exact"
+        assert isinstance(carried, Dense) and carried.method == "exact"
         assert carried.search(QUERIES, 20) == plain.search(QUERIES, 20)
         assert carried.identity == built.identity
 
@@ -83,7 +83,7 @@ def test_an_older_index_without_a_copy_is_searched_under_auto(tmp_path: Path, mo
     corpus = sentences(60)
     build_index(corpus, "dense", tmp_path / "index", {"encoder": str(tmp_path / "encoder"), "search": "exact"})
     opened = open_index(tmp_path / "index", corpus, {"search": "auto"})
-    assert isinstance(opened, Dense) and opened.way == "exact" and opened.search(QUERIES, 3)[0]
+    assert isinstance(opened, Dense) and opened.method == "exact" and opened.search(QUERIES, 3)[0]
 
 
 @pytest.mark.slow

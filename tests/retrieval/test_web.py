@@ -21,12 +21,11 @@ from coseek.core.http import HttpClient, HttpSettings
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings
 from coseek.retrieval.factory import open_retriever
-from coseek.retrieval.retrievers.web import ENGINES, Web
-from coseek.retrieval.web.addresses import is_public
-from coseek.retrieval.web.api import SearchApi
+from coseek.retrieval.retrievers.web import PROVIDERS, SearchApi, Web
 from coseek.retrieval.web.fetch import FetchedPage, Fetcher, PageFault, PageLimits
 from coseek.retrieval.web.pages import Page, cut, decode, read, read_page
 from coseek.retrieval.web.provider import ProviderRequest, WebResult, distinct, plain
+from coseek.retrieval.web.public_connections import is_public
 
 SECRET = "sk-SECRET-4711"
 SENT_AS = {
@@ -35,7 +34,7 @@ SENT_AS = {
     "brave": ("x-subscription-token", SECRET),
     "tavily": ("authorization", f"Bearer {SECRET}"),
 }
-"""Engine → the header that carries the key."""
+"""Provider → the header that carries the key."""
 HERE = PageLimits(allow_private=True)
 
 
@@ -55,14 +54,14 @@ def site(shared_site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     return shared_site
 
 
-def web(site: Site, engine: str = "serper", **given: object) -> Web:
+def web(site: Site, provider: str = "serper", **given: object) -> Web:
     tree = {
         "retriever": "web",
-        "engine": engine,
-        "url": site.engine(engine),
+        "provider": provider,
+        "url": site.answer_of(provider),
         "limits": {"allow_private": True},
         "retries": {"attempts": 2, "first_wait_s": 0.0},
-        **({"parameters": {"cx": "mine"}} if engine == "google" else {}),
+        **({"parameters": {"cx": "mine"}} if provider == "google" else {}),
         **given,
     }
     opened = open_retriever(tree)
@@ -70,26 +69,26 @@ def web(site: Site, engine: str = "serper", **given: object) -> Web:
     return opened
 
 
-def test_every_engine_has_a_canned_answer_here() -> None:
-    assert plugin_names(ENGINES) == sorted(SENT_AS)
+def test_every_provider_has_a_canned_answer_here() -> None:
+    assert plugin_names(PROVIDERS) == sorted(SENT_AS)
 
 
-@pytest.mark.parametrize("engine", sorted(SENT_AS))
-def test_results_become_passages_in_the_order_of_the_engine(site: Site, engine: str) -> None:
-    hits = web(site, engine).search(["who built it"], 3)[0]
+@pytest.mark.parametrize("provider", sorted(SENT_AS))
+def test_results_become_passages_in_the_order_of_the_provider(site: Site, provider: str) -> None:
+    hits = web(site, provider).search(["who built it"], 3)[0]
     assert [hit.passage.id for hit in hits] == [
         f"{site.url}/{page}.html" for page in ("lighthouse", "bridge", "garden")
     ]
     assert hits[0].passage.title == "The lighthouse of Vessel Point"
     assert hits[0].passage.text == "Brandt built the tower of pale granite …"
     assert [hit.score for hit in hits] == [1.0, 1 / 2, 1 / 3]
-    assert len(web(site, engine).search(["who built it"], 2)[0]) == 2
+    assert len(web(site, provider).search(["who built it"], 2)[0]) == 2
 
 
-def test_each_engine_is_asked_in_its_own_way(site: Site) -> None:
-    for engine, (header, value) in SENT_AS.items():
-        web(site, engine).search(["grün & blau"], 7)
-        assert site.seen[-1].headers[header] == value, engine
+def test_each_provider_is_asked_in_its_own_way(site: Site) -> None:
+    for provider, (header, value) in SENT_AS.items():
+        web(site, provider).search(["grün & blau"], 7)
+        assert site.seen[-1].headers[header] == value, provider
     serper, google, brave, tavily = site.seen
     assert body_of(serper) == {"q": "grün & blau", "num": 7}
     asked = {"cx": ["mine"], "q": ["grün & blau"], "num": ["7"]}
@@ -99,7 +98,7 @@ def test_each_engine_is_asked_in_its_own_way(site: Site) -> None:
     assert body_of(tavily) == {"query": "grün & blau", "max_results": 7}
 
 
-def test_parameters_are_added_and_no_engine_is_asked_for_more_than_it_gives(site: Site) -> None:
+def test_parameters_are_added_and_no_provider_is_asked_for_more_than_it_gives(site: Site) -> None:
     web(site, "google", parameters={"cx": "mine", "gl": "de"}).search(["q"], 50)
     sent = parse_qs(urlsplit(site.seen[-1].path).query)
     assert (sent["gl"], sent["num"]) == (["de"], ["10"])
@@ -110,14 +109,14 @@ def test_the_key_is_written_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     said: list[str] = []
-    for engine in SENT_AS:
-        retriever = web(site, engine, fetch="pages")
+    for provider in SENT_AS:
+        retriever = web(site, provider, fetch="pages")
         hits = retriever.search(["tower"], 3)
         said += [repr(hits), repr(vars(retriever)), repr(retriever.stats), retriever.identity, retriever.seen("tower")]
         said.append(json.dumps(dump_settings(retriever.settings)))
         for status in (401, 302, 500):
             # Some services repeat the key in what they say of it.
-            site.says("/engine", Answer(f"bad key {SECRET}".encode(), status, {"Location": "/"}))
+            site.says("/api", Answer(f"bad key {SECRET}".encode(), status, {"Location": "/"}))
             with pytest.raises(RetrieverError) as raised:
                 retriever.search(["tower"], 3)
             error: BaseException | None = raised.value
@@ -133,10 +132,10 @@ def test_the_key_is_written_nowhere(
 def test_pages_and_redirects_never_get_the_key(site: Site) -> None:
     retriever = web(site, fetch="pages")
     retriever.search(["tower"], 3)
-    site.says("/engine", Answer(status=302, headers={"Location": "/elsewhere"}))
+    site.says("/api", Answer(status=302, headers={"Location": "/elsewhere"}))
     with pytest.raises(RetrieverError, match="redirects are not followed"):
         retriever.search(["tower"], 3)
-    assert [one.path for one in site.seen if SECRET in str(one.headers)] == ["/engine", "/engine"]
+    assert [one.path for one in site.seen if SECRET in str(one.headers)] == ["/api", "/api"]
 
 
 def test_a_missing_key_is_refused_when_the_retriever_is_opened(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +149,10 @@ def test_a_missing_key_is_refused_when_the_retriever_is_opened(site: Site, monke
 def test_settings_that_make_no_sense_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_CSE_ID", raising=False)
     with pytest.raises(UnknownName, match="did you mean 'serper'"):
-        open_retriever({"retriever": "web", "engine": "serpar"})
+        open_retriever({"retriever": "web", "provider": "serpar"})
     with pytest.raises(SettingError, match="GOOGLE_CSE_ID"):
         web(site, "google", parameters={})
-    with pytest.raises(SettingError, match="'api_key' of a search engine is a secret"):
+    with pytest.raises(SettingError, match="'api_key' of a search provider is a secret"):
         web(site, parameters={"api_key": SECRET})
     with pytest.raises(SettingError, match="must begin with https"):
         web(site, url="http://engine.example/search")
@@ -166,20 +165,20 @@ def test_a_query_is_paid_for_once_a_batch_and_an_empty_one_never(site: Site) -> 
     found = retriever.search(["a", " ", "a", "b", ""], 2)
     assert found[0] == found[2] != []
     assert found[1] == found[4] == []
-    assert site.count("/engine") == retriever.stats.service.answered == retriever.stats.queries == 2
+    assert site.count("/api") == retriever.stats.service.answered == retriever.stats.queries == 2
     assert retriever.stats.cost_usd == pytest.approx(0.002)
 
 
-def test_an_engine_that_finds_nothing_finds_nothing(site: Site) -> None:
+def test_a_provider_that_finds_nothing_finds_nothing(site: Site) -> None:
     retriever = web(site)
-    site.says("/engine", Answer(b"{}"))
+    site.says("/api", Answer(b"{}"))
     assert retriever.search(["q"], 3) == [[]]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b'{"organic": [1]}', b'{"organic": [{"title": "x"}]}', b"\xff"])
 def test_an_answer_in_another_form_is_a_fault(site: Site, body: bytes) -> None:
     retriever = web(site)
-    site.says("/engine", Answer(body))
+    site.says("/api", Answer(body))
     with pytest.raises(RetrieverError, match="serper answered"):
         retriever.search(["q"], 3)
 
@@ -270,7 +269,7 @@ def test_a_page_that_cannot_be_had_gives_its_snippet_and_is_counted(site: Site) 
         {"link": path if ":" in path else site.url + path, "title": f"Title of {path}", "snippet": "short"}
         for path in pages
     ]
-    site.says("/engine", Answer(json.dumps({"organic": rows}).encode()))
+    site.says("/api", Answer(json.dumps({"organic": rows}).encode()))
     hits = retriever.search(["q"], 5)[0]
     assert [hit.passage.text for hit in hits] == ["short"] * 3
     assert [hit.passage.id for hit in hits] == [site.url + path for path in list(pages)[:3]]

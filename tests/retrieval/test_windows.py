@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coseek.retrieval.llm.sliding_window import sliding, sliding_together, spans
+from coseek.retrieval.llm.sliding_window import sliding_together, spans
 
 
 def perfect(items: list[int]) -> list[int]:
@@ -47,7 +47,7 @@ def test_if_every_window_is_ranked_rightly_the_best_window_less_step_items_are_i
     items: list[int], count: int, shape: tuple[int, int]
 ) -> None:
     window, step = shape
-    found = sliding(items[:count], lambda held: perfect(list(held)), window, step)
+    found = sliding_together([items[:count]], lambda windows: [perfect(held) for _, held in windows], window, step)[0]
     best = sorted(items[:count])
     assert found[: window - step] == best[: window - step]
     assert sorted(found) == best
@@ -69,9 +69,10 @@ def test_whatever_the_ranker_says_nothing_is_lost_and_lists_do_not_touch_each_ot
     )
     assert [sorted(found) for found in together] == orders
     for number, order in enumerate(orders):
-        assert sliding(order, lambda items: drawn(0, list(items)), window, step) == together[number]
+        alone = sliding_together([order], lambda windows: [drawn(0, items) for _, items in windows], window, step)
+        assert alone[0] == together[number]
 
 
 def test_a_ranker_that_loses_an_item_is_a_bug() -> None:
     with pytest.raises(ValueError, match="no permutation"):
-        sliding([1, 2, 3], lambda items: [0, 0, 1])
+        sliding_together([[1, 2, 3]], lambda windows: [[0, 0, 1]])

@@ -1,4 +1,4 @@
-"""A small web for tests: the saved pages, the canned answers of the engines, and servers that behave badly."""
+"""A small web for tests: the saved pages, the canned answers of the providers, and servers that behave badly."""
 
 import gzip
 import json
@@ -47,11 +47,11 @@ class Site:
         """Answer these in order, the last one for ever."""
         self.answers[path] = lambda number: answers[min(number, len(answers) - 1)]
 
-    def engine(self, name: str) -> str:
-        """The canned answer of an engine, whose results are the pages here; gives its address."""
+    def answer_of(self, name: str) -> str:
+        """The canned answer of a provider, whose results are the pages here; gives its address."""
         text = (PAGES / f"answer.{name}.json").read_text(encoding="utf-8").replace("BASE", self.url)
-        self.says("/engine", Answer(text.encode(), headers={"Content-Type": "application/json"}))
-        return f"{self.url}/engine"
+        self.says("/api", Answer(text.encode(), headers={"Content-Type": "application/json"}))
+        return f"{self.url}/api"
 
     def count(self, path: str) -> int:
         return sum(one.path.partition("?")[0] == path for one in self.seen)

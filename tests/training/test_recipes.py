@@ -18,7 +18,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_reci
 from coseek.pipelines.precisions import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.retriever import Retriever
-from coseek.retrieval.retrievers.noisy import Noisy
+from coseek.retrieval.retrievers.noisy import NoisyRetriever
 from coseek.rewards.reward import make_reward
 from coseek.training.sft.settings import RejectionSettings
 from coseek.world.settings import WorldSettings
@@ -239,7 +239,7 @@ def test_the_engine_that_gets_worse_hears_how_far_training_is(tmp_path: Path) ->
     training.begin(resume=False)
     training.train()
     engine = training.engine
-    assert isinstance(engine, Noisy)
+    assert isinstance(engine, NoisyRetriever)
     assert (engine._at.step, engine._at.steps) == (1, 2)  # the last of two steps
     assert training.retrievers["data"] is not engine  # dev questions are asked of the undisturbed one
 

@@ -1,7 +1,7 @@
-"""Chat: messages as ids, by a folder's chat template, or a plain one. What people say in them is data.
+"""Chat: encodes messages with a folder's chat template, or a plain one. Message contents are data.
 
-The template is filled with marks instead of what was said, and cut at them: its own words may be special tokens, and
-what was said never is.
+The template is rendered with placeholders instead of contents and split at them, so that only the template's own text
+may contain special tokens.
 """
 
 import re
@@ -13,20 +13,24 @@ from coseek.models.tokenizer import HfTokenizer
 
 ROLES = ("system", "user", "assistant")
 _MARK = re.compile("\ue000([0-9]+)\ue001")
-"""No template holds these private-use characters, and nothing that was said goes through one."""
+"""A placeholder. No template contains these private-use characters, and contents never pass through one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat."""
+    """A chat message."""
 
     role: str
     content: str
 
 
 def chat_ids(tokenizer: HfTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """The ids that an assistant's answer comes after."""
-    framed = _templated(tokenizer, messages) if tokenizer.fast.chat_template is not None else _plain(messages)
+    """The ids of a chat up to the assistant's answer. A template that drops a message is a `DataError`."""
+    marks = [{"role": message.role, "content": f"\ue000{place}\ue001"} for place, message in enumerate(messages)]
+    if tokenizer.fast.chat_template is not None:
+        framed = _templated(tokenizer, marks)
+    else:
+        framed = "".join(f"{mark['role']}: {mark['content']}\n" for mark in marks) + "assistant:"
     ids: list[int] = []
     said: set[int] = set()
     for at, piece in enumerate(_MARK.split(framed)):
@@ -41,20 +45,11 @@ def chat_ids(tokenizer: HfTokenizer, messages: Sequence[Message]) -> tuple[int, 
     return tuple(ids)
 
 
-def _marks(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": f"\ue000{place}\ue001"} for place, message in enumerate(messages)]
-
-
-def _templated(tokenizer: HfTokenizer, messages: Sequence[Message]) -> str:
+def _templated(tokenizer: HfTokenizer, marks: list[dict[str, str]]) -> str:
     from jinja2 import TemplateError
 
     try:
-        marked = tokenizer.fast.apply_chat_template(_marks(messages), tokenize=False, add_generation_prompt=True)
+        marked = tokenizer.fast.apply_chat_template(marks, tokenize=False, add_generation_prompt=True)
     except (TemplateError, ValueError, TypeError) as error:
         raise DataError(f"the model's chat template does not take these messages: {str(error)[:200]}") from None
     return str(marked)
-
-
-def _plain(messages: Sequence[Message]) -> str:
-    lines = [f"{message['role']}: {message['content']}\n" for message in _marks(messages)]
-    return "".join(lines) + "assistant:"

@@ -1,12 +1,12 @@
-"""Dialect: how a server is asked to go on with a row, and what it answered.
+"""Dialect: the interface of request formats of model servers.
 
-A module of `coseek.models.dialects` offers
+A module of `coseek.models.dialects` defines
 
-    PATH                the path that requests go to
-    EXACT               whether it reads ids, and gives back the ids that were sampled with their log-probabilities
-    SCALED              whether these are those of the distribution that was drawn from, at any temperature
+    PATH                the path of requests
+    EXACT               whether it takes ids, and returns the sampled ids with log-probabilities
+    SCALED              whether log-probabilities are those at the sampling temperature
     body(ask)           the request
-    read(answer)        what was written; a `ValueError` when the answer cannot be understood
+    read(answer)        the turn; a `ValueError` for an answer of another form
 """
 
 import hashlib
@@ -18,15 +18,20 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import replace_surrogates
 
 PACKAGE = "coseek.models.dialects"
+FULL_SOFTMAX: JsonObject = {
+    **{"top_p": 1.0, "top_k": -1, "min_p": 0.0},
+    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+}
+"""Fields of vLLM and SGLang that sample from the full softmax."""
 _LEAST = -1e30
-"""No token that was drawn is less likely, and every number above it is a float."""
+"""Lower bound of a sampled token's log-probability."""
 _ROUNDING = 1e-6
-"""How far above 0 a float32 log-probability may come out."""
+"""Tolerance of a float32 log-probability above 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSegment:
-    """A stretch of a row by one author."""
+    """A part of a row by one author."""
 
     by_model: bool
     ids: tuple[int, ...]
@@ -35,43 +40,41 @@ class RowSegment:
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One turn to be written."""
+    """A request for one turn."""
 
     model: str
-    """Its name at the server."""
+    """The model's name at the server."""
     parts: tuple[RowSegment, ...]
-    """The row so far, beginning with the prompt."""
     max_tokens: int
     stops: tuple[str, ...]
     temperature: float
     seed: int
-    """The row's seed."""
 
     @property
     def ids(self) -> list[int]:
-        """The whole row."""
+        """The ids of the whole row."""
         return [ident for part in self.parts for ident in part.ids]
 
     @property
     def turn_seed(self) -> int:
-        """31 bits for servers whose draws begin anew with each request: the same numbers must not serve every turn."""
-        told = f"{self.seed}/{sum(len(part.ids) for part in self.parts)}".encode()
-        return int.from_bytes(hashlib.sha256(told).digest()[:4], "big") >> 1
+        """A 31-bit seed per turn, for servers that restart their random numbers with each request."""
+        key = f"{self.seed}/{sum(len(part.ids) for part in self.parts)}".encode()
+        return int.from_bytes(hashlib.sha256(key).digest()[:4], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTurn:
-    """What a server wrote. `ids` is `None` where it gives text only."""
+    """A server's output. `ids` is `None` if it returns text only."""
 
     text: str
     cut_off: bool
-    """The budget ended it."""
+    """Whether `max_tokens` ended it."""
     ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] = ()
 
 
 class Dialect(Protocol):
-    """What a module of `coseek.models.dialects` offers."""
+    """The interface of a dialect module."""
 
     PATH: str
     EXACT: bool
@@ -88,7 +91,7 @@ def dialect_of(name: str) -> Dialect:
 
 
 def item(value: Json, *path: str | int) -> Json:
-    """What stands at a path of names and places; a `ValueError` when it is not there."""
+    """The value at a path of keys and indices; a `ValueError` if it is missing."""
     for step in path:
         if isinstance(value, dict) and isinstance(step, str):
             found = step in value
@@ -101,14 +104,14 @@ def item(value: Json, *path: str | int) -> Json:
 
 
 def ids_of(value: Json) -> tuple[int, ...]:
-    """Token ids."""
+    """Check and return token ids."""
     if not isinstance(value, list) or not all(type(ident) is int and 0 <= ident < 2**31 for ident in value):
         raise ValueError("its answer holds no token ids")
     return tuple(cast(list[int], value))
 
 
 def logprobs_of(value: Json) -> tuple[float, ...]:
-    """Natural logarithms of probabilities."""
+    """Check and return log-probabilities (natural log)."""
     if not isinstance(value, list):
         raise ValueError("its answer holds no log-probabilities")
     for number in value:
@@ -118,7 +121,7 @@ def logprobs_of(value: Json) -> tuple[float, ...]:
 
 
 def text_of(value: Json) -> str:
-    """Text; null is what some servers write for none. Half of a surrogate pair, which no file holds, becomes U+FFFD."""
+    """Check and return text. Null is empty; lone surrogates become U+FFFD."""
     if value is not None and not isinstance(value, str):
         raise ValueError("its answer holds no text")
     return replace_surrogates(value or "")

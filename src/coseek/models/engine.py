@@ -1,7 +1,7 @@
-"""Engine: a network with a cache for many rows. Knows ids and slots; nothing of randomness, stop strings or requests.
+"""Engine: a network with a key-value cache for many rows. Knows token ids and slots, but no requests.
 
-A row lives in one slot, its tokens in columns 0, 1, 2 … of it, so a token's column is its position and no row holds
-padding. What lies beyond a row's length in its slot is never attended to.
+A row occupies one slot. Its tokens fill columns 0, 1, 2, …, so that a token's column is its position and no row holds
+padding. Columns beyond a row's length are never attended to.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
-    """New tokens of B rows, padded on the right to W columns."""
+    """New tokens of B rows, right-padded to W columns."""
 
     ids_BW: Tensor
     slots_B: Tensor
     starts_B: Tensor
-    """How many tokens of the row were read before."""
+    """The number of tokens of each row that were read before."""
     lengths_B: Tensor
-    """How many of the W columns are tokens; at least one."""
+    """The number of tokens among the W columns, at least 1."""
 
     @property
     def positions_BW(self) -> Tensor:
@@ -28,39 +28,84 @@ class TokenBlock:
 
     @property
     def end(self) -> int:
-        """One more than the last column that the block touches, padding included."""
+        """One more than the last column of the block, padding included."""
         return int(self.starts_B.max()) + self.ids_BW.shape[1]
 
 
-class Engine(Protocol):
-    """Reads blocks of tokens into slots, and says what may come next in the front slots."""
+class KVCache:
+    """`keys[layer]` and `values[layer]` are `[slots, heads, columns, dim]`; `states[layer]` is `[slots, …]`. A layer's
+    tensors are allocated at first use. Capacity grows by at least half, so growing is rare."""
 
-    device: torch.device
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.states: dict[int, Tensor] = {}
+        self._slots, self._columns = 0, 0
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Make room for this many slots and columns; what was read stays."""
-        ...
+        """Allocate at least this many slots and columns; contents stay."""
+        if slots > self._slots:
+            self._slots = max(slots, self._slots * 3 // 2)
+        if columns > self._columns:
+            self._columns = max(columns, self._columns * 3 // 2)
+        for store in (self.keys, self.values):
+            for layer, old in store.items():
+                if old.shape[0] < self._slots or old.shape[2] < self._columns:
+                    store[layer] = old.new_zeros((self._slots, old.shape[1], self._columns, old.shape[3]))
+                    store[layer][: old.shape[0], :, : old.shape[2]] = old
+        for layer, old in self.states.items():
+            if old.shape[0] < self._slots:
+                self.states[layer] = torch.cat((old, old.new_zeros((self._slots - len(old), *old.shape[1:]))))
+
+    def use(self, layer: int, heads: int, dim: int, like: Tensor) -> None:
+        """Allocate a layer's keys and values, once."""
+        if layer not in self.keys:
+            shape = (self._slots, heads, self._columns, dim)
+            self.keys[layer], self.values[layer] = like.new_zeros(shape), like.new_zeros(shape)
+
+    def use_state(self, layer: int, shape: tuple[int, ...], like: Tensor) -> None:
+        """Allocate a layer's state, once."""
+        if layer not in self.states:
+            self.states[layer] = like.new_zeros((self._slots, *shape))
 
     def clear(self, slots_B: Tensor) -> None:
-        """Make slots as if nothing had been read in them."""
-        ...
+        """Reset slots. Old keys may stay, since nothing attends beyond a row's length."""
+        for state in self.states.values():
+            state[slots_B] = 0
 
     def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
-        """Exchange the rows of two lists of slots, none twice; no row is longer than `columns`."""
-        ...
+        """Exchange two lists of slots, without repetitions; no row is longer than `columns`."""
+        both, crossed = torch.cat((first_N, second_N)), torch.cat((second_N, first_N))
+        for keys_or_values in (*self.keys.values(), *self.values.values()):
+            used = keys_or_values[:, :, :columns]
+            used[both] = used[crossed]
+        for state in self.states.values():
+            state[both] = state[crossed]
 
     def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
-        """Let slots take over what others hold, none of which is longer than `columns`."""
-        ...
+        """Copy the first `columns` columns and the states of slots to other slots."""
+        for keys_or_values in (*self.keys.values(), *self.values.values()):
+            used = keys_or_values[:, :, :columns]
+            used[to_N] = used[from_N]
+        for state in self.states.values():
+            state[to_N] = state[from_N]
+
+
+class Engine(Protocol):
+    """Reads blocks of tokens into slots, and computes next-token logits of the first slots."""
+
+    device: torch.device
+    cache: KVCache
+    """Its slots are reserved through the engine."""
+
+    def reserve(self, slots: int, columns: int) -> None:
+        """Allocate at least this many slots and columns; contents stay."""
 
     def read(self, block: TokenBlock) -> None:
-        """Take tokens in without asking what follows them."""
-        ...
+        """Read a block of tokens into the cache."""
 
     def step(self, ids_B: Tensor, starts_B: Tensor) -> Tensor:
-        """Read one token into each of the slots 0 … B-1; returns the logits_BV of what follows, in float32."""
-        ...
+        """Read one token into each of the slots 0 … B−1. Returns the next tokens' logits_BV, in float32."""
 
     def refresh(self) -> None:
-        """Take over the weights that the shared module has now. What was read before is void."""
-        ...
+        """Copy the current weights of the shared module. Cached rows become invalid."""

@@ -1,13 +1,12 @@
-"""The laptop policy: a language model small enough to be trained from nothing on two cores.
+"""Laptop policy: a language model that trains from scratch on two cores.
 
-An ordinary Hugging Face folder of a stock architecture, so that everything which works on it works on any other folder.
-Short convolutions between attention layers let it learn to copy names out of what it read within a hundred steps; a
-plain transformer of this size does not learn that in minutes.
+It is a Hugging Face folder of a stock architecture. Short convolutions between attention layers let it learn to copy
+names within a hundred steps; a plain transformer of this size does not learn that in minutes.
 """
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field
 
@@ -18,30 +17,33 @@ from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+SPREAD = 1e-3
+"""The standard deviation of new vectors around the mean, relative to that of the known ones."""
+
 
 class LaptopSettings(Settings):
-    """The shape of a laptop policy; the defaults make about 0.9 M parameters."""
+    """The shape of a laptop policy; the defaults give about 0.9 M parameters."""
 
     hidden: int = Field(default=128, ge=8)
-    """Width of the residual stream."""
+    """Hidden size."""
     layers: tuple[Literal["conv", "full_attention"], ...] = ("conv", "full_attention", "conv", "full_attention")
-    """What each layer is, bottom to top."""
+    """The kinds of the layers, bottom to top."""
     heads: int = Field(default=4, ge=1)
-    """Query heads of an attention layer; `hidden` is divided among them."""
+    """Query heads; must divide `hidden`."""
     kv_heads: int = Field(default=2, ge=1)
-    """Key and value heads; divides `heads`."""
+    """Key and value heads; must divide `heads`."""
     feed_forward: int = Field(default=320, ge=8)
-    """Inner width of the gated feed-forward part."""
+    """Inner width of the gated feed-forward layer."""
     vocabulary: int = Field(default=3000, ge=1)
-    """At most this many tokens are learnt from the texts, special ones and the 256 bytes included."""
+    """The maximum vocabulary, including special tokens and the 256 bytes."""
     max_positions: int = Field(default=4096, ge=1)
-    """Longest context that the folder's configuration admits."""
+    """The maximum context in the folder's configuration."""
 
 
 def make_policy(
     settings: LaptopSettings, texts: Iterable[str], special_tokens: Sequence[str], folder: Path, seed: int
 ) -> None:
-    """Write an untrained policy and a tokenizer learnt from `texts` as one Hugging Face folder, in one rename."""
+    """Write an untrained policy and a tokenizer trained on `texts` as a Hugging Face folder, atomically."""
     from coseek.models.pretrained import save_model
 
     tokenizer = HfTokenizer(train_tokenizer(texts, special_tokens, settings.vocabulary))
@@ -49,7 +51,7 @@ def make_policy(
 
 
 def check_shape(settings: LaptopSettings) -> None:
-    """Refuse a shape that no network can have."""
+    """Raise `SettingError` for a shape that is impossible."""
     if settings.hidden % settings.heads or settings.heads % settings.kv_heads:
         raise SettingError(
             f"heads must divide hidden and kv_heads must divide heads; got hidden {settings.hidden}, "
@@ -58,7 +60,7 @@ def check_shape(settings: LaptopSettings) -> None:
 
 
 def new_model(settings: LaptopSettings, tokenizer: HfTokenizer, seed: int) -> "PreTrainedModel":
-    """An untrained policy in float32; the same seed gives the same weights, and the global generator is left alone."""
+    """An untrained policy in float32, determined by the seed; global random state is not changed."""
     import torch
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
@@ -72,7 +74,7 @@ def new_model(settings: LaptopSettings, tokenizer: HfTokenizer, seed: int) -> "P
         num_key_value_heads=settings.kv_heads,
         layer_types=list(settings.layers),
         max_position_embeddings=settings.max_positions,
-        block_auto_adjust_ff_dim=False,  # else the library quietly makes `feed_forward` two thirds of what was asked
+        block_auto_adjust_ff_dim=False,  # True would use two thirds of `feed_forward`
         tie_word_embeddings=True,
         pad_token_id=tokenizer.fast.pad_token_id,
         bos_token_id=None,
@@ -81,3 +83,30 @@ def new_model(settings: LaptopSettings, tokenizer: HfTokenizer, seed: int) -> "P
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Lfm2ForCausalLM(config)
+
+
+def add_tag_tokens(source: Path, marks: Sequence[str], folder: Path, seed: int) -> None:
+    """Write the model of `source` with one token for each mark to `folder`, atomically. New vectors are close to the
+    mean of the known ones: as distant as other words, they would disturb the model. Marks that are tokens already stay
+    unchanged."""
+    import torch
+
+    from coseek.models.pretrained import load_model, save_model
+
+    def weight_of(module: torch.nn.Module) -> torch.Tensor:
+        return cast(torch.Tensor, module.weight)
+
+    fast = HfTokenizer.load(source).fast
+    fast.add_special_tokens({"additional_special_tokens": list(marks)})
+    tokenizer, model = HfTokenizer(fast, str(source)), load_model(source)
+    known = int(weight_of(model.get_input_embeddings()).shape[0])
+    if tokenizer.size > known:
+        model.resize_token_embeddings(tokenizer.size, mean_resizing=False)
+        generator = torch.Generator().manual_seed(seed)
+        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+        for module in [inputs] if outputs is None else [inputs, outputs]:  # the same weight twice if tied
+            weight_VD = weight_of(module).data
+            old_VD = weight_VD[:known]
+            drawn_VD = torch.randn(weight_VD[known:].shape, generator=generator)
+            weight_VD[known:] = old_VD.mean(0) + SPREAD * old_VD.std(0) * drawn_VD.to(weight_VD)
+    save_model(model, tokenizer, folder)

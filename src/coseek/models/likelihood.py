@@ -1,8 +1,8 @@
-"""Likelihood: how probable a local language model finds given words behind given others. It writes nothing.
+"""Likelihood: the probability that a local language model gives to a continuation of a prompt.
 
-Prompt and continuation are joined as ids and never tokenised together, so the same continuation is the same tokens
-behind every prompt, and its likelihoods can be compared. Texts are data: a special token in them is ordinary
-characters; only the model's own chat template puts special tokens around a prompt.
+Prompt and continuation are tokenised separately, so a continuation has the same tokens after every prompt and its
+likelihoods are comparable. Special tokens in texts are encoded as ordinary characters; only the model's chat template
+adds special tokens.
 """
 
 import inspect
@@ -18,10 +18,8 @@ from coseek.core.errors import SettingError
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import Settings
 from coseek.hardware.precision import EncodingPrecision, Use
-from coseek.hardware.speed import precision_of
-from coseek.models.local_text import chat_frame
+from coseek.models.local_text import chat_frame, load_local
 from coseek.models.remote_text import named_server
-from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
 
 if TYPE_CHECKING:
@@ -29,60 +27,54 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Row: TypeAlias = tuple[int, list[int], int]
-"""Its place among those asked for, its ids, and where its continuation begins."""
+"""Its index, its ids, and the start of its continuation."""
 
 
 class LikelihoodSettings(Settings):
-    """How a local model is asked for likelihoods."""
+    """Batching and precision of likelihoods."""
 
     batch_tokens: int = Field(default=8192, ge=1)
-    """Tokens read in one forward pass, padding included; a longer row is read alone."""
+    """Tokens per forward pass, padding included; a longer row is read alone."""
     max_context: int = Field(default=32_768, ge=2)
-    """Prompt and continuation together have at most this many tokens, or what the model allows where that is less."""
+    """Maximum tokens of prompt and continuation, or the model's limit if that is less."""
     precision: EncodingPrecision = "float32"
-    """Of the weights."""
+    """Precision of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt, and words that might follow it."""
+    """A prompt and its continuation."""
 
     prompt: str
-    """What a user says; the model's frame goes around it."""
+    """The user's message, which the chat template wraps."""
     text: str
-    """The words that are weighed."""
     lead: str = ""
-    """Words of the model between the two, such as `Answer:`. They are taken as written and not weighed."""
+    """Text of the model between the two, such as `Answer:`, which is given and not scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuationLogprob:
-    """What a model makes of a continuation."""
+    """The likelihood of a continuation."""
 
     nats: float | None
     """Natural log of P(text | prompt, lead), the sum over its tokens; `None` for a fault."""
     tokens: int = 0
-    """Tokens of the text."""
     fault: str | None = None
-    """Why there is no number."""
 
 
 class LikelihoodModel(Protocol):
-    """A model that says how probable words are."""
+    """A model that computes likelihoods."""
 
     @property
     def identity(self) -> str:
-        """A digest of all that a likelihood depends on besides the texts."""
-        ...
+        """A digest of everything besides the texts that a likelihood depends on."""
 
     @property
     def uses_chat_template(self) -> bool:
-        """Whether a chat template stands around the prompt, so that a continuation begins a message."""
-        ...
+        """Whether a chat template wraps the prompt, so that a continuation starts a message."""
 
     def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
-        """One number or one fault a row, in order. The same rows in one call give the same numbers, bit for bit."""
-        ...
+        """One value or fault per row, in order. Equal calls give bit-identical values."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +84,6 @@ class LocalLikelihood:
     model: "PreTrainedModel"
     tokenizer: HfTokenizer
     around: tuple[tuple[int, ...], tuple[int, ...]]
-    """Ids in front of a prompt and behind it."""
     max_context: int
     batch_tokens: int
     identity: str
@@ -102,7 +93,7 @@ class LocalLikelihood:
         return bool(self.around[1])
 
     def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
-        """Rows of like length are read together, padded at their ends, which a causal model does not look at."""
+        """Score rows in batches of similar length, right-padded, which a causal model does not see."""
         asked = [self._ids(row) for row in rows]
         found = {place: one for place, one in enumerate(asked) if isinstance(one, ContinuationLogprob)}
         left = sorted(
@@ -112,11 +103,13 @@ class LocalLikelihood:
         for batch in self._batches(left):
             numbers = self._nats([(ids, start) for _, ids, start in batch])
             for (place, ids, start), nats in zip(batch, numbers, strict=True):
-                found[place] = _weighed(nats, len(ids) - start)
+                tokens, finite = len(ids) - start, math.isfinite(nats)
+                fault = None if finite else f"the likelihood is {nats}, which is not finite"
+                found[place] = ContinuationLogprob(nats if finite else None, tokens, fault)
         return [found[place] for place in range(len(rows))]
 
     def _ids(self, row: Continuation) -> tuple[list[int], int] | ContinuationLogprob:
-        """The whole row, and where its continuation begins; a fault where there is nothing to weigh."""
+        """The ids of the row and the start of its continuation, or a fault."""
         before, after = self.around
         encode = self.tokenizer.encode_data
         given = [*before, *encode(row.prompt), *after, *encode(row.lead)]
@@ -124,13 +117,13 @@ class LocalLikelihood:
         if len(whole) == len(given):
             return ContinuationLogprob(None, fault="there are no words to weigh")
         if not given:
-            return ContinuationLogprob(None, fault="the prompt is empty; a model needs something to go on from")
+            return ContinuationLogprob(None, fault="the prompt is empty; a model needs at least one token")
         if len(whole) > self.max_context:
             return ContinuationLogprob(None, fault=f"{len(whole)} tokens are more than the model's {self.max_context}")
         return whole, len(given)
 
     def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-        """Rows by rising length, so many at once as fit when all are as long as the last."""
+        """Split rows of ascending length into batches of at most `batch_tokens` padded tokens."""
         batch: list[_Row] = []
         for row in rows:
             if batch and len(row[1]) * (len(batch) + 1) > self.batch_tokens:
@@ -141,17 +134,17 @@ class LocalLikelihood:
             yield batch
 
     def _nats(self, rows: Sequence[tuple[list[int], int]]) -> list[float]:
-        """log P of every row from `start` on: Σₜ log softmax(logits at t − 1)[id at t]."""
+        """log P of each row from `start` on: Σₜ log softmax(logits at t − 1)[id at t]."""
         import torch
 
         longest = max(len(ids) for ids, _ in rows)
         device = self.model.device
         ids_BT = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in rows], device=device)
-        first = min(start for _, start in rows) - 1  # the output before a token says how probable the token is
+        first = min(start for _, start in rows) - 1  # the output at t − 1 predicts the token at t
         with torch.inference_mode():
             logits_BWV = self._logits(ids_BT, first)
             next_BW1 = ids_BT[:, first + 1 :, None]
-            # In float32 whatever the weights, a row at a time: a copy of all logits would be the largest thing here.
+            # In float32 for any precision, one row at a time: a copy of all logits would be the largest tensor.
             logprobs_BW = torch.stack(
                 [
                     torch.log_softmax(logits_WV.float(), -1).gather(-1, next_W1)[:, 0]
@@ -164,7 +157,7 @@ class LocalLikelihood:
         ]
 
     def _logits(self, ids_BT: "Tensor", first: int) -> "Tensor":
-        """Logits at `first` … T − 2; models that can are asked for no others."""
+        """Logits at `first` … T − 2; models that support it compute no others."""
         import torch
 
         last = ids_BT.shape[1] - 1
@@ -177,25 +170,13 @@ class LocalLikelihood:
         return logits
 
 
-def _weighed(nats: float, tokens: int) -> ContinuationLogprob:
-    if not math.isfinite(nats):
-        return ContinuationLogprob(None, tokens, f"the likelihood is {nats}, which is no number")
-    return ContinuationLogprob(nats, tokens)
-
-
 def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> LocalLikelihood:
-    """Open the model of a Hugging Face folder. Nothing is ever fetched."""
-    from coseek.models.pretrained import load_model  # here and not above: it brings torch
-
+    """Open the model of a Hugging Face folder. Nothing is downloaded."""
     if named_server(name) is not None:
         raise SettingError(f"{name} is a server, and likelihoods are read off a model folder; name the model's folder")
     settings = settings or LikelihoodSettings()
     folder = Path(name).expanduser()
-    precision = precision_of(settings.precision, Use.ENCODING, hidden_size(folder))
-    model = load_model(folder, precision)
-    tokenizer = HfTokenizer.load(folder)
-    config = model.config.get_text_config()
-    context = min(int(getattr(config, "max_position_embeddings", 0) or settings.max_context), settings.max_context)
+    model, tokenizer, precision, context = load_local(folder, settings.precision, Use.ENCODING, settings.max_context)
     return LocalLikelihood(
         model=model,
         tokenizer=tokenizer,

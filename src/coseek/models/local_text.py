@@ -1,12 +1,12 @@
-"""Text: a local language model as a writer of texts. Prompts in, texts out; always the likeliest token.
+"""Local text: a local language model as a text model, with greedy decoding.
 
-A prompt is data: a special token that someone typed into it is ordinary characters. Only the model's own chat template
-puts special tokens around it.
+Special tokens in a prompt are encoded as ordinary characters; only the model's chat template adds special tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -14,48 +14,48 @@ from coseek.core.errors import DataError, ModelError
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import Settings
 from coseek.data.question import Question
-from coseek.hardware.precision import SamplingPrecision, Use
+from coseek.hardware.precision import Precision, PrecisionSetting, SamplingPrecision, Use
 from coseek.hardware.speed import precision_of
 from coseek.models.model import EpisodeState, Model, Request, TurnEnd
 from coseek.models.remote_text import RemoteTextModel, named_server, open_remote_text
 from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 CUT = "\n[A part was left out here, because the whole did not fit.]\n"
-"""Stands for what was cut out of the middle of a prompt that is too long."""
+"""Replaces the removed middle of a prompt that is too long."""
 _SLOT = "\ue000prompt\ue001"
-"""Put through a chat template to see what it writes around a prompt; no template holds these private-use characters."""
+"""A placeholder that shows a chat template's frame; no template contains these private-use characters."""
 
 
 class TextModelSettings(Settings):
-    """How a local model writes texts."""
+    """Limits and precision of a local model."""
 
     max_rows: int = Field(default=16, ge=1)
-    """Texts written at once."""
+    """Texts generated at once."""
     max_context: int = Field(default=32_768, ge=16)
-    """Prompt and text together have at most this many tokens, or what the model allows where that is less."""
+    """Maximum tokens of prompt and text, or the model's limit if that is less."""
     precision: SamplingPrecision = "float32"
-    """Of weights and cache."""
+    """Precision of weights and cache."""
 
 
 @dataclass
 class LocalTextModel:
-    """Writes greedily. A text depends on its prompt alone, whatever else is in the batch."""
+    """Greedy generation. A text depends on its prompt only, not on the batch."""
 
     model: Model
-    """Takes the likeliest token at every step."""
     around: tuple[tuple[int, ...], tuple[int, ...]]
-    """Ids in front of a prompt and behind it."""
+    """Ids before and after a prompt."""
     max_context: int
-    """Tokens that a prompt and its text may have together."""
     identity: str
-    """A digest of weights, tokenizer and settings."""
     cut_prompts: int = 0
-    """Prompts that were too long and lost their middle."""
+    """The number of prompts whose middle was removed."""
     _next: int = field(default=0, repr=False)
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
-        """One text a prompt, in order, each of at most `max_tokens` tokens. A failure is a `ModelError`."""
+        """One text per prompt, in order, each of at most `max_tokens` tokens. A failure is a `ModelError`."""
         keys = [self._next + place for place in range(len(prompts))]
         self._next += len(prompts)
         texts: dict[int, str] = {}
@@ -74,12 +74,12 @@ class LocalTextModel:
         return [texts[key] for key in keys]
 
     def holds(self, prompt: str, max_tokens: int) -> bool:
-        """Whether the prompt is read whole when so many tokens are to be written."""
+        """Whether the prompt fits without truncation beside `max_tokens` tokens."""
         before, after = self.around
         return len(before) + len(self.model.tokenizer.encode_data(prompt)) + len(after) + max_tokens <= self.max_context
 
     def _collect(self, texts: dict[int, str]) -> None:
-        """Take the texts that are done."""
+        """Collect finished texts."""
         for turn in self.model.step():
             if turn.end is TurnEnd.FAULT:
                 raise ModelError(turn.fault)
@@ -88,7 +88,7 @@ class LocalTextModel:
             texts[turn.key] = self.model.tokenizer.decode(ids)
 
     def _ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
-        """The prompt in its frame; one that is too long keeps its beginning and its end, where instructions stand."""
+        """The prompt in its frame. A long prompt keeps its beginning and end, where instructions are."""
         before, after = self.around
         ids = self.model.tokenizer.encode_data(prompt)
         room = self.max_context - max_tokens - len(before) - len(after)
@@ -97,35 +97,28 @@ class LocalTextModel:
             kept = room - len(sentence)
             if kept < 2:
                 raise ModelError(
-                    f"{self.max_context} tokens of context leave no room for a prompt beside {max_tokens} to be written"
+                    f"{self.max_context} tokens of context leave no room for a prompt and {max_tokens} output tokens"
                 )
             ids = [*ids[: kept - kept // 2], *sentence, *ids[len(ids) - kept // 2 :]]
             self.cut_prompts += 1
         whole = (*before, *ids, *after)
         if not whole:
-            raise ModelError("the prompt is empty; a model needs something to go on from")
+            raise ModelError("the prompt is empty; a model needs at least one token")
         return whole
 
 
 def open_text_model(name: str, settings: TextModelSettings | None = None) -> LocalTextModel | RemoteTextModel:
-    """Open a writer of texts: the model in a Hugging Face folder, the server at an address, or that of a YAML file."""
+    """Open a text model: a Hugging Face folder, a server's URL, or a YAML file of a server."""
     server = named_server(name)
     return open_local_text_model(Path(name).expanduser(), settings) if server is None else open_remote_text(server)
 
 
 def open_local_text_model(folder: Path, settings: TextModelSettings | None = None) -> LocalTextModel:
-    """Open the causal language model in a Hugging Face folder as a writer of texts. Nothing is ever fetched."""
-    # Here and not above: these bring torch.
-    from coseek.models.pretrained import load_model
-    from coseek.models.sampler import Sampler, SamplerSettings
+    """Open the causal language model of a Hugging Face folder as a text model. Nothing is downloaded."""
+    from coseek.models.sampler import Sampler, SamplerSettings  # imports torch
 
     settings = settings or TextModelSettings()
-    precision = precision_of(settings.precision, Use.SAMPLING, hidden_size(folder))
-    network = load_model(folder, precision)
-    tokenizer = HfTokenizer.load(folder)
-    config = network.config.get_text_config()
-    longest = int(getattr(config, "max_position_embeddings", 0) or settings.max_context)
-    context = min(longest, settings.max_context)
+    network, tokenizer, precision, context = load_local(folder, settings.precision, Use.SAMPLING, settings.max_context)
     sampling = SamplerSettings(temperature=0.0, max_rows=settings.max_rows, max_tokens=context, dtype=precision)
     return LocalTextModel(
         model=Sampler(network, tokenizer, (), sampling),
@@ -135,11 +128,21 @@ def open_local_text_model(folder: Path, settings: TextModelSettings | None = Non
     )
 
 
-def chat_frame(tokenizer: HfTokenizer, folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids in front of and behind what a user says, by the folder's chat template.
+def load_local(
+    folder: Path, precision: PrecisionSetting, use: Use, max_context: int
+) -> tuple["PreTrainedModel", HfTokenizer, Precision, int]:
+    """Load a folder's model and tokenizer. Also returns the precision, and the smaller of both context limits."""
+    from coseek.models.pretrained import load_model  # imports torch
 
-    Without a template: the beginning-of-text token in front, where the tokenizer writes one.
-    """
+    chosen = precision_of(precision, use, hidden_size(folder))
+    model = load_model(folder, chosen)
+    longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or max_context)
+    return model, HfTokenizer.load(folder), chosen, min(longest, max_context)
+
+
+def chat_frame(tokenizer: HfTokenizer, folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before and after a user's message by the chat template; without one, the beginning-of-text token if there is
+    one."""
     if tokenizer.fast.chat_template is None:
         bos_id = tokenizer.fast.bos_token_id
         begins = isinstance(bos_id, int) and list(tokenizer.fast("").input_ids)[:1] == [bos_id]
@@ -148,5 +151,5 @@ def chat_frame(tokenizer: HfTokenizer, folder: Path) -> tuple[tuple[int, ...], t
     said = tokenizer.fast.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     before, found, after = str(said).partition(_SLOT)
     if not found:
-        raise DataError(f"the chat template of {folder} drops what a user says; mend its chat_template")
+        raise DataError(f"the chat template of {folder} drops what a user says; correct its chat_template")
     return tuple(tokenizer.encode(before)), tuple(tokenizer.encode(after))

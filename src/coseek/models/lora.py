@@ -1,7 +1,7 @@
-"""Low-rank adapters on linear layers (Hu et al. 2021, "LoRA"): y = W x + b + s · B A x, with W and b frozen.
+"""LoRA: low-rank adapters on linear layers (Hu et al. 2021): y = W x + b + s · B A x, with W and b frozen.
 
-An adapted layer keeps the names of what it adapts, so every reader of a model's weights finds them where they were;
-`merged_state_dict` adds the adapters to them. Dropout is left out on purpose: what is trained is what was sampled from.
+An adapted layer keeps its parameter names; `merged_state_dict` adds the adapters to the weights. There is no dropout,
+so that training and sampling use the same network.
 """
 
 import math
@@ -15,15 +15,14 @@ from torch import Tensor, nn
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter of rank r: A is r × inputs and begins uniform, B is outputs × r and begins at 0,
-    so that the layer begins as it was."""
+    """A linear layer with an adapter of rank r. A (r × inputs) starts uniform, B (outputs × r) at 0."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float, generator: torch.Generator) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         bound = 1.0 / math.sqrt(linear.in_features)
         down = torch.empty(rank, linear.in_features).uniform_(-bound, bound, generator=generator)
-        # float32 also beside bfloat16 weights: small steps would be rounded away.
+        # float32 even with bfloat16 weights, where small updates would be rounded away.
         self.lora_A = nn.Parameter(down.to(linear.weight.device))
         self.lora_B = nn.Parameter(torch.zeros(linear.out_features, rank, device=linear.weight.device))
         self.scale = scale
@@ -38,17 +37,17 @@ class LoraLinear(nn.Linear):
 
     @torch.no_grad()
     def merged(self) -> Tensor:
-        """The weight of the plain layer that computes the same: W + s · B A."""
+        """The merged weight W + s · B A."""
         return self.weight + (self.lora_B @ self.lora_A * self.scale).to(self.weight.dtype)
 
 
 def adapted_layers(module: nn.Module) -> dict[str, LoraLinear]:
-    """The layers that have an adapter, by name."""
+    """The adapted layers by name."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLinear)}
 
 
 def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """State of the module as if it had never been adapted: adapters are added to their weights."""
+    """The state of the module with the adapters merged into their weights."""
     weights = cast(dict[str, Tensor], module.state_dict())
     for name, layer in adapted_layers(module).items():
         weights[f"{name}.weight"] = layer.merged()
@@ -57,7 +56,7 @@ def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
 
 
 def merge_adapters(module: nn.Module) -> None:
-    """Make adapted layers plain ones that compute the same."""
+    """Replace adapted layers by plain ones with merged weights."""
     for name, layer in adapted_layers(module).items():
         plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         plain.weight, plain.bias = nn.Parameter(layer.merged()), layer.bias
@@ -67,7 +66,7 @@ def merge_adapters(module: nn.Module) -> None:
 
 @contextmanager
 def adapters_disabled(module: nn.Module) -> Iterator[None]:
-    """The module as it was before its adapters learnt anything."""
+    """Disable the adapters inside the block."""
     layers = adapted_layers(module).values()
     for layer in layers:
         layer.on = False

@@ -1,7 +1,7 @@
-"""Sharing: rows that begin alike are read once as far as they do. Knows slots and ids, no network.
+"""Prefix sharing: plans how rows with common prefixes are read once. Knows slots and ids only.
 
-The rows are a tree: what all have in common is read in one of them and copied to those that part from it there, and so
-on below. So the G rollouts of a question read its prompt once, and all questions together the words in front of them.
+The rows form a tree: a common prefix is read in one row and copied to the others, recursively. So the G rollouts of a
+question read its prompt once, and all questions together their common instructions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,26 +9,22 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 LEAST = 32
-"""Tokens that rows must have in common, beyond what they share already, for a reading of its own to pay."""
+"""The minimum length of a shared piece for which a separate pass pays off."""
 
 PromptPiece: TypeAlias = tuple[int, tuple[int, ...]]
-"""A slot and what is to be read in it."""
+"""A slot and the tokens to read into it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharingRound:
-    """Pieces that are read, each in the slot of one row, and the rows that then take over what it holds."""
+    """Pieces to read, each in one row's slot, then copies to other rows."""
 
     pieces: tuple[PromptPiece, ...]
     copies: tuple[tuple[int, int], ...]
-    """(from, to)"""
 
 
 def plan_prefix_sharing(rows: Sequence[PromptPiece]) -> tuple[list[SharingRound], dict[int, tuple[int, ...]]]:
-    """How rows that hold nothing yet are read: rounds, one after the other, and what is left for each slot after them.
-
-    A row that begins like no other is in no round: all of it is left.
-    """
+    """Plan the reading of new rows: consecutive rounds, and the remaining tokens of each slot."""
     rounds: list[SharingRound] = []
     left: dict[int, tuple[int, ...]] = {}
     level = [(0, sorted(rows, key=lambda row: row[1]))]
@@ -42,7 +38,7 @@ def plan_prefix_sharing(rows: Sequence[PromptPiece]) -> tuple[list[SharingRound]
                 if len(branch) == 1:
                     left[slot] = ids[depth:]
                     continue
-                reach = _in_common(ids, last)  # rows are sorted, so all between these two have it in common as well
+                reach = _in_common(ids, last)  # rows are sorted, so all rows between share it
                 pieces.append((slot, ids[depth:reach]))
                 copies += [(slot, other) for other, _ in branch[1:]]
                 below.append((reach, branch))
@@ -53,7 +49,7 @@ def plan_prefix_sharing(rows: Sequence[PromptPiece]) -> tuple[list[SharingRound]
 
 
 def _branches(rows: Sequence[PromptPiece], least: int) -> Iterator[list[PromptPiece]]:
-    """Sorted rows, parted where neighbours have fewer than `least` tokens in common."""
+    """Split sorted rows where neighbours share fewer than `least` tokens."""
     branch: list[PromptPiece] = []
     for row in rows:
         if branch and _in_common(branch[-1][1], row[1]) < least:
@@ -65,7 +61,7 @@ def _branches(rows: Sequence[PromptPiece], least: int) -> Iterator[list[PromptPi
 
 
 def _in_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two rows begin with alike."""
+    """The length of the common prefix of two rows."""
     if one == other:
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))
@@ -73,7 +69,7 @@ def _in_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 def _last_copies(rounds: Sequence[SharingRound]) -> list[SharingRound]:
-    """Without the copies to rows that a later round copies to again: nothing is read in these between the two."""
+    """Drop copies to rows that a later round overwrites."""
     kept: list[SharingRound] = []
     again: set[int] = set()
     for one in reversed(rounds):

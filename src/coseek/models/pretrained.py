@@ -1,4 +1,4 @@
-"""Loading and saving models: Hugging Face folders in and out, with mistakes as sentences."""
+"""Pretrained models: loads and saves Hugging Face folders, with user errors as `DataError`."""
 
 import logging
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
 from coseek.core.hub import missing
 from coseek.hardware.precision import Precision
-from coseek.models.tokenizer import HfTokenizer
+from coseek.models.tokenizer import HfTokenizer, first_line
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-# Weights, configuration and architecture are read by four libraries, each with its own kinds of error.
+# Four libraries read weights, configuration and architecture, each with its own errors.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 
 
 def load_model(folder: Path, dtype: Precision = "float32") -> PreTrainedModel:
-    """Open the causal language model in a folder. Nothing is ever fetched from a network."""
+    """Load the causal language model of a folder, in evaluation mode. Nothing is downloaded."""
     if not folder.is_dir():
         raise DataError(missing("model folder", folder))
     if not (folder / "config.json").is_file():
@@ -32,21 +32,20 @@ def load_model(folder: Path, dtype: Precision = "float32") -> PreTrainedModel:
         with quiet():
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
     except _UNREADABLE as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{folder} holds no language model that can be opened: {first}") from None
+        raise DataError(f"{folder} holds no language model that can be opened: {first_line(error)}") from None
     assert isinstance(model, PreTrainedModel)
     model.eval()
     return model
 
 
 def save_model(model: PreTrainedModel, tokenizer: HfTokenizer, folder: Path) -> None:
-    """Write weights and tokenizer as one Hugging Face folder, in one rename."""
+    """Write weights and tokenizer as a Hugging Face folder, atomically."""
 
     def fill(part: Path) -> None:
         with quiet():
             model.save_pretrained(part)
         tokenizer.save(part)
-        for file in part.iterdir():  # the weights alone come readable by their owner only
+        for file in part.iterdir():  # the library makes the weights private
             file.chmod(0o644)
 
     atomic_folder(folder, fill)
@@ -54,7 +53,7 @@ def save_model(model: PreTrainedModel, tokenizer: HfTokenizer, folder: Path) -> 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's progress bars: small models need none, and a face shows its own."""
+    """Disable the library's progress bars inside the block."""
     shown = library_logging.is_progress_bar_enabled()
     library_logging.disable_progress_bar()
     try:
@@ -64,9 +63,9 @@ def quiet() -> Iterator[None]:
             library_logging.enable_progress_bar()
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    # Short convolutions have a faster kernel for GPUs; on a laptop its absence is no news, and it cannot be installed.
+def _is_relevant(record: logging.LogRecord) -> bool:
+    # The faster GPU kernel of short convolutions cannot be installed on a laptop, so its absence is not reported.
     return "causal_conv1d" not in record.getMessage()
 
 
-logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_news)
+logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_relevant)

@@ -1,11 +1,11 @@
-"""Remote: a model behind HTTP. What it wrote is taken as it was sampled, ids and log-probabilities, where it says so.
+"""Remote: a model behind HTTP, with the sampled ids and log-probabilities if the server returns them.
 
-A row is asked for as soon as it is opened or extended, and rows come back as the server finishes them, so one slow row
-holds up nobody. Nothing is kept at the server: each request brings the whole row, which servers find in their prefix
-caches. A failure ends the row that it happens to, as a fault.
+A row is requested as soon as it is opened or extended, and returned as soon as the server finishes it. Each request
+contains the whole row, which servers find in their prefix caches; no state is kept there. A failure is a fault of its
+row only.
 
-Where a server gives text only, the text is encoded once and the turn is marked as not exact: good for running and
-measuring, never for training.
+If a server returns text only, the text is tokenised and the turn is marked as inexact: usable for evaluation, not for
+training.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,42 +26,41 @@ from coseek.models.stop_strings import stopped_after
 from coseek.models.usage import Prices, Usage, read_usage
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1")
-"""What people leave at the end of a server's address."""
+"""Paths that users append to a server's URL."""
 _OWNERS = {"coseek": "coseek", "vllm": "vllm", "sglang": "sglang"}
-"""`owned_by` in the list of a server's models → its dialect."""
+"""Maps `owned_by` in a server's model list to its dialect."""
 
 
 class RemoteModelSettings(Settings):
-    """How a model behind HTTP is asked."""
+    """Requests to a model behind HTTP."""
 
     dialect: Literal["auto", "coseek", "vllm", "sglang", "completions", "chat"] = "auto"
-    """How the server speaks; `auto` asks it. `completions` and `chat` exchange text only: not for training."""
+    """The server's dialect; `auto` asks the server. `completions` and `chat` are text only and not for training."""
     model: str | None = None
-    """The model's name at the server; may be left out where it has only one."""
+    """The model's name at the server; optional if it has only one."""
     key_env: str | None = None
-    """The environment variable that holds the server's key; the key itself is kept nowhere."""
+    """The environment variable with the server's key, which is stored nowhere."""
     patience: HttpSettings = Field(default=HttpSettings())
-    """How many calls at once, and how long a server that does not answer is asked again."""
+    """Concurrency, timeouts and retries of calls."""
     prices: Prices = Field(default=Prices())
-    """What the server asks for tokens."""
+    """The server's prices."""
     scaled_logprobs: bool = False
-    """A vLLM started with `--logprobs-mode processed_logprobs`. Otherwise its log-probabilities are those at
-    temperature 1, and what was drawn at another one is not for training."""
+    """True for a vLLM started with `--logprobs-mode processed_logprobs`. Otherwise its log-probabilities are those at
+    temperature 1, and samples at another temperature are not for training."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A row as it was read and written so far."""
+    """A row so far."""
 
     parts: list[RowSegment]
     max_tokens: int
     future: "Future[JsonObject] | None" = None
-    """The call that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What is known of a server before it is asked for the first row."""
+    """The dialect and model of a server."""
 
     dialect: str
     model: str
@@ -69,7 +68,7 @@ class ServerInfo:
 
 @dataclass
 class RemoteModel:
-    """Implements `Model`. One thread drives it; the calls run in the background."""
+    """Implements `Model`. Driven by one thread; calls run in the background."""
 
     calls: HttpClient
     served: ServerInfo
@@ -78,7 +77,7 @@ class RemoteModel:
     temperature: float = 0.0
     scaled_logprobs: bool = False
     lost_stop: Callable[[str], str] = field(default=lambda text: "")
-    """Text that a stop string ended → that string: OpenAI's interface leaves it off and does not say which it was."""
+    """Maps a text ended by a stop string to that string, which OpenAI's interface omits."""
     usage: Usage = field(default_factory=Usage)
     prices: Prices = field(default_factory=Prices)
 
@@ -87,7 +86,7 @@ class RemoteModel:
         self._rows: dict[int, _Row] = {}
         self._done: SimpleQueue[tuple[int, Future[JsonObject]]] = SimpleQueue()
         self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs)
-        """Why what it writes cannot be trained on; empty where it can."""
+        """Why the turns cannot be trained on; empty if they can."""
 
     def start(self, request: Request) -> None:
         if request.key in self._rows:
@@ -102,7 +101,7 @@ class RemoteModel:
         self._send(request)
 
     def step(self) -> list[Turn]:
-        """Wait for one row at least; returns all that have stopped."""
+        """Wait for at least one row; returns the turns of all finished rows."""
         if not any(row.future is not None for row in self._rows.values()):
             return []
         turns: list[Turn] = []
@@ -115,7 +114,7 @@ class RemoteModel:
                 return turns
 
     def close(self, key: int) -> None:
-        """Forget a row; what the server is writing for it is broken off."""
+        """Close a row and cancel its pending call."""
         row = self._rows.pop(key, None)
         if row is not None and row.future is not None:
             row.future.cancel()
@@ -125,19 +124,14 @@ class RemoteModel:
         row.parts += [RowSegment(ours, ids, self.tokenizer.decode(ids)) for ours, ids in _stretches(request)]
         row.max_tokens = request.max_tokens
         ask = TurnRequest(
-            model=self.served.model,
-            parts=tuple(row.parts),
-            max_tokens=request.max_tokens,
-            stops=self.stops,
-            temperature=self.temperature,
-            seed=request.seed,
+            self.served.model, tuple(row.parts), request.max_tokens, self.stops, self.temperature, request.seed
         )
         key, done = request.key, self._done
         row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask))
         row.future.add_done_callback(lambda future: done.put((key, future)))
 
     def _taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
-        """The turn that an answer holds; none for a row that was closed meanwhile."""
+        """The turn in an answer; none for a row that was closed meanwhile."""
         row = self._rows.get(key)
         if row is None or row.future is not future:
             return []
@@ -146,9 +140,9 @@ class RemoteModel:
             answer = future.result()
             turn = self._turn(key, row.max_tokens, self._dialect.read(answer))
         except (HttpFailure, ValueError) as error:
-            return [self._fault(key, str(error))]
+            return [Turn(key, (), (), TurnEnd.FAULT, str(error))]
         except CancelledError:
-            return [self._fault(key, "the connection to the server was closed")]
+            return [Turn(key, (), (), TurnEnd.FAULT, "the connection to the server was closed")]
         tokens = read_usage(answer)
         self.usage.add(tokens)
         row.parts.append(RowSegment(True, turn.ids, self.tokenizer.decode(turn.ids)))
@@ -163,15 +157,15 @@ class RemoteModel:
         if not _alike(self.tokenizer.decode(ids), written.text):
             raise ValueError("its tokens are not those of the tokenizer that was named; name the folder of its model")
         length = stopped_after(ids, self.stops, self.tokenizer)
-        # A server that looks for stop strings every few tokens only may have gone on; what came before is unchanged.
+        # A server may check for stop strings only every few tokens; the tokens before the stop are unaffected.
         end = TurnEnd.STOP if length is not None else TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
         ids, logprobs = ids[:length], logprobs[:length]
         if len(ids) > max_tokens:
-            raise ValueError(f"it wrote {len(ids)} tokens, and {max_tokens} were asked for")
+            raise ValueError(f"it wrote {len(ids)} tokens, but at most {max_tokens} were requested")
         return Turn(key, ids, logprobs, end, exact=not self.inexact)
 
     def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
-        """A turn out of text. Its log-probabilities are not known; 0 stands for them."""
+        """A turn from text. Its log-probabilities are unknown and set to 0."""
         text, end = written.text, TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
         places = [text.find(stop) + len(stop) for stop in self.stops if stop in text]
         if places:
@@ -183,13 +177,9 @@ class RemoteModel:
             ids, end = ids[:max_tokens], TurnEnd.LENGTH
         return Turn(key, ids, (0.0,) * len(ids), end, exact=False)
 
-    @staticmethod
-    def _fault(key: int, fault: str) -> Turn:
-        return Turn(key, (), (), TurnEnd.FAULT, fault)
-
 
 def _stretches(request: Request) -> list[tuple[bool, tuple[int, ...]]]:
-    """What a request brings, by author: the model's own earlier turns are told from what it was shown."""
+    """Split a request's ids by author: (by the model, ids)."""
     stretches: list[tuple[bool, tuple[int, ...]]] = []
     done = 0
     for start, end in request.written:
@@ -199,18 +189,15 @@ def _stretches(request: Request) -> list[tuple[bool, tuple[int, ...]]]:
 
 
 def _alike(decoded: str, text: str) -> bool:
-    """Whether two readings of the same ids agree, but for white space and how they end.
-
-    Servers differ in what they do with spaces at the beginning, half characters, and the end of text. A tokenizer of
-    another model reads nonsense.
-    """
+    """Whether two decodings of the same ids agree in their first halves, ignoring white space. Servers differ in
+    leading spaces, partial characters and end of text. A tokenizer of another model decodes nonsense."""
     decoded, text = "".join(decoded.split()), "".join(text.split())
     half = min(len(decoded), len(text)) // 2
     return decoded[:half] == text[:half]
 
 
 def why_inexact(dialect: str, temperature: float, scaled_logprobs: bool = False) -> str:
-    """Why what is written cannot be trained on; empty where it can."""
+    """Why a server's turns cannot be trained on; empty if they can."""
     module = dialect_of(dialect)
     if not module.EXACT:
         return (
@@ -226,10 +213,8 @@ def why_inexact(dialect: str, temperature: float, scaled_logprobs: bool = False)
 
 
 def detect_server(calls: HttpClient, dialect: str, model: str | None) -> ServerInfo:
-    """The server's dialect (where that is `auto`) and its model (where none is named), asked for if need be.
-
-    A server that cannot be reached or has several models is a user's mistake, hence a sentence.
-    """
+    """Determine the server's dialect (if `auto`) and model (if not named), asking the server if needed. An unreachable
+    server, an unknown model, or a choice between several is a `SettingError`."""
     if model is not None and dialect != "auto":
         return ServerInfo(dialect, model)
     try:
@@ -251,13 +236,10 @@ def detect_server(calls: HttpClient, dialect: str, model: str | None) -> ServerI
 
 
 def _listed(answer: JsonObject) -> list[tuple[str, str]]:
-    """(name, owner) of each model in a server's list."""
-    rows = answer.get("data")
-    found: list[tuple[str, str]] = []
-    for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, dict) and isinstance(row.get("id"), str):
-            found.append((str(row["id"]), str(row.get("owned_by", ""))))
-    return found
+    """The (name, owner) of each model in a server's list."""
+    listed = answer.get("data")
+    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    return [(str(row["id"]), str(row.get("owned_by", ""))) for row in rows if isinstance(row.get("id"), str)]
 
 
 def open_remote(
@@ -268,12 +250,16 @@ def open_remote(
     temperature: float = 0.0,
     lost_stop: Callable[[str], str] | None = None,
 ) -> RemoteModel:
-    """The model at an address, ready for rows."""
+    """Open the model at a URL."""
     calls = HttpClient(parse_base_url(url, PATHS), settings.patience, read_key(settings.key_env))
     served = detect_server(calls, settings.dialect, settings.model)
-    model = RemoteModel(
-        calls, served, tokenizer, tuple(stops), temperature, settings.scaled_logprobs, prices=settings.prices
+    return RemoteModel(
+        calls,
+        served,
+        tokenizer,
+        tuple(stops),
+        temperature,
+        settings.scaled_logprobs,
+        lost_stop or (lambda text: ""),
+        prices=settings.prices,
     )
-    if lost_stop is not None:
-        model.lost_stop = lost_stop
-    return model

@@ -1,11 +1,11 @@
-"""Remote text: a model behind HTTP as a writer of texts. Prompts in, texts out; what was asked once is remembered.
+"""Remote text: a text model behind HTTP, with a cache of texts.
 
     url: https://api.example.org      # a server with `/v1/chat/completions`
     model: its-name
-    key_env: EXAMPLE_KEY              # the environment variable that holds the key
-    cache: texts.sqlite               # made when it is not there
+    key_env: EXAMPLE_KEY              # the environment variable with the key
+    cache: texts.sqlite               # created if missing
 
-A text is kept under everything that was sent for it. Failures are not kept.
+The cache key of a text is everything that was sent for it. Failures are not cached.
 """
 
 import hashlib
@@ -29,31 +29,31 @@ from coseek.models.usage import Prices, Usage, read_usage
 
 
 class RemoteTextModelSettings(Settings):
-    """A server that writes texts."""
+    """A server of a text model."""
 
     url: str
-    """Its address."""
+    """The server's URL."""
     dialect: Literal["chat", "completions"] = "chat"
-    """A prompt is the first message of a chat, or text to go on with."""
+    """Send a prompt as the first message of a chat, or as text to complete."""
     model: str | None = None
-    """The model's name at the server; may be left out where it has only one."""
+    """The model's name at the server; optional if it has only one."""
     key_env: str | None = None
-    """The environment variable that holds the server's key; the key itself is kept nowhere."""
+    """The environment variable with the server's key, which is stored nowhere."""
     temperature: float = Field(default=0.0, ge=0)
-    """0 takes the most likely token."""
+    """0 selects the most likely token."""
     seed: int = 0
-    """Sent along; servers that know it write the same again."""
+    """The seed sent to the server, for reproducible texts if the server supports it."""
     cache: str | None = None
-    """A SQLite file that remembers texts; made when it is not there."""
+    """The SQLite file of the cache, created if missing."""
     patience: HttpSettings = Field(default=HttpSettings())
-    """How many calls at once, and how long a server that does not answer is asked again."""
+    """Concurrency, timeouts and retries of calls."""
     prices: Prices = Field(default=Prices())
-    """What the server asks for tokens."""
+    """The server's prices."""
 
 
 @dataclass
 class RemoteTextModel:
-    """Writes texts through a server, many at once."""
+    """Generates texts on a server, concurrently."""
 
     calls: HttpClient
     model: str
@@ -65,14 +65,12 @@ class RemoteTextModel:
 
     @property
     def identity(self) -> str:
-        """A digest of the server's address and all that is sent besides the prompt."""
+        """A digest of the server's URL and of everything besides the prompt that is sent."""
         return _digest([self.calls.base, self.dialect, self.model, self.temperature, self.seed])
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
-        """One text a prompt, in order, each of at most `max_tokens` tokens. A failure is a `ModelError`.
-
-        Equal prompts are asked once. When some fail, what the others gave is still remembered.
-        """
+        """One text per prompt, in order, each of at most `max_tokens` tokens. A failure is a `ModelError`. Equal
+        prompts are sent once. If some fail, the texts of the others are cached."""
         speech = dialect_of(self.dialect)
         bodies = [speech.body(self._ask(prompt, max_tokens)) for prompt in prompts]
         keys = [_digest([self.calls.base, speech.PATH, body]) for body in bodies]
@@ -91,7 +89,7 @@ class RemoteTextModel:
         return TurnRequest(self.model, (RowSegment(False, (), prompt),), max_tokens, (), self.temperature, self.seed)
 
     def _asked(self, path: str, bodies: Mapping[str, JsonObject]) -> tuple[dict[str, str], str | None]:
-        """The texts that were written, and the first fault."""
+        """The texts received, and the first fault."""
         speech = dialect_of(self.dialect)
         fault: str | None = None
         texts: dict[str, str] = {}
@@ -111,7 +109,7 @@ class RemoteTextModel:
 
 
 def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
-    """The server that the settings describe, which is asked for its model where they name none."""
+    """Open the client of a server. If no model is named, the server is asked for its model."""
     calls = HttpClient(parse_base_url(settings.url, PATHS), settings.patience, read_key(settings.key_env))
     model = detect_server(calls, settings.dialect, settings.model).model
     store = None if settings.cache is None else TextCache(Path(settings.cache).expanduser())
@@ -119,7 +117,7 @@ def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
 
 
 def named_server(name: str) -> RemoteTextModelSettings | None:
-    """The server behind a name that is an address or a YAML file; `None` when it is neither."""
+    """The settings of a server named by a URL or a YAML file; `None` for another name."""
     if name.startswith(("http://", "https://")):
         return RemoteTextModelSettings(url=name)
     path = Path(name).expanduser()
@@ -130,5 +128,5 @@ def named_server(name: str) -> RemoteTextModelSettings | None:
 
 
 def _digest(parts: list[object]) -> str:
-    # ASCII: text from outside may hold half a surrogate pair, which has no bytes.
+    # ASCII: external text may hold lone surrogates, which cannot be encoded.
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Scripted model: plays given texts back. A real, tiny implementation of `Model` for tests, examples and documents."""
+"""Scripted model: replays given texts. A small implementation of `Model` for tests, examples and documentation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -7,14 +7,11 @@ from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 
 Script: TypeAlias = Mapping[str, Sequence[str]] | Callable[[EpisodeState], str]
-"""The turns of each question by its id, or a function of what a run knows at the start of a turn."""
+"""The turns by question id, or a function of the episode's state."""
 
 
 class ScriptedModel:
-    """Writes the next text of a row's script, with log-probability 0 for every token.
-
-    A script that has run out is a fault of the model, as a broken server would be.
-    """
+    """Returns the next text of a row's script, with log-probability 0 per token. A missing turn is a fault."""
 
     def __init__(self, script: Script, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()

@@ -1,4 +1,4 @@
-"""Shape: what a model folder says of its model's size. No torch in here."""
+"""Shape: the size of a model, read from its folder without torch."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from coseek.core.files import read_json
 
 
 def hidden_size(folder: Path) -> int:
-    """Width of the residual stream, as `config.json` says; 0 where it says nothing."""
+    """The hidden size in `config.json`; 0 if it is not stated."""
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else None
     whole = config if isinstance(config, dict) else {}

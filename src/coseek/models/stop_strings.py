@@ -1,4 +1,4 @@
-"""Stopping: has this token completed a stop string? Almost always answered by one look-up."""
+"""Stop strings: detects whether a token completes a stop string, usually by one table look-up."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,11 +11,9 @@ REPLACEMENT = "\ufffd"
 
 
 class StopStrings:
-    """Stop strings seen through a tokenizer.
-
-    `at_once[id]`: the token holds a whole stop string. `maybe[id]`: the token may hold the end of one, so the text
-    has to be looked at. A stop string may span tokens and may end in the middle of one: the token is kept whole.
-    """
+    """Stop strings for a tokenizer. `at_once[id]`: the token contains a whole stop string. `maybe[id]`: the token may
+    contain the end of one, so that the text must be checked. A stop string may span tokens and end inside one; that
+    token is kept whole."""
 
     def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, vocabulary: int) -> None:
         if not all(stops):
@@ -26,27 +24,25 @@ class StopStrings:
         texts = [tokenizer.decode((ident,)) for ident in range(vocabulary)]
         ends = {stop[-1] for stop in stops}
         self.at_once = np.array([any(stop in text for stop in stops) for text in texts], dtype=np.bool_)
-        # A token that is part of a character decodes to U+FFFD alone, so what it ends is seen only in context.
+        # A token of a partial character decodes to U+FFFD, so its end is visible only in context.
         self.maybe = np.array([any(end in text for end in ends) for text in texts], dtype=np.bool_)
         if any(ord(end) > 127 for end in ends):
             self.maybe |= np.array([REPLACEMENT in text for text in texts], dtype=np.bool_)
 
     def completed(self, ids: Sequence[int]) -> bool:
-        """Whether the last token of a turn completes a stop string; the tokens before it did not."""
+        """Whether the last token completes a stop string. No earlier token may have completed one."""
         if self.at_once[ids[-1]]:
             return True
         if not self.maybe[ids[-1]]:
             return False
-        # Every token is at least one byte, so a stop string lies within its own length in tokens.
+        # A token has at least one byte, so a stop string spans at most its length in tokens.
         text = self._tokenizer.decode(list(ids[-self._reach :]))
         return any(stop in text for stop in self._stops)
 
 
 def stopped_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) -> int | None:
-    """How many tokens of a turn a sampler would have written: up to the one that completes the first stop string.
-
-    `None` when there is no stop string in it. The same rule as `StopStrings`, which sees a turn as it grows.
-    """
+    """The number of tokens up to the one that completes the first stop string; `None` without one. The same rule as in
+    `StopStrings`, for complete turns."""
 
     def stopped(count: int) -> bool:
         text = tokenizer.decode(ids[:count])

@@ -1,4 +1,4 @@
-"""Asking: language models that only write texts, asked so that one failure takes no others along, and nothing twice."""
+"""Text model: the interface of models that map prompts to texts, with batching of failures and a cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +10,17 @@ from coseek.core.fingerprint import digest_of
 
 
 class TextModel(Protocol):
-    """A language model as a generator of texts: prompts in, texts out, in the same order."""
+    """Maps prompts to texts, in order."""
 
     @property
     def identity(self) -> str:
-        """A digest of all that the texts depend on besides the prompt."""
-        ...
+        """A digest of everything besides the prompt that the texts depend on."""
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]: ...
 
 
 def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> list[str | ModelError]:
-    """One text or one fault a prompt, in order; equal prompts are asked once.
-
-    A batch that fails is asked again in halves, down to the prompts that fail alone.
-    """
+    """One text or error per prompt, in order. Equal prompts are sent once; a failed batch is retried in halves."""
     unique = list(dict.fromkeys(prompts))
     written = dict(zip(unique, _halving(model, unique, max_tokens), strict=True))
     return [written[prompt] for prompt in prompts]
@@ -44,14 +40,14 @@ def _halving(model: TextModel, prompts: list[str], max_tokens: int) -> list[str 
 
 @dataclass(frozen=True)
 class CachedTextModel:
-    """A model whose texts are kept under its identity, the prompt and the budget. Failures are not kept."""
+    """Caches the texts of a model by identity, prompt and `max_tokens`. Failures are not cached."""
 
     model: TextModel
     store: TextCache
 
     @property
     def identity(self) -> str:
-        """The model's own: remembering changes no text."""
+        """The identity of the cached model."""
         return self.model.identity
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:

@@ -1,6 +1,6 @@
-"""Tokenizers: text ↔ ids. Three ways to have one: a Hugging Face folder, plain bytes, or one learnt from texts.
+"""Tokenizers: text ↔ ids, from a Hugging Face folder, as plain bytes, or trained on texts.
 
-Knows nothing of protocols: whoever calls says which strings are special.
+Callers supply the special strings of protocols.
 """
 
 import re
@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 PAD = "<|pad|>"
 END = "<|end|>"
 SMALLEST_VOCABULARY = 256
-"""Byte-level BPE can write any text only when it has every byte."""
+"""Byte-level BPE needs all 256 bytes to encode any text."""
 
 
 class HfTokenizer:
-    """A Hugging Face fast tokenizer behind the `Tokenizer` border.
-
-    Works on the Rust tokenizer itself, so that nothing is added, truncated, padded, skipped or cleaned up, whatever
-    the folder's settings say.
-    """
+    """A Hugging Face fast tokenizer with the `Tokenizer` interface. It uses the Rust tokenizer directly, so that no
+    setting of the folder adds, truncates, pads or cleans up anything."""
 
     def __init__(self, fast: "PreTrainedTokenizerFast", source: str = "this tokenizer") -> None:
         from tokenizers import Tokenizer as RustTokenizer
@@ -35,16 +32,16 @@ class HfTokenizer:
             raise DataError(f'{source} names no end-of-text token; set "eos_token" in its tokenizer_config.json')
         self.fast = fast
         self.eos_id: int = eos_id
-        # Two copies rather than one that is switched to and fro: `fast` belongs to the caller and stays as it is.
-        self._ours = RustTokenizer.from_str(fast.backend_tokenizer.to_str())
-        self._theirs = RustTokenizer.from_str(fast.backend_tokenizer.to_str())
-        for rust in (self._ours, self._theirs):
+        # Two copies, since `fast` belongs to the caller and must not change.
+        self._trusted = RustTokenizer.from_str(fast.backend_tokenizer.to_str())
+        self._untrusted = RustTokenizer.from_str(fast.backend_tokenizer.to_str())
+        for rust in (self._trusted, self._untrusted):
             rust.no_truncation()
             rust.no_padding()
-        self._theirs.encode_special_tokens = True
-        added = self._ours.get_added_tokens_decoder().values()
-        # `encode_special_tokens` spares only tokens marked special; Qwen marks <think> and <tool_call> as not special.
-        self._unmarked = _alternatives([token.content for token in added if not token.special])
+        self._untrusted.encode_special_tokens = True
+        added = self._trusted.get_added_tokens_decoder().values()
+        # `encode_special_tokens` covers only tokens marked special; Qwen marks <think> and <tool_call> as not special.
+        self._not_special = _alternatives([token.content for token in added if not token.special])
 
     @classmethod
     def load(cls, folder: Path) -> "HfTokenizer":
@@ -56,29 +53,29 @@ class HfTokenizer:
         try:
             fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise DataError(f"{folder} holds no tokenizer that can be opened: {_first_line(error)}") from None
+            raise DataError(f"{folder} holds no tokenizer that can be opened: {first_line(error)}") from None
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise DataError(f"{folder} holds a slow tokenizer; a fast one is needed, with a tokenizer.json")
         return cls(fast, source=str(folder))
 
     @property
     def size(self) -> int:
-        """One more than the largest id, added tokens included."""
-        return max(self._ours.get_vocab(with_added_tokens=True).values()) + 1
+        """One more than the largest id, including added tokens."""
+        return max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        return list(self._ours.encode(text, add_special_tokens=False).ids)
+        return list(self._trusted.encode(text, add_special_tokens=False).ids)
 
     def encode_data(self, text: str) -> list[int]:
-        if self._unmarked is None:
-            return list(self._theirs.encode(text, add_special_tokens=False).ids)
+        if self._not_special is None:
+            return list(self._untrusted.encode(text, add_special_tokens=False).ids)
         ids: list[int] = []
-        for piece in _cut_inside(self._unmarked, text):
-            ids += self._theirs.encode(piece, add_special_tokens=False).ids
+        for piece in _cut_inside(self._not_special, text):
+            ids += self._untrusted.encode(piece, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._ours.decode(list(ids), skip_special_tokens=False))
+        return str(self._trusted.decode(list(ids), skip_special_tokens=False))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into a model folder."""
@@ -86,7 +83,7 @@ class HfTokenizer:
 
 
 class ByteTokenizer:
-    """Ids are UTF-8 bytes, then the end of text (256), then the given special tokens. Needs no library."""
+    """Byte-level ids: UTF-8 bytes, end of text (256), then special tokens. Needs no library."""
 
     eos_id = 256
 
@@ -110,16 +107,14 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Bytes that are not UTF-8 become U+FFFD, as every byte-level tokenizer does it; unknown ids say nothing."""
+        """Invalid UTF-8 becomes U+FFFD; unknown ids are dropped."""
         return b"".join(self._bytes.get(ident, b"") for ident in ids).decode(errors="replace")
 
 
 def train_tokenizer(texts: Iterable[str], special_tokens: Sequence[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    """Learn a byte-level BPE; the same texts give the same tokenizer.
-
-    Ids: padding 0, end of text 1, `special_tokens` in order, then bytes and merges up to `vocab_size` in all
-    (fewer when the texts offer no more merges). No space is put in front of the text. Any text can be written with it.
-    """
+    """Train a byte-level BPE tokenizer, deterministically. Ids: padding 0, end of text 1, `special_tokens` in order,
+    then bytes and merges, at most `vocab_size` in all. No space is prepended. Any text can be encoded. A `vocab_size`
+    that is too small is a `SettingError`."""
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers import decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -149,14 +144,14 @@ def train_tokenizer(texts: Iterable[str], special_tokens: Sequence[str], vocab_s
 
 
 def _alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:
-    """Matches any of the tokens, the longest first."""
+    """A pattern that matches any of the tokens, the longest first."""
     if not tokens:
         return None
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
 
 
 def _cut_inside(pattern: re.Pattern[str], text: str) -> list[str]:
-    """Cut the text after the first character of every match, so that no piece holds a whole one."""
+    """Split the text after the first character of every match, so that no piece contains a match."""
     pieces, done = [], 0
     place = pattern.search(text)
     while place is not None:
@@ -167,5 +162,6 @@ def _cut_inside(pattern: re.Pattern[str], text: str) -> list[str]:
     return [*pieces, text[done:]]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error, or its class name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Usage: tokens that a server read and wrote for us, and what they cost."""
+"""Usage: token counts of a server's answers, and their cost."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from coseek.core.settings import Settings
 
 
 class Prices(Settings):
-    """What a server asks for tokens, in dollars a million."""
+    """Prices of tokens in US dollars per million."""
 
     read: float = Field(default=0.0, ge=0)
     """Tokens of prompts."""
@@ -17,7 +17,7 @@ class Prices(Settings):
     """Tokens of answers."""
 
     def of(self, tokens: tuple[int, int] | None) -> float | None:
-        """Dollars for tokens (read, written); `None` when there is a price and nobody counted."""
+        """The cost in dollars of (read, written) tokens; `None` if there is a price and no count."""
         if not (self.read or self.written):
             return 0.0
         return None if tokens is None else (tokens[0] * self.read + tokens[1] * self.written) / 1_000_000
@@ -25,21 +25,18 @@ class Prices(Settings):
 
 @dataclass
 class Usage:
-    """Tokens as the server counted them, summed over its answers."""
+    """Sums of the server's token counts."""
 
     answers: int = 0
-    """Answers of the server."""
     remembered: int = 0
-    """Answers that came out of a cache: nothing was asked, nothing is counted."""
+    """Answers from a cache."""
     uncounted: int = 0
-    """Of the answers, those that said nothing of their tokens."""
+    """Answers without token counts."""
     read_tokens: int = 0
-    """Tokens of prompts."""
     written_tokens: int = 0
-    """Tokens of answers."""
 
     def add(self, counted: tuple[int, int] | None) -> None:
-        """One more answer, with the tokens (read, written) that it counts."""
+        """Add an answer with its (read, written) tokens."""
         self.answers += 1
         if counted is None:
             self.uncounted += 1
@@ -48,12 +45,12 @@ class Usage:
             self.written_tokens += counted[1]
 
     def cost_usd(self, prices: Prices) -> float:
-        """Read · price + written · price; answers that were not counted are not in it."""
-        return (self.read_tokens * prices.read + self.written_tokens * prices.written) / 1_000_000
+        """The cost in dollars of the counted tokens."""
+        return prices.of((self.read_tokens, self.written_tokens)) or 0.0
 
 
 def read_usage(answer: JsonObject) -> tuple[int, int] | None:
-    """Tokens (read, written) from the `usage` of an OpenAI-compatible answer; `None` when it has none."""
+    """The (read, written) tokens in the `usage` of an OpenAI-compatible answer; `None` if missing."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None

@@ -39,10 +39,9 @@ from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
 from coseek.measure.answers import exact_match
 from coseek.measure.retrieval import run_recall
-from coseek.models.laptop import make_policy
+from coseek.models.laptop import add_tag_tokens, make_policy
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.tag_tokens import add_tag_tokens
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe

@@ -33,11 +33,12 @@ from coseek.hardware.speed import precision_of
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Table
 from coseek.models.lora import merge_adapters
+from coseek.models.pretrained import quiet
 from coseek.pipelines.part_identities import retriever_identities
 from coseek.pipelines.run_record import begin
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
-from coseek.retrieval.vectors.encoder import encoder_folder, quiet
+from coseek.retrieval.vectors.encoder import encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard, most_read
 from coseek.training.encoder.collator import Collator, FeatureBuilder
 from coseek.training.encoder.evaluation import EncoderEvaluator, EvaluationResult, HeldOut, HeldOutEvaluator

@@ -1,12 +1,12 @@
-"""Opening: every retriever by what a user types. An index folder, a URL, or a YAML file that puts parts together.
+"""Factory: opens a retriever from an index folder, a URL, a YAML file, or a mapping of settings.
 
-A module of `coseek.retrieval.retrievers` that needs no index offers two names:
+A module of `coseek.retrieval.retrievers` that needs no index defines two names:
 
     SETTINGS                          its settings class
-    open(settings, opening)           a retriever; `opening` opens what it stands on
+    open(settings, opening)           returns a retriever; `opening` opens the retrievers and models that it uses
 
-    retriever: rerank                 # a part's name or the path of its `.py` file, then its settings
-    over: indexes/bm25                # an index, a URL, another YAML file, or such lines again; paths as seen from here
+    retriever: rerank                 # a retriever's name or the path of its `.py` file, then its settings
+    over: indexes/bm25                # an index, a URL, another YAML file, or a mapping; relative to this file
     depth: 50
 """
 
@@ -26,14 +26,14 @@ from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
 
 OFFERS: PluginSpec = {"SETTINGS": Settings, "open": None}
-"""What a retriever of one's own must have."""
+"""The names that a user's own retriever module must define."""
 
 Source: TypeAlias = str | Path | Mapping[str, object]
-"""What stands for a retriever in settings: a path, a URL, or `{retriever: NAME, …}`."""
+"""A retriever as settings name it: a path, a URL, or `{retriever: NAME, …}`."""
 
 
 class RetrieverModule(Protocol):
-    """What a module of `coseek.retrieval.retrievers` that needs no index offers."""
+    """The interface of a retriever module that needs no index."""
 
     SETTINGS: type[Settings]
 
@@ -42,14 +42,14 @@ class RetrieverModule(Protocol):
 
 @dataclass(frozen=True)
 class OpenContext:
-    """Where a retriever is opened: which folder paths are seen from, and what is at hand."""
+    """The context in which settings are opened: the folder of relative paths, a corpus, a model loader."""
 
     folder: Path = Path()
-    """Relative paths in settings are seen from here."""
+    """The folder that relative paths in settings start from."""
     corpus: Corpus | None = None
-    """Saves reading the corpus of an index again."""
+    """The corpus of an index, if it has been read already."""
     model: Callable[[str], TextModel] | None = None
-    """Opens a language model by name; `models.local_text.open_text_model` when not set."""
+    """Opens a language model by name; `models.local_text.open_text_model` if not set."""
 
     def path(self, name: str) -> Path:
         return self.folder / Path(name).expanduser()
@@ -68,36 +68,32 @@ class OpenContext:
         return open_index(path, self.corpus)
 
     def writer(self, name: str) -> TextModel:
-        """A language model by its name; a folder's path is seen from here."""
-        from coseek.models.local_text import open_text_model  # here: it brings torch, and few retrievers need it
+        """Open a language model by name. A folder's path is relative to `folder`."""
+        from coseek.models.local_text import open_text_model  # imports torch
 
         return (self.model or open_text_model)(str(self.path(name)) if self.path(name).is_dir() else name)
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
-        part, settings = self._settings(tree, where)
-        return part.open(settings, self)
+        module, settings = self.check(tree, where)
+        return module.open(settings, self)
 
-    def _settings(self, tree: Mapping[str, object], where: str) -> tuple[RetrieverModule, Settings]:
-        """The part that these lines name, and its settings; nothing is opened."""
+    def check(self, tree: Mapping[str, object], where: str) -> tuple[RetrieverModule, Settings]:
+        """The module and the settings that a mapping names. Raises `SettingError` for a wrong name or setting. Opens
+        nothing, and does not check that paths exist."""
         name = tree.get("retriever")
         if not isinstance(name, str):
-            raise SettingError(f"{where} needs a line `retriever: NAME`")
+            raise SettingError(f"{where} needs a setting `retriever: NAME`")
         module = registry.find_plugin(
             "retriever", PACKAGE, str(self.path(name)) if is_plugin_path(name) else name, OFFERS
         )
         if not hasattr(module, "open"):
             raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")
-        part = cast(RetrieverModule, module)
-        own = {key: value for key, value in tree.items() if key != "retriever"}
-        return part, make_settings(part.SETTINGS, own, where)
-
-    def check(self, tree: Mapping[str, object], where: str) -> None:
-        """Refuse lines whose name or settings are wrong. What they stand on is not looked at."""
-        self._settings(tree, where)
+        found = cast(RetrieverModule, module)
+        return found, make_settings(found.SETTINGS, {k: v for k, v in tree.items() if k != "retriever"}, where)
 
 
 def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
-    """The `.py` files that a retriever is put together with, those of the YAML files that it names among them."""
+    """The `.py` files that a retriever is composed of, those named in nested YAML files included."""
     if isinstance(source, Mapping):
         each = [one for value in source.values() for one in (value if isinstance(value, list) else [value])]
         named = [one for one in each if isinstance(one, str | Mapping)]
@@ -111,12 +107,12 @@ def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
 def open_retriever(
     source: Source, corpus: Corpus | None = None, model: Callable[[str], TextModel] | None = None
 ) -> Retriever:
-    """Open what a user named: an index folder, a URL, a YAML file, or a mapping of settings."""
+    """Open an index folder, a URL, a YAML file, or a mapping of settings."""
     return OpenContext(corpus=corpus, model=model).open(source)
 
 
 def require_library(library: str, for_what: str, extra: str) -> None:
-    """Refuse with the line that installs it when an optional library is missing."""
+    """Raise `MissingExtra`, which names the pip command, unless an optional library is installed."""
     import importlib.util
 
     if importlib.util.find_spec(library) is None:
@@ -124,7 +120,7 @@ def require_library(library: str, for_what: str, extra: str) -> None:
 
 
 def check_source(name: str) -> None:
-    """Refuse what is no retriever, before anything is opened."""
+    """Raise `UserError` unless `name` names a retriever. Opens nothing."""
     path = Path(name).expanduser()
     if name.startswith(("http://", "https://")):
         return
@@ -135,7 +131,7 @@ def check_source(name: str) -> None:
 
 
 def describe_retriever(name: str, retriever: Retriever) -> JsonObject:
-    """What a run remembers of its retriever: the card of an index, else its name and identity."""
+    """The description of a retriever in a run's record: the card of an index, else its name and identity."""
     if Path(name).is_dir():
         return IndexCard.read(Path(name)).to_json()
     return {"retriever": retriever.name, "identity": retriever.identity}

@@ -1,4 +1,4 @@
-"""Fusion: one ranking out of several."""
+"""Fusion: combines several rankings into one."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
@@ -7,21 +7,18 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 SMOOTHING = 60
-"""Cormack, Clarke and Büttcher (SIGIR 2009): how little the first ranks stand out from the next."""
+"""The constant of reciprocal rank fusion (Cormack et al., SIGIR 2009). Larger values flatten the ranks."""
 
 Scale: TypeAlias = Literal["min-max", "z"]
-"""How the scores of one ranking are made comparable with those of another: see `scaled`."""
+"""How scores are normalised within a ranking: see `scaled`."""
 
 
 def reciprocal_rank_fusion(
     lists: Iterable[Sequence[str]], smoothing: float = SMOOTHING, weights: Iterable[float] | None = None
 ) -> dict[str, float]:
-    """Score of every id: Σ over the lists of weight · (1 + smoothing) / (rank + smoothing), rank from 1.
-
-    The numerator makes a first place worth 1 and changes no order; a list weighs 1 when no weights are given. An id
-    that stands twice in a list counts once, where it stands first. Best first; equal scores keep the order of first
-    sight.
-    """
+    """Score of each id: Σ over lists of weight · (1 + smoothing) / (rank + smoothing), with ranks from 1. The factor 1
+    + smoothing gives a first place the score 1 and changes no order. Without `weights` each list has weight 1. A
+    repeated id counts at its first rank only. Sorted best first; ties keep the order of first occurrence."""
     scores: dict[str, float] = {}
     for ranked, weight in zip(lists, repeat(1.0) if weights is None else weights, strict=weights is not None):
         for rank, ident in enumerate(dict.fromkeys(ranked), start=1):
@@ -30,10 +27,8 @@ def reciprocal_rank_fusion(
 
 
 def weighted_fusion(lists: Sequence[Mapping[str, float]], weights: Sequence[float], scale: Scale) -> dict[str, float]:
-    """Score of every id: Σ over the lists of weight · scaled score; a list that does not hold the id adds 0.
-
-    Best first; equal scores keep the order of first sight.
-    """
+    """Score of each id: Σ over lists of weight · scaled score. A list without the id contributes 0. Sorted best first;
+    ties keep the order of first occurrence."""
     scores: dict[str, float] = {}
     for ranked, weight in zip(lists, weights, strict=True):
         for ident, score in zip(ranked, scaled(list(ranked.values()), scale), strict=True):
@@ -42,22 +37,22 @@ def weighted_fusion(lists: Sequence[Mapping[str, float]], weights: Sequence[floa
 
 
 def scaled(scores: Sequence[float], scale: Scale) -> list[float]:
-    """Finite scores of one ranking on a scale that its worst candidate begins at 0, where those not found are, too.
+    """Normalise the finite scores of one ranking so that the lowest becomes 0, the value of an absent id.
 
-    `min-max`: (s − min) / (max − min). `z`: (s − min) / standard deviation, which is the z-score moved so that nothing
-    that was found lies below what was not. Where all scores are equal, one hit included, each is 1: being found counts.
+    `min-max`: (s − min) / (max − min). `z`: (s − min) / standard deviation, that is the z-score shifted to a minimum of
+    0. If all scores are equal, each becomes 1.
     """
     if not scores:
         return []
     values = np.asarray(scores, dtype=np.float64)
-    # Halved before they are subtracted, so that the widest float64 range does not overflow.
+    # Halving before subtracting avoids overflow over the widest float64 range.
     spread = float(values.max() / 2 - values.min() / 2)
     if spread == 0.0:
         return [1.0] * len(scores)
-    unit = (values / 2 - values.min() / 2) / spread  # min-max; of it z, whose squares cannot underflow then
+    unit = (values / 2 - values.min() / 2) / spread  # z is computed from min-max, so that its squares cannot underflow
     return [float(value) for value in (unit if scale == "min-max" else unit / unit.std())]
 
 
 def best_first(scores: Mapping[str, float]) -> dict[str, float]:
-    """Sorted by falling score; equal scores keep their order."""
+    """Sort by descending score. The sort is stable."""
     return dict(sorted(scores.items(), key=lambda item: -item[1]))

@@ -1,6 +1,6 @@
-"""Query: what one search turn asks, and what led to it.
+"""Query: the text of one search turn, with the question, the reasoning and the earlier turns that led to it.
 
-A retriever sees it through its view (`coseek.retrieval.views`). A plain string is a query without a past; every
+A retriever renders it through its view (`coseek.retrieval.views`). A plain string is a query without context; every
 retriever takes both.
 """
 
@@ -14,13 +14,13 @@ from coseek.core.files import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class PastTurn:
-    """An earlier search of the same run."""
+    """An earlier search turn of the same episode."""
 
     query: str
     reasoning: str = ""
-    """What the agent wrote in that turn in front of its query, without tags."""
+    """The agent's text before the query in that turn, without tags."""
     documents: tuple[str, ...] = ()
-    """What that search brought, best first: `Passage.contents`."""
+    """The passages that the search returned, best first: `Passage.contents`."""
 
     def to_json(self) -> JsonObject:
         return {"query": self.query, "reasoning": self.reasoning, "documents": list(self.documents)}
@@ -35,13 +35,11 @@ class Query:
     """One search turn."""
 
     text: str
-    """What the agent typed into the search."""
     question: str = ""
-    """The question that the run is to answer."""
     reasoning: str = ""
-    """What the agent wrote in this turn in front of the query, without tags."""
+    """The agent's text before the query in this turn, without tags."""
     history: tuple[PastTurn, ...] = ()
-    """Earlier searches of the run, oldest first."""
+    """Earlier search turns, oldest first."""
 
     @classmethod
     def of(cls, asked: "QueryLike") -> "Query":
@@ -57,7 +55,7 @@ class Query:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Query":
-        """Read what `to_json` wrote; what is not there is empty, and a value of another type is a `DataError`."""
+        """Read what `to_json` wrote. Missing fields are empty; a value of another type is a `DataError`."""
         history = row.get("history") or []
         if not isinstance(history, list) or not all(isinstance(turn, dict) for turn in history):
             raise DataError(f'the "history" of a query is a list of objects, not {history!r}')
@@ -70,7 +68,13 @@ class Query:
 
 
 QueryLike: TypeAlias = str | Query
-"""What a retriever may be asked."""
+"""The argument types that a retriever's `search` accepts."""
+
+
+def check_k(k: int) -> None:
+    """Raise `ValueError`, the caller's bug, unless the number of hits per query is at least 1."""
+    if k < 1:
+        raise ValueError(f"k counts the passages of a search and must be at least 1, not {k}")
 
 
 def as_queries(queries: QueryLike | Sequence[QueryLike], k: int) -> list[QueryLike]:
@@ -87,12 +91,6 @@ def as_queries(queries: QueryLike | Sequence[QueryLike], k: int) -> list[QueryLi
         if not isinstance(query, str | Query):
             raise SettingError(f"a query is a text or a Query, not {query!r}; write search([…], k) with texts inside")
     return list(found)
-
-
-def check_k(k: int) -> None:
-    """Refuse a depth below 1. A bug in the caller and not a user's mistake, hence a `ValueError`."""
-    if k < 1:
-        raise ValueError(f"k counts the passages of a search and must be at least 1, not {k}")
 
 
 def _text(row: JsonObject, name: str) -> str:

@@ -1,13 +1,12 @@
-"""Answers: reads what `/retrieve` servers send back. They agree on the path and on little else
-(docs/reference/service.md).
+"""Responses: parses the answers of `/retrieve` servers, which differ in their layout (docs/reference/service.md).
 
-{"result": [[{"document": {…}, "score": 1.5}, …], …]}     a list a query, with or without scores
+{"result": [[{"document": {…}, "score": 1.5}, …], …]}     a list per query, with or without scores
 {"result": [{"id": …, "title": …, "text": …}, …]}         one flat list, for a single query
 {"result": [["\"Title\"\nbody", …], …]}                   documents as strings
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
 from coseek.core.files import Json, JsonObject
@@ -16,32 +15,23 @@ from coseek.data.passage import Hit, Passage
 
 _IDS = ("id", "docid", "doc_id", "_id", "pid")
 _TEXTS = ("content", "snippet", "passage")
-"""Other names for the body, where there is neither `text` nor `contents`."""
+"""Alternative keys of the body, used if neither `text` nor `contents` is present."""
 _NOTHING = (-1, "-1")
-"""What faiss writes where it found fewer than `k`."""
+"""The id that faiss returns for missing hits."""
 
 
 def parse_response(payload: Json, count: int, k: int) -> list[list[Hit]]:
-    """The hits of each of `count` queries, at most `k`; an answer that cannot be understood is a `ValueError`.
-
-    The order is the server's. Its scores are kept where every hit has one and none is greater than the one before;
-    otherwise they are 1, 1/2, 1/3, … A document without an id is named by a digest of what it says.
-    """
-    lists = _result(payload)
+    """The hits of each of `count` queries, at most `k` each. Raises `ValueError` for an unknown layout. The server's
+    order is kept. Its scores are kept if every hit has one and they do not rise; otherwise the scores are 1/rank. A
+    document without an id gets a digest of its content as id."""
+    lists = payload.get("result", payload.get("results")) if isinstance(payload, dict) else payload
+    if not isinstance(lists, list):
+        raise ValueError('no list under "result"')
     if count == 1 and not (lists and isinstance(lists[0], list)):
         lists = [lists]
     if len(lists) != count:
         raise ValueError(f"{len(lists)} lists for {count} queries")
     return [_hits(rows, k) for rows in lists]
-
-
-def _result(payload: Json) -> list[Json]:
-    found = payload
-    if isinstance(payload, dict):
-        found = payload.get("result", payload.get("results"))
-    if not isinstance(found, list):
-        raise ValueError('no list under "result"')
-    return found
 
 
 def _hits(rows: Json, k: int) -> list[Hit]:
@@ -50,20 +40,14 @@ def _hits(rows: Json, k: int) -> list[Hit]:
     if not isinstance(rows, list):
         raise ValueError(f"a {type(rows).__name__} where a list of documents belongs")
     found = [hit for hit in map(_hit, rows) if hit is not None][:k]
-    passages = [passage for passage, _ in found]
-    return [Hit(*pair) for pair in zip(passages, _falling([score for _, score in found]), strict=True)]
-
-
-def _falling(scores: Sequence[float | None]) -> list[float]:
-    """The scores if they can stand, else 1/rank."""
-    known = [score for score in scores if score is not None]
-    if len(known) == len(scores) and all(first >= second for first, second in pairwise(known)):
-        return known
-    return [1.0 / rank for rank in range(1, len(scores) + 1)]
+    scores = [score for _, score in found if score is not None]
+    if len(scores) < len(found) or any(first < second for first, second in pairwise(scores)):
+        scores = [1.0 / rank for rank in range(1, len(found) + 1)]
+    return [Hit(passage, score) for (passage, _), score in zip(found, scores, strict=True)]
 
 
 def _hit(row: Json) -> tuple[Passage, float | None] | None:
-    """A document and its score; nothing for a place that was left empty."""
+    """A document and its score; `None` for an empty place."""
     if row is None or row in _NOTHING:
         return None
     if isinstance(row, str):
@@ -87,10 +71,10 @@ def _score(score: Json) -> float | None:
         return None
     try:
         number = math.nan if isinstance(score, bool) or not isinstance(score, int | float) else float(score)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer too large for a float
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"a score that is no number: {str(score)[:40]!r}")
+        raise ValueError(f"a score that is not a finite number: {str(score)[:40]!r}")
     return number
 
 
@@ -106,13 +90,11 @@ def _passage(document: JsonObject) -> Passage:
     row |= {"text": text} if isinstance(text, str) else {"contents": contents}
     passage = Passage.from_json(row)
     ident = _first(document, _IDS)
-    return Passage(_named(passage) if ident is None else str(ident), passage.title, passage.text)
-
-
-def _named(passage: Passage) -> str:
-    return "sha256:" + digest_of(passage.title, passage.text)[:16]
+    if ident is None:
+        ident = "sha256:" + digest_of(passage.title, passage.text)[:16]
+    return Passage(str(ident), passage.title, passage.text)
 
 
 def _first(document: JsonObject, names: Iterable[str]) -> Json:
-    """What stands under the first of these names that is there."""
+    """The value of the first of these keys that is present and not null."""
     return next((document[name] for name in names if document.get(name) is not None), None)

@@ -1,8 +1,7 @@
-"""Building: an index that takes hours, made so that a kill at any moment costs minutes.
+"""Resumable build: an index build that continues after a kill.
 
-The unfinished index lives beside its final name, as `.NAME.building`, and holds the card of what it is going to be.
-Who builds goes on with what is there if the card is the same, and begins anew if it is another. When all is written,
-one rename makes it the index.
+The unfinished index is the folder `.NAME.building` beside its final name and holds the card of the index to be. A build
+with the same card continues there; a build with another card starts over. One rename at the end makes it the index.
 """
 
 import os
@@ -15,23 +14,20 @@ from coseek.core.errors import DiskFault, UserError
 from coseek.core.files import JsonObject, make_folder, read_json, recover_folder, write_json
 
 INDEX_CARD = "index.json"
-"""The file that says what an index is, or is going to be."""
+"""The file with the card of an index."""
 
 Report: TypeAlias = Callable[[str, int, int], None]
-"""Hears how far a build is: what is counted (`passages encoded`), how many are done, how many there are."""
+"""Called as (what is counted, count done, total), for example ("passages encoded", 64, 1000)."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """The report of one who does not care to hear."""
+    """Report nothing."""
 
 
 def build_resumably(out: Path, card: JsonObject, fill: Callable[[Path], None]) -> None:
-    """Fill `.NAME.building` from where it stands, then put it in place of `out` in one rename.
-
-    The card is written first, as `index.json`. `fill` finds what an earlier build of the same card left, and
-    must give the same bytes wherever that one was stopped. A user's mistake leaves nothing of a build that had just
-    begun; any other end leaves what is finished. Who calls it holds the lock of `out`.
-    """
+    """Fill `.NAME.building`, starting from its current contents, then rename it to `out`. The card is written first.
+    `fill` must produce the same bytes wherever an earlier build with the same card stopped. A `UserError` removes a
+    build that had just started; any other failure keeps what is finished. The caller holds the lock of `out`."""
     make_folder(out.parent)
     recover_folder(out)
     part = out.with_name(f".{out.name}.building")
@@ -46,17 +42,17 @@ def build_resumably(out: Path, card: JsonObject, fill: Callable[[Path], None]) -
         if fresh and not isinstance(mistake, DiskFault):
             shutil.rmtree(part)
         raise
-    for left in sorted(part.rglob(".*.part")):  # of files and folders that a kill cut short before their rename
+    for left in sorted(part.rglob(".*.part")):  # left by a kill before a rename
         if left.is_dir():
             shutil.rmtree(left)
-        elif left.exists():  # not in a folder that has just gone
+        elif left.exists():  # its folder may have been removed just now
             left.unlink()
     sync(part)
     _replace(part, out)
 
 
 def empty(folder: Path, keep: str | None = None) -> None:
-    """Remove all that is in a folder but the file called `keep`."""
+    """Remove everything in a folder except the file named `keep`."""
     for child in folder.iterdir():
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child)
@@ -65,7 +61,7 @@ def empty(folder: Path, keep: str | None = None) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk keep a file, or all files of a folder, for good."""
+    """Flush a file, or all files of a folder, to disk (fsync)."""
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file():
             with file.open("rb") as written:

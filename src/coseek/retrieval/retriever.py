@@ -1,4 +1,4 @@
-"""Retriever: the one border that everything which finds passages stands behind."""
+"""Retriever: the interface of everything that finds passages."""
 
 import math
 from collections.abc import Sequence
@@ -11,47 +11,54 @@ from coseek.retrieval.query import Query, QueryLike, as_queries
 
 
 class Retriever(Protocol):
-    """Turns queries into ranked passages.
-
-    `search` takes Q queries and returns Q lists in input order, each of at most `k` hits with falling scores; equal
-    scores keep corpus order. It may return fewer than `k`. The same queries give the same lists, whatever else is in
-    the batch. A search that cannot happen raises `RetrieverError`. A bare text is one query: see `as_queries`.
-    """
+    """Maps queries to ranked passages. `search` takes Q queries and returns Q lists in input order, each of at most `k`
+    hits with descending scores; ties keep corpus order. The hits of a query do not depend on the rest of the batch. A
+    failed search raises `RetrieverError`. A bare text is one query: see `as_queries`."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def corpus(self) -> Corpus | None:
-        """What is searched, where that is at hand; `None` for what is far away (HTTP, the web) or made up."""
-        ...
+        """The corpus that is searched; `None` if it is remote or generated."""
 
     @property
     def identity(self) -> str:
-        """A digest of all that the hits depend on besides the query and `k`: corpus, settings, weights, view."""
-        ...
+        """A digest of everything besides the query and `k` that the hits depend on: corpus, settings, weights, view."""
 
     def seen(self, query: QueryLike) -> str:
-        """What it makes of a query through its view. Two queries of which it sees the same get the same hits."""
-        ...
+        """The text that the retriever sees of a query. Queries with equal text get equal hits."""
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]: ...
 
 
 def fault_of_hits(hits: Sequence[Hit]) -> str:
-    """Why a list of hits cannot be kept in any file; empty where it can. A retriever of a user's own may give anything:
-    a score that is not finite, half of a surrogate pair."""
+    """Why a list of hits cannot be stored (a score that is not finite, a lone surrogate); empty if it can."""
     for rank, hit in enumerate(hits, start=1):
         if not math.isfinite(hit.score):
-            return f"the retriever gave hit {rank} the score {hit.score}, which is no finite number"
+            return f"the retriever gave hit {rank} the score {hit.score}, which is not finite"
         passage = hit.passage
         if any(replace_surrogates(text) != text for text in (passage.id, passage.title, passage.text)):
-            return f"hit {rank} of the retriever holds half of a surrogate pair, which is no text"
+            return f"hit {rank} of the retriever holds a lone surrogate, which cannot be encoded"
     return ""
 
 
+class LayeredRetriever:
+    """Base of a retriever over another one, with its corpus and view."""
+
+    def __init__(self, over: Retriever) -> None:
+        self.over = over
+
+    @property
+    def corpus(self) -> Corpus | None:
+        return self.over.corpus
+
+    def seen(self, query: QueryLike) -> str:
+        return self.over.seen(query)
+
+
 class FixedRetriever:
-    """A retriever that knows its results in advance: the seam for tests and examples."""
+    """A retriever with fixed results, for tests and examples."""
 
     name = "fixed"
 
@@ -67,7 +74,7 @@ class FixedRetriever:
         return Query.of(query).text
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """The passages listed for exactly this query, scored k, k-1, …"""
+        """The passages listed for exactly this query, with scores k, k−1, …"""
         queries = as_queries(queries, k)
         found = [self._results.get(self.seen(query), [])[:k] for query in queries]
         return [

@@ -1,14 +1,14 @@
-"""Query views: what a retriever sees of a search turn. A view is part of a retriever, and is kept with it.
+"""Query views: the text that a retriever sees of a search turn. A view is part of a retriever and stored with it.
 
-A view is a small function from a `Query` to pieces, each with its role; `render` puts the pieces into one text. A
-view that separates gives `Q [SEP] q`; a view of lines gives each piece a line that begins with its role:
+A view selects pieces of a `Query`, each with a role; `render_view` joins them into one text. A view with separators
+gives `Q [SEP] q`; a view with lines puts each piece on a line after its label:
 
     Reasoning: the director is Ada Byron
     Query: where was Ada Byron born
 
-Text inside a piece is data. White space in it becomes single blanks, so that it cannot begin a line, and the separator
-in it loses its marks (`[SEP]` → `SEP`), so that it can neither close a field nor become a special token. Only the
-view `query` hands on what the agent typed as it is.
+Text inside a piece is data. Its white space is collapsed to single blanks, so that it cannot start a line. The
+separator in it loses its punctuation (`[SEP]` → `SEP`), so that it cannot end a field or become a special token. Only
+the view `query` passes the agent's text on unchanged.
 """
 
 import re
@@ -18,20 +18,20 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import accumulate
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import UnknownName
-from coseek.retrieval.query import PastTurn, Query, QueryLike
+from coseek.retrieval.query import Query, QueryLike
 
 Count: TypeAlias = Callable[[str], int]
-"""Tokens of a text, by the tokenizer of the encoder that will read it."""
+"""Counts the tokens of a text with the encoder's tokenizer."""
 
 
 class Role(Enum):
-    """What a piece is, with the label of its line; in the order in which pieces are lost when there is no room."""
+    """The role of a piece. The value is the label of its line; the order is the order of truncation within a turn."""
 
     DOCUMENT = "Turn {turn} found"
     PAST_REASONING = "Turn {turn} reasoning"
@@ -43,94 +43,69 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a view with one role."""
+    """A part of a view with one role."""
 
     role: Role
     text: str
     turn: int = 0
-    """Which past turn it is from, 1 the oldest; 0 for the turn at hand."""
+    """The past turn it is from, 1 the oldest; 0 for the current turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryView:
-    """One view: what it is for, which pieces it takes, and how they are told apart."""
+    """One view: its description, the pieces it selects, and their layout."""
 
     about: str
-    pieces: Callable[[Query], list[Piece]]
+    question: bool = False
+    past: Literal["", "queries", "reasonings", "documents"] = ""
+    """What it takes of past turns: nothing; queries; also reasonings; also documents."""
+    reasoning: bool = False
+    """Includes the current turn's reasoning. Missing reasoning reads `Empty`, as in AgentIR's training data."""
     lines: bool = True
-    """Each piece is a line with its role in front; otherwise the separator stands between the pieces."""
+    """One line per piece, with its label; otherwise the separator stands between the pieces."""
+    turns: int | None = None
+    """The number of latest turns, this one included; `None` for all."""
 
-
-def _now(query: Query, *, reasoning: bool = False) -> list[Piece]:
-    """The turn at hand. Missing reasoning is said, as AgentIR's retrievers were trained to read it."""
-    pieces = [Piece(Role.REASONING, query.reasoning)] if reasoning else []
-    return [*pieces, Piece(Role.QUERY, query.text)]
-
-
-def _past(turns: Sequence[PastTurn], *, reasonings: bool = False, documents: bool = False) -> list[Piece]:
-    """Earlier turns, oldest first: reasoning, query, documents."""
-    pieces: list[Piece] = []
-    for number, turn in enumerate(turns, start=1):
-        if reasonings:
-            pieces.append(Piece(Role.PAST_REASONING, turn.reasoning, number))
-        pieces.append(Piece(Role.PAST_QUERY, turn.query, number))
-        if documents:
-            pieces += [Piece(Role.DOCUMENT, document, number) for document in turn.documents]
-    return pieces
-
-
-def _question_query(query: Query) -> list[Piece]:
-    return [Piece(Role.QUESTION, query.question), *_now(query)]
-
-
-def _question_reasoning_query(query: Query) -> list[Piece]:
-    return [Piece(Role.QUESTION, query.question), *_now(query, reasoning=True)]
-
-
-def _question_history(query: Query) -> list[Piece]:
-    return [Piece(Role.QUESTION, query.question), *_past(query.history), *_now(query)]
-
-
-def _prior_queries(query: Query) -> list[Piece]:
-    return [*_past(query.history), *_now(query)]
-
-
-def _prior_reasonings(query: Query) -> list[Piece]:
-    return [*_past(query.history, reasonings=True), *_now(query, reasoning=True)]
-
-
-def _prior_documents(query: Query) -> list[Piece]:
-    return [*_past(query.history, reasonings=True, documents=True), *_now(query, reasoning=True)]
-
-
-def _last_turns(turns: int, query: Query) -> list[Piece]:
-    """f(t) = (τj, qj, …, τt, qt) with j = max(1, t − turns + 1): this turn is one of them (AgentIR, appendix D)."""
-    kept = query.history[max(0, len(query.history) - turns + 1) :]
-    return _prior_reasonings(replace(query, history=kept))
+    def pieces(self, query: Query) -> list[Piece]:
+        """The pieces of a query: question, past turns oldest first, reasoning, query."""
+        skipped = 0 if self.turns is None else max(0, len(query.history) - self.turns + 1)
+        pieces = [Piece(Role.QUESTION, query.question)] if self.question else []
+        for number, turn in enumerate(query.history[skipped:] if self.past else (), start=1):
+            if self.past != "queries":
+                pieces.append(Piece(Role.PAST_REASONING, turn.reasoning, number))
+            pieces.append(Piece(Role.PAST_QUERY, turn.query, number))
+            if self.past == "documents":
+                pieces += [Piece(Role.DOCUMENT, document, number) for document in turn.documents]
+        if self.reasoning:
+            pieces.append(Piece(Role.REASONING, query.reasoning))
+        return [*pieces, Piece(Role.QUERY, query.text)]
 
 
 VIEWS: Mapping[str, QueryView] = {
-    "query": QueryView("the query as the agent typed it", _now),
-    "question+query": QueryView("the question, then the query (Agentic-R, eq. 4)", _question_query, lines=False),
+    "query": QueryView("the query as the agent typed it"),
+    "question+query": QueryView("the question, then the query (Agentic-R, eq. 4)", question=True, lines=False),
     "question+history": QueryView(
-        "the question, all queries so far, then this one (Agentic-R, eq. 6)", _question_history, lines=False
+        "the question, all queries so far, then this one (Agentic-R, eq. 6)", question=True, past="queries", lines=False
     ),
     "reasoning+query": QueryView(
-        "what the agent wrote in front of the query, then the query (AgentIR)", partial(_now, reasoning=True)
+        "what the agent wrote in front of the query, then the query (AgentIR)", reasoning=True
     ),
     "question+reasoning+query": QueryView(
         "the question, then what the agent wrote in front of the query, then the query (both papers' at once)",
-        _question_reasoning_query,
+        question=True,
+        reasoning=True,
     ),
-    "prior-queries": QueryView("all queries so far, then this one (AgentIR, section 5.2)", _prior_queries),
+    "prior-queries": QueryView("all queries so far, then this one (AgentIR, section 5.2)", past="queries"),
     "prior-queries+reasonings": QueryView(
-        "every turn's reasoning and query, this turn last (AgentIR, section 5.2)", _prior_reasonings
+        "every turn's reasoning and query, this turn last (AgentIR, section 5.2)", past="reasonings", reasoning=True
     ),
     "prior-queries+reasonings+documents": QueryView(
-        "every turn's reasoning, query and what it found, this turn last (AgentIR, section 5.2)", _prior_documents
+        "every turn's reasoning, query and what it found, this turn last (AgentIR, section 5.2)",
+        past="documents",
+        reasoning=True,
     ),
 }
-"""Every view by name; `last-K-turns` for any K ≥ 1 comes on top (`find_view`)."""
+"""Views by name; `find_view` also accepts `last-K-turns` for any K ≥ 1."""
 LAST_TURNS = "last-K-turns"
 LAST_TURNS_ABOUT = "reasoning and query of the K latest turns, this one included (AgentIR, section 5.3)"
 _LAST_TURNS = re.compile(r"last-([1-9]\d{0,5})-turns")
@@ -139,17 +114,17 @@ _NO_LETTERS = re.compile(r"[\W_]+")
 
 
 def find_view(name: str) -> QueryView:
-    """The view of this name; an unknown one is refused with the nearest."""
+    """The view of this name. Raises `UnknownName` with the nearest known one."""
     last = _LAST_TURNS.fullmatch(name)
     if last:
-        return QueryView(LAST_TURNS_ABOUT, partial(_last_turns, int(last[1])))
+        return QueryView(LAST_TURNS_ABOUT, past="reasonings", reasoning=True, turns=int(last[1]))
     if name not in VIEWS:
         raise UnknownName("query view", name, [*VIEWS, LAST_TURNS])
     return VIEWS[name]
 
 
 def check_view(name: str) -> str:
-    """The name again when there is such a view: makes a misspelt one fail when settings are made."""
+    """Validate the name of a view when settings are made."""
     try:
         find_view(name)
     except UnknownName as error:
@@ -170,18 +145,17 @@ def render_view(
     count: Count = len,
     bare: bool = False,
 ) -> str:
-    """The text that a retriever with this view looks up, of at most `limit` tokens; the query itself is never cut.
+    """Render a query as the text that a retriever with this view looks up, of at most `limit` tokens.
 
-    What matters least is lost first, word by word, and no more of it than must be:
+    The query itself is never truncated. The rest loses words one by one until it fits, in this order:
 
-    1. documents, oldest turn first, the last word first: they are the noisiest part (AgentIR, table 3) and the longest;
-    2. past turns, oldest first, reasoning before query: a later reasoning sums the earlier ones up (AgentIR, 5.3);
-    3. this turn's reasoning, from its front: its end is what led to the query;
-    4. the question, from its end: without it nothing says what all the searching is for, and it is short.
+    1. documents, oldest turn first, last word first: they are the longest and noisiest part (AgentIR, table 3);
+    2. past turns, oldest first, reasoning before query: later reasonings summarise earlier ones (AgentIR, 5.3);
+    3. this turn's reasoning, first word first: its end led to the query;
+    4. the question, last word first.
 
-    Turns that are left are numbered from 1. When even the query with its labels is too long, it stands alone, whole. A
-    blank query asks for nothing, whatever led to it, and gives an empty text.
-    `bare` leaves labels and separators out, one piece a line: a lexical retriever would look them up as words.
+    Remaining turns are numbered from 1. If the query with labels alone is too long, it is returned without labels. A
+    blank query gives an empty text. `bare` omits labels and separators, one piece per line, for lexical retrievers.
     """
     asked, part = Query.of(query), find_view(view)
     if view == "query":
@@ -189,7 +163,9 @@ def render_view(
     if not asked.text.strip():
         return ""
     pieces = [replace(piece, text=neutralise_separator(piece.text, separator)) for piece in part.pieces(asked)]
-    layout: _Layout = _bare if bare else _in_lines if part.lines else partial(_separated, separator)
+    layout: _Layout = _in_lines
+    if bare or not part.lines:
+        layout = partial(_joined, "\n" if bare else f" {separator.strip()} ")
     whole = layout(pieces)
     if limit is None or count(whole) <= limit:
         return whole
@@ -198,7 +174,7 @@ def render_view(
 
 
 def neutralise_separator(text: str, separator: str) -> str:
-    """Text as data: on one line, and without the separator, whose letters stay as words."""
+    """Collapse text to one line and remove the punctuation of the separator from it."""
     text, mark = " ".join(text.split()), separator.strip()
     if not mark or mark not in text:
         return text
@@ -209,8 +185,7 @@ def neutralise_separator(text: str, separator: str) -> str:
 
 
 def _without(text: str, mark: str, instead: str) -> str:
-    """Squeezed text with every `mark` replaced, also those that what stood around another one makes. Linear time: each
-    replacement takes marks or letters away for good."""
+    """Replace every `mark` in collapsed text, including those that a replacement creates, in linear time."""
     kept: list[str] = []
     left = list(reversed(text))
     while left:
@@ -227,12 +202,8 @@ def _without(text: str, mark: str, instead: str) -> str:
 _Layout: TypeAlias = Callable[[Sequence[Piece]], str]
 
 
-def _separated(separator: str, pieces: Sequence[Piece]) -> str:
-    return f" {separator.strip()} ".join(piece.text for piece in pieces if piece.text)
-
-
-def _bare(pieces: Sequence[Piece]) -> str:
-    return "\n".join(piece.text for piece in pieces if piece.text)
+def _joined(between: str, pieces: Sequence[Piece]) -> str:
+    return between.join(piece.text for piece in pieces if piece.text)
 
 
 def _in_lines(pieces: Sequence[Piece]) -> str:
@@ -247,13 +218,10 @@ def _in_lines(pieces: Sequence[Piece]) -> str:
 
 
 def _fitting(pieces: Sequence[Piece], layout: _Layout, limit: int, count: Count) -> str | None:
-    """The text with as few words lost as the limit allows; `None` when losing all but the query is not enough.
-
-    A binary search over how many words are lost: a few counts, and what is returned was itself counted.
-    """
+    """The rendered text with the fewest words removed that fits, by binary search; `None` if the query is too long."""
     order = sorted((at for at, piece in enumerate(pieces) if piece.role is not Role.QUERY), key=partial(_loss, pieces))
-    borders = [_borders(pieces[at].text) for at in order]
-    ends = list(accumulate(map(len, borders)))  # words lost once the pieces up to here are gone
+    borders = [[word.start() for word in _WORD.finditer(pieces[at].text)] for at in order]  # where words begin
+    ends = list(accumulate(map(len, borders)))  # words removed when the pieces up to here are empty
     best: str | None = None
     least, most = 1, ends[-1] if ends else 0
     while least <= most:
@@ -273,26 +241,21 @@ def _fitting(pieces: Sequence[Piece], layout: _Layout, limit: int, count: Count)
 
 
 def _loss(pieces: Sequence[Piece], at: int) -> tuple[int, int, int, int]:
-    """Sorts pieces by who is lost first; see `render`."""
+    """Sort key of pieces by order of truncation; see `render_view`."""
     piece = pieces[at]
     if piece.role is Role.DOCUMENT:
-        return 0, piece.turn, -at, 0  # the documents of a turn come best first, so the last is lost first
+        return 0, piece.turn, -at, 0  # documents are ranked, so the last is removed first
     rank = list(Role).index(piece.role)
     return (1, piece.turn, rank, at) if piece.turn else (2, rank, at, 0)
 
 
-# A word is a run without blanks, save in scripts that write none, where every character may be a border.
+# A word is a run without blanks. In scripts without spaces, each character is a word.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 
-def _borders(text: str) -> list[int]:
-    """Where the words of a text begin."""
-    return [word.start() for word in _WORD.finditer(text)]
-
-
 def _shortened(piece: Piece, borders: Sequence[int], lost: int) -> Piece:
-    """The piece without `lost` of its words: reasoning loses its first ones, everything else its last."""
+    """The piece without `lost` of its words: the first ones of a reasoning, the last ones of anything else."""
     if lost == len(borders):
         return replace(piece, text="")
     if piece.role in (Role.REASONING, Role.PAST_REASONING):

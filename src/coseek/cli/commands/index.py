@@ -38,5 +38,5 @@ def index(
         print_json(IndexCard.read(out).to_json())
     else:
         passages = IndexCard.read(out).passages
-        how = f", searched with search={built.way}" if isinstance(built, Dense) else ""
+        how = f", searched with search={built.method}" if isinstance(built, Dense) else ""
         print(f"{out}: {retriever} over {passages:,} passages{how}. Try: coseek search {out} 'words to look for'")

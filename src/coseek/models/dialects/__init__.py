@@ -1,1 +1,1 @@
-"""How servers are asked, one dialect a file. A file's name is the dialect's."""
+"""Dialects: the request formats of model servers, one per module. The module's name is the dialect's."""

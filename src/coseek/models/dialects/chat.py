@@ -1,4 +1,4 @@
-"""chat: the OpenAI-compatible `/v1/chat/completions` of any server: what the environment writes is the user's."""
+"""chat: the OpenAI-compatible `/v1/chat/completions` of any server; text by the environment has the role user."""
 
 from coseek.core.files import JsonObject
 from coseek.models.dialect import ServerTurn, TurnRequest, item, text_of

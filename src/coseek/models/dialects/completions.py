@@ -7,7 +7,7 @@ PATH = "/v1/completions"
 EXACT = False
 SCALED = False
 MOST_STOPS = 4
-"""OpenAI takes no more; whoever asks looks for the others in what was written."""
+"""OpenAI's maximum; the client detects the other stop strings in the text."""
 
 
 def body(ask: TurnRequest) -> JsonObject:
@@ -15,7 +15,7 @@ def body(ask: TurnRequest) -> JsonObject:
 
 
 def sampling(ask: TurnRequest) -> JsonObject:
-    """Fields that every such server knows. Greedy unless asked otherwise: left out, the temperature would be 1."""
+    """Sampling fields of every OpenAI-compatible server. The temperature is always sent, since its default is 1."""
     said: JsonObject = {
         "model": ask.model,
         "max_tokens": ask.max_tokens,

@@ -1,4 +1,4 @@
-"""coseek: `coseek serve model`. vLLM's fields, and the row's own seed: draws depend on seed and position alone."""
+"""coseek: `coseek serve model`. vLLM's fields with the row's own seed: samples depend on seed and position only."""
 
 from coseek.core.files import JsonObject
 from coseek.models.dialect import TurnRequest

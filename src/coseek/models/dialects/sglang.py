@@ -1,47 +1,42 @@
-"""SGLang: its own `/generate`: ids in, ids and log-probabilities out."""
+"""SGLang: `/generate`: ids in, ids and log-probabilities out."""
 
 from typing import cast
 
 from coseek.core.files import Json, JsonObject
-from coseek.models.dialect import ServerTurn, TurnRequest, ids_of, item, logprobs_of, text_of
+from coseek.models.dialect import FULL_SOFTMAX, ServerTurn, TurnRequest, ids_of, item, logprobs_of, text_of
 
 PATH = "/generate"
 EXACT = True
 SCALED = True
-"""Unless it was started with SGLANG_RETURN_ORIGINAL_LOGPROB."""
+"""True unless the server was started with SGLANG_RETURN_ORIGINAL_LOGPROB."""
 
 
 def body(ask: TurnRequest) -> JsonObject:
-    """Everything that shapes the distribution is said: what is left out is taken from the model's own settings."""
+    """The request. All sampling fields are explicit, since defaults come from the model's own settings."""
     sampling: JsonObject = {
         "max_new_tokens": ask.max_tokens,
         "temperature": ask.temperature,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        **FULL_SOFTMAX,
         "stop": [*ask.stops],
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
     }
     if ask.temperature > 0:
-        # Obeyed by servers started with --enable-deterministic-inference.
+        # Used by servers started with --enable-deterministic-inference.
         sampling["sampling_seed"] = ask.turn_seed
     return {"input_ids": [*ask.ids], "sampling_params": sampling, "return_logprob": True, "stream": False}
 
 
 def read(answer: JsonObject) -> ServerTurn:
-    """The ids stand beside their log-probabilities; `output_ids` may lack what was trimmed."""
+    """Parse ids and log-probabilities. `output_ids` is not used, since it may be trimmed."""
     pairs = item(answer, "meta_info", "output_token_logprobs")
     if not isinstance(pairs, list):
         raise ValueError("its answer holds no log-probabilities")
     finish = item(answer, "meta_info", "finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else finish
     if kind not in ("stop", "length"):
-        raise ValueError(f"it broke off: {str(kind)[:40]!r}")
+        raise ValueError(f"it was aborted: {str(kind)[:40]!r}")
     return ServerTurn(
         text=text_of(item(answer, "text")),
         cut_off=kind == "length",

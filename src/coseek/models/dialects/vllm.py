@@ -1,27 +1,22 @@
-"""vLLM: `/v1/completions` with its own extra fields: ids in, ids and log-probabilities out."""
+"""vLLM: `/v1/completions` with vLLM's extra fields: ids in, ids and log-probabilities out."""
 
 from coseek.core.files import JsonObject
-from coseek.models.dialect import ServerTurn, TurnRequest, ids_of, item, logprobs_of, text_of
+from coseek.models.dialect import FULL_SOFTMAX, ServerTurn, TurnRequest, ids_of, item, logprobs_of, text_of
 
 PATH = "/v1/completions"
 EXACT = True
 SCALED = False
-"""Its default is `--logprobs-mode raw_logprobs`: those before the temperature."""
+"""False because vLLM's default, `--logprobs-mode raw_logprobs`, ignores the temperature."""
 
 
 def body(ask: TurnRequest) -> JsonObject:
-    """Everything that shapes the distribution is said: what is left out is taken from the model's own settings."""
+    """The request. All sampling fields are explicit, since defaults come from the model's own settings."""
     return {
         "model": ask.model,
         "prompt": [*ask.ids],
         "max_tokens": ask.max_tokens,
         "temperature": ask.temperature,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        **FULL_SOFTMAX,
         "seed": ask.turn_seed,
         "stop": [*ask.stops],
         "include_stop_str_in_output": True,

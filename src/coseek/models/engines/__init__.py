@@ -1,1 +1,1 @@
-"""Ways to run a network over slots: `general` through any Hugging Face module, `lfm2` without its overhead."""
+"""Engines: `general` runs any Hugging Face module, `lfm2` one architecture with less overhead."""

@@ -1,6 +1,6 @@
-"""General engine: any Hugging Face causal language model made of attention and short-convolution layers.
+"""General engine: any Hugging Face causal language model of attention and short-convolution layers.
 
-The module itself computes; this file hands it positions, masks and a cache that keeps rows in slots.
+The module computes; the engine supplies positions, masks and a cache with slots.
 """
 
 import copy
@@ -12,15 +12,14 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from coseek.core.errors import SettingError
-from coseek.models.engine import TokenBlock
-from coseek.models.kv_cache import KVCache
+from coseek.models.engine import KVCache, TokenBlock
 from coseek.models.lora import merge_adapters, merged_state_dict
 
 KNOWN_LAYERS = ("full_attention", "sliding_attention", "conv")
 
 
 class GeneralEngine:
-    """Shares the module's weights when the precision is the module's own, else keeps a copy in `dtype`."""
+    """Shares the module's weights if `dtype` is the module's precision, else holds a copy in `dtype`."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self._source = model
@@ -29,22 +28,14 @@ class GeneralEngine:
         self._dtype = dtype
         self._kinds = _layer_kinds(model)
         self._window = int(getattr(model.config, "sliding_window", None) or 0)
-        self._cache = SlotCache()
+        self.cache = KVCache()
+        self._view = CacheView(self.cache)
 
     def reserve(self, slots: int, columns: int) -> None:
-        self._cache.slots.reserve(slots, columns)
-
-    def clear(self, slots_B: Tensor) -> None:
-        self._cache.slots.clear(slots_B)
-
-    def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
-        self._cache.slots.swap(first_N, second_N, columns)
-
-    def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
-        self._cache.slots.copy(from_N, to_N, columns)
+        self.cache.reserve(slots, columns)
 
     def read(self, block: TokenBlock) -> None:
-        body = self._module.base_model  # without the output layer: nobody asks what follows
+        body = self._module.base_model  # without the output layer
         assert isinstance(body, torch.nn.Module)
         self._forward(body, block)
 
@@ -54,27 +45,26 @@ class GeneralEngine:
         return self._forward(self._module, block)[:, -1].float()
 
     def refresh(self) -> None:
-        if self._module is self._source:
-            return
-        self._module.load_state_dict(merged_state_dict(self._source))
+        if self._module is not self._source:
+            self._module.load_state_dict(merged_state_dict(self._source))
 
     @torch.inference_mode()
     def _forward(self, module: torch.nn.Module, block: TokenBlock) -> Tensor:
         positions_BW = block.positions_BW
-        self._cache.point_at(block)
+        self._view.point_at(block)
         with _without_dropout(self._module):
             outputs = module(
                 input_ids=block.ids_BW,
                 position_ids=positions_BW,
                 attention_mask=self._masks(positions_BW, block.end),
-                past_key_values=self._cache,
+                past_key_values=self._view,
                 use_cache=True,
             )
         first: Tensor = outputs[0]
         return first
 
     def _masks(self, positions_BW: Tensor, columns: int) -> Tensor | Mapping[str, Tensor | None]:
-        """Additive masks, prepared, so that the module builds none: 0 where a column may be attended to."""
+        """Additive masks by layer kind, 0 where a column may be attended to, so that the module builds none."""
         behind_BWL = positions_BW[:, :, None] - torch.arange(columns, device=self.device)
         least = torch.finfo(self._dtype).min
 
@@ -92,57 +82,51 @@ class GeneralEngine:
         return masks
 
 
-class SlotCache(Cache):
-    """Slots in the form that Hugging Face modules speak to.
+class CacheView(Cache):
+    """A `KVCache` behind Hugging Face's cache interface. `point_at` selects the next forward pass's rows."""
 
-    Before each forward pass `point_at` says which rows and columns the pass is about.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, slots: KVCache) -> None:
         super().__init__(layers=[])
-        self.slots = KVCache()
+        self.slots = slots
 
     def point_at(self, block: TokenBlock) -> None:
-        self._slots_B = block.slots_B
-        self._positions_BW = block.positions_BW
-        self._lengths_B = block.lengths_B
-        self._end = block.end
-        # The front slots are looked at in place; any other choice of rows has to be copied together.
+        self._block = block
+        # The first slots are views; any other selection of rows is a copy.
         front = torch.equal(block.slots_B, torch.arange(len(block.slots_B), device=block.slots_B.device))
         self._view: slice | Tensor = slice(0, len(block.slots_B)) if front else block.slots_B
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write `[B, heads, W, dim]` and return all that the rows hold, `[B, heads, columns, dim]`."""
+        """Write `[B, heads, W, dim]` and return all keys and values of the rows, `[B, heads, columns, dim]`."""
         self.slots.use(layer_idx, key_states.shape[1], key_states.shape[3], key_states)
         keys, values = self.slots.keys[layer_idx], self.slots.values[layer_idx]
-        keys[self._slots_B[:, None], :, self._positions_BW] = key_states.transpose(1, 2)
-        values[self._slots_B[:, None], :, self._positions_BW] = value_states.transpose(1, 2)
-        return keys[self._view, :, : self._end], values[self._view, :, : self._end]
+        places = (self._block.slots_B[:, None], slice(None), self._block.positions_BW)
+        keys[places], values[places] = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        return keys[self._view, :, : self._block.end], values[self._view, :, : self._block.end]
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """True sends every convolution through `update_conv_state`, also those of a single column."""
+        """True routes every convolution through `update_conv_state`, even of a single column."""
         return True
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return None
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object) -> Tensor:
-        """Put the K columns before the block in front of it, and keep the last K before each row's padding."""
+        """Prepend the K columns before the block, and store the last K before each row's padding."""
         kernel = kwargs["conv_kernel_size"]
         assert isinstance(kernel, int)
         self.slots.use_state(layer_idx, (conv_states.shape[1], kernel), conv_states)
-        state = self.slots.states[layer_idx]
-        whole_BHK = torch.cat((state[self._slots_B], conv_states), dim=-1)
-        last_BK = self._lengths_B[:, None] + torch.arange(kernel, device=conv_states.device)
-        state[self._slots_B] = whole_BHK.gather(2, last_BK[:, None].expand(-1, whole_BHK.shape[1], -1))
+        state, slots_B = self.slots.states[layer_idx], self._block.slots_B
+        whole_BHK = torch.cat((state[slots_B], conv_states), dim=-1)
+        last_BK = self._block.lengths_B[:, None] + torch.arange(kernel, device=conv_states.device)
+        state[slots_B] = whole_BHK.gather(2, last_BK[:, None].expand(-1, whole_BHK.shape[1], -1))
         return whole_BHK
 
 
 @contextmanager
 def _without_dropout(module: torch.nn.Module) -> Iterator[None]:
-    """The module may belong to a trainer that has dropout on; it gets it back as it was."""
+    """Evaluation mode, restored afterwards: a trainer may own the module."""
     was_training = module.training
     if was_training:
         module.eval()
@@ -160,7 +144,7 @@ def _copy_in(model: PreTrainedModel, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
-    """The kinds of layer in the model; one that has no slots here is refused."""
+    """The layer kinds of the model. An unknown kind is a `SettingError`."""
     window = getattr(model.config, "sliding_window", None)
     listed = getattr(model.config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     kinds = tuple(dict.fromkeys(str(kind) for kind in listed))
@@ -168,9 +152,7 @@ def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
     for kind in kinds:
         if kind not in KNOWN_LAYERS:
             known = ", ".join(KNOWN_LAYERS)
-            raise SettingError(
-                f"{name} has layers of the kind {kind!r}, which the sampler cannot run; it knows {known}"
-            )
+            raise SettingError(f"{name} has layers of the kind {kind!r}, which the sampler cannot run; known: {known}")
     attention = getattr(model.config, "_attn_implementation", "sdpa")
     if attention not in ("sdpa", "eager"):
         raise SettingError(f"{name} runs {attention!r} attention; the sampler needs sdpa or eager, so load it with one")

@@ -1,8 +1,8 @@
-"""Lfm2 engine: the same arithmetic as Hugging Face's Lfm2 module in far fewer operations.
+"""Lfm2 engine: the arithmetic of Hugging Face's Lfm2 module in far fewer operations.
 
-A network of a million weights is done with a step so soon that the steps between the matrix products cost as much as
-they do. Here the norms' weights are multiplied into the matrices behind them, matrices that read the same input are
-joined, tokens of all rows lie behind each other without padding, and attention of a single token is two products.
+In a network of a million weights, the operations between matrix products take as long as the products. Here norm
+weights are folded into the following matrices, matrices with the same input are concatenated, the tokens of all rows
+are packed without padding, and attention of a single token is two products.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,16 +14,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Lfm2ForCausalLM, PreTrainedModel
 
-from coseek.models.engine import TokenBlock
-from coseek.models.kv_cache import KVCache
+from coseek.models.engine import KVCache, TokenBlock
 from coseek.models.lora import merged_state_dict
 
-# N tokens of all rows behind each other · H hidden size · D size of a head · K width of the convolution
+# N packed tokens of all rows · H hidden size · D size of a head · K width of the convolution
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer's weights, joined."""
+    """The concatenated weights of one layer."""
 
     into: Tensor
     """Convolution: gates and input, 3H × H. Attention: queries, keys, values."""
@@ -32,21 +31,21 @@ class _Layer:
     """Gate and value of the feed-forward part, 2F × H."""
     down: Tensor
     taps_KH: Tensor | None = None
-    """The convolution's weights, oldest token first; None in an attention layer."""
+    """The convolution's weights, oldest token first; `None` in an attention layer."""
     scale: Tensor | None = None
-    """Weights of the norms of queries and keys, a head a row; the softmax's scale is in the queries'."""
+    """Norm weights of queries and keys, one row per head; those of queries include the softmax's scale."""
 
 
 Mix: TypeAlias = Callable[[int, _Layer, Tensor], Tensor]
-"""How the tokens of a row hear of each other in a layer: (number, layer, projected input) → mixed."""
+"""The token mixing of a layer: (layer number, layer, projected input) → mixed."""
 
 
 class Lfm2Engine:
-    """Implements `Engine` for `Lfm2ForCausalLM`; holds joined copies of the weights in its own precision."""
+    """Implements `Engine` for `Lfm2ForCausalLM`, with concatenated copies of the weights in `dtype`."""
 
     @staticmethod
     def can_run(model: PreTrainedModel) -> bool:
-        """Whether this is that network in its plain form."""
+        """Whether the model is an Lfm2 without convolution bias and rope scaling."""
         if type(model) is not Lfm2ForCausalLM:
             return False
         config = model.config
@@ -62,7 +61,7 @@ class Lfm2Engine:
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self._eps = config.norm_eps
-        self._slots = KVCache()
+        self.cache = KVCache()
         self._turns_PD = (torch.empty(0, device=self.device), torch.empty(0, device=self.device))
         self.refresh()
 
@@ -75,25 +74,16 @@ class Lfm2Engine:
         self._layers = [self._joined(number, weights) for number in range(self._model.config.num_hidden_layers)]
 
     def reserve(self, slots: int, columns: int) -> None:
-        self._slots.reserve(slots, columns)
+        self.cache.reserve(slots, columns)
         if columns > len(self._turns_PD[0]):
             self._turns_PD = self._rotations(columns * 3 // 2)
-
-    def clear(self, slots_B: Tensor) -> None:
-        self._slots.clear(slots_B)
-
-    def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
-        self._slots.swap(first_N, second_N, columns)
-
-    def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
-        self._slots.copy(from_N, to_N, columns)
 
     @torch.inference_mode()
     def read(self, block: TokenBlock) -> None:
         tokens = _Tokens(block)
         positions_N = block.positions_BW[tokens.real_BW]
         seen_BWL = block.positions_BW[:, :, None] >= torch.arange(block.end, device=self.device)
-        # Key and value heads are shared by several query heads, which stand behind each other along W.
+        # Query heads that share a key-value head are concatenated along W.
         bias = _bias(seen_BWL.repeat(1, self._heads // self._kv_heads, 1)[:, None], self._dtype)
         turns = self._turns_at(positions_N)
 
@@ -103,12 +93,12 @@ class Lfm2Engine:
             queries_NHD, keys_NHD, values_NHD = self._heads_of(layer, projected_N, turns)
             self._remember(number, tokens.slots_N, positions_N, keys_NHD, values_NHD)
             if number == len(self._layers) - 1:
-                return projected_N  # nobody asks what this layer says, only what it saw
+                return projected_N  # only the cache of the last layer is needed
             padded = queries_NHD.new_zeros((*block.ids_BW.shape, self._heads, self._dim))
             padded[tokens.real_BW] = queries_NHD
             queries = padded.transpose(1, 2).reshape(len(block.slots_B), self._kv_heads, -1, self._dim)
             seen = (block.slots_B, slice(None), slice(0, block.end))
-            mixed = _attend(queries, self._slots.keys[number][seen], self._slots.values[number][seen], bias)
+            mixed = _attend(queries, self.cache.keys[number][seen], self.cache.values[number][seen], bias)
             mixed = mixed.view(len(block.slots_B), self._heads, -1, self._dim).transpose(1, 2)
             return mixed[tokens.real_BW].flatten(1)
 
@@ -129,13 +119,13 @@ class Lfm2Engine:
             self._remember(number, rows_B, starts_B, keys_NHD, values_NHD)
             queries = queries_NHD.view(len(ids_B), self._kv_heads, -1, self._dim)
             seen = (slice(0, len(ids_B)), slice(None), slice(0, end))
-            return _attend(queries, self._slots.keys[number][seen], self._slots.values[number][seen], bias).flatten(1)
+            return _attend(queries, self.cache.keys[number][seen], self.cache.values[number][seen], bias).flatten(1)
 
         hidden_NH = self._run(ids_B, mix, last_matters=True)
         return F.linear(self._normed(hidden_NH), self._head_VH).float()
 
     def _run(self, ids_N: Tensor, mix: Mix, last_matters: bool) -> Tensor:
-        """All layers. When nobody asks what follows, the last one only has to remember what it read."""
+        """Run all layers. Without `last_matters`, the last layer only updates its cache."""
         hidden_NH = F.embedding(ids_N, self._embedding_VH)
         for number, layer in enumerate(self._layers):
             mixed_N = mix(number, layer, F.linear(self._normed(hidden_NH), layer.into))
@@ -150,7 +140,7 @@ class Lfm2Engine:
         return F.rms_norm(hidden_NH, (hidden_NH.shape[-1],), eps=self._eps)
 
     def _heads_of(self, layer: _Layer, projected_N: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """Queries and keys, normed and turned to their positions, and values."""
+        """Queries and keys, normalised and rotated to their positions, and values."""
         assert layer.scale is not None
         heads_NHD = projected_N.view(len(projected_N), -1, self._dim)
         turned = self._heads + self._kv_heads
@@ -161,17 +151,17 @@ class Lfm2Engine:
         return turned_NHD[:, : self._heads], turned_NHD[:, self._heads :], heads_NHD[:, turned:]
 
     def _remember(self, number: int, slots_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
-        self._slots.use(number, self._kv_heads, self._dim, keys)
-        self._slots.keys[number][slots_N, :, positions_N] = keys
-        self._slots.values[number][slots_N, :, positions_N] = values
+        self.cache.use(number, self._kv_heads, self._dim, keys)
+        self.cache.keys[number][slots_N, :, positions_N] = keys
+        self.cache.values[number][slots_N, :, positions_N] = values
 
     def _convolve_one(self, number: int, taps_KH: Tensor, projected_N: Tensor) -> Tensor:
-        """One token a row: y = C · Σ_k taps_k · (B · x)_{t-K+1+k}; the state holds the K-1 tokens before."""
+        """One token per row: y = C · Σ_k taps_k · (B · x)_{t-K+1+k}. The state holds the K−1 previous tokens."""
         before_gate, after_gate, value = projected_N.chunk(3, dim=-1)
         now_NH = before_gate * value
         kernel = len(taps_KH)
-        self._slots.use_state(number, (kernel - 1, now_NH.shape[1]), now_NH)
-        state_NKH = self._slots.states[number][: len(now_NH)]
+        self.cache.use_state(number, (kernel - 1, now_NH.shape[1]), now_NH)
+        state_NKH = self.cache.states[number][: len(now_NH)]
         sum_NH = now_NH * taps_KH[-1]
         for k in range(kernel - 1):
             sum_NH.addcmul_(state_NKH[:, k], taps_KH[k])
@@ -182,12 +172,12 @@ class Lfm2Engine:
         return after_gate * sum_NH
 
     def _convolve_block(self, number: int, taps_KH: Tensor, projected_N: Tensor, tokens: "_Tokens") -> Tensor:
-        """The same for several tokens a row: every row's state is laid in front of its tokens."""
+        """The same for several tokens per row: each row's state is placed before its tokens."""
         before_gate, after_gate, value = projected_N.chunk(3, dim=-1)
         kernel = len(taps_KH)
         now_NH = before_gate * value
-        self._slots.use_state(number, (kernel - 1, now_NH.shape[1]), now_NH)
-        state = self._slots.states[number]
+        self.cache.use_state(number, (kernel - 1, now_NH.shape[1]), now_NH)
+        state = self.cache.states[number]
         behind = torch.arange(kernel - 1, device=self.device)
         laid = now_NH.new_empty((len(now_NH) + len(tokens.slots_B) * (kernel - 1), now_NH.shape[1]))
         rows_B = torch.arange(len(tokens.slots_B), device=self.device)
@@ -208,7 +198,7 @@ class Lfm2Engine:
 
     @torch.inference_mode()
     def _rotations(self, count: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the first positions. The sine's first half is negated, as halves are only swapped."""
+        """Cosines and sines of the first positions. The sine's first half is negated, since halves are only swapped."""
         positions = torch.arange(count, device=self.device)[None]
         cos, sin = self._model.model.rotary_emb(torch.zeros(1, device=self.device), positions)
         sin[..., : self._dim // 2].neg_()
@@ -234,7 +224,7 @@ class Lfm2Engine:
 
 
 class _Tokens:
-    """Where the real tokens of a block are when they lie behind each other without padding."""
+    """Indices of a block's tokens when packed without padding."""
 
     def __init__(self, block: TokenBlock) -> None:
         width = torch.arange(block.ids_BW.shape[1], device=block.ids_BW.device)
@@ -247,11 +237,11 @@ class _Tokens:
 
 
 def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: nothing where a column may be attended to, else minus infinity."""
+    """The additive mask: 0 where a column may be attended to, else −∞."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q·k + bias)·v over `[B, heads, …, D]`; every query sees at least itself."""
+    """softmax(q·k + bias)·v over `[B, heads, …, D]`; every query attends at least to itself."""
     scores = torch.matmul(queries, keys.transpose(-1, -2))
     return torch.matmul(scores.add_(bias).softmax(dim=-1), values)

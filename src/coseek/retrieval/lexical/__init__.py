@@ -1,1 +1,1 @@
-"""Words: how text is cut, and in which passages each word stands."""
+"""Lexical search: tokenisation and postings."""

@@ -1,4 +1,4 @@
-"""Words: how text is cut for lexical search. Queries and passages go through the same knife."""
+"""Analyzer: splits queries and passages into words for lexical search."""
 
 import re
 import threading
@@ -12,20 +12,20 @@ from pydantic_core import PydanticCustomError
 from coseek.core.errors import MissingExtra, UnknownName
 
 _RUN = re.compile(r"[^\W_]+")
-# Han, kana and Hangul are written without (reliable) spaces: overlapping pairs stand in for words.
+# Han, kana and Hangul have no reliable spaces; overlapping character pairs replace words.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
 _ANY_CJK = re.compile(f"[{_CJK}]")
 _CJK_OR_NOT = re.compile(f"([{_CJK}]+)|([^{_CJK}]+)")
 
 _PLAIN = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
-"""What each ASCII character becomes: twice as quick as looking for runs, and most text is plain."""
+"""Maps each ASCII character to its lower case, or to a blank. Twice as fast as a regular expression on ASCII text."""
 _OURS = ("none", "plural")
 _LOCAL = threading.local()
-"""Snowball stemmers by language: each keeps a buffer of its own, so no two threads may share one."""
+"""Snowball stemmers by language, per thread: a stemmer has a buffer and is not thread-safe."""
 
 
 def check_stem(name: str) -> str:
-    """The name again when there is such a stemmer; a Snowball language needs PyStemmer."""
+    """Validate the name of a stemmer. A Snowball language needs PyStemmer."""
     if name not in _OURS:
         try:
             _snowball(name)
@@ -35,35 +35,32 @@ def check_stem(name: str) -> str:
 
 
 Stem: TypeAlias = Annotated[str, AfterValidator(check_stem)]
-"""`none`; `plural` takes the English plural off (`cities` → `city`, `films` → `film`) and nothing else; the name of a
-language (`english`, `german` …) is its Snowball stemmer."""
+"""`none`; `plural` removes English plural endings (`cities` → `city`, `films` → `film`); a language (`english`,
+`german`, …) selects its Snowball stemmer."""
 
 
 def words(text: str, stem: str = "none") -> list[str]:
-    """Lower-cased Unicode words in order; repeated ones are kept.
-
-    Letters and digits make words, everything else parts them. Compatibility forms are unified (NFKC), accents are
-    kept. A run of n > 1 CJK characters gives its n - 1 overlapping pairs, a lone one itself.
-    """
+    """Split text into lower-case words, in order, repetitions included. A word is a run of Unicode letters and digits
+    after NFKC normalisation; accents are kept. A run of n > 1 CJK characters gives n − 1 overlapping pairs."""
     if text.isascii():
         found = text.translate(_PLAIN).split()
     else:
         unified = unicodedata.normalize("NFKC", text).lower()
         found = _RUN.findall(unified)
-        if _ANY_CJK.search(unified):  # not in `text`: a radical or half-width kana becomes CJK only now
+        if _ANY_CJK.search(unified):  # NFKC turns radicals and half-width kana into CJK characters
             found = [word for run in found for word in _split(run)]
     return found if stem == "none" else list(map(stemmer(stem), found))
 
 
 def stemmer(stem: str) -> Callable[[str], str]:
-    """What takes the ending off a word."""
+    """The function that stems a word."""
     if stem == "none":
         return str
     return singular if stem == "plural" else _snowball(stem)
 
 
 def _snowball(language: str) -> Callable[[str], str]:
-    """This thread's stemmer of a language."""
+    """The Snowball stemmer of a language, for this thread."""
     made = cast(dict[str, Callable[[str], str]], _LOCAL.__dict__)
     if language not in made:
         try:
@@ -78,7 +75,7 @@ def _snowball(language: str) -> Callable[[str], str]:
 
 
 def singular(word: str) -> str:
-    """The word without its English plural ending (Harman's S-stemmer, JASIS 1991); others are left alone."""
+    """Remove an English plural ending (Harman's S-stemmer, JASIS 1991)."""
     if word.endswith("ies") and len(word) > 4 and word[-4] not in "ea":
         return word[:-3] + "y"
     if word.endswith("es") and len(word) > 3 and word[-3] not in "aeo":

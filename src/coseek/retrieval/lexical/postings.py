@@ -1,10 +1,9 @@
-"""Postings: which passages hold a word, and what the word is worth there. Knows no text and no formula's settings.
+"""Postings: the passages that contain each word, with the word's weight in them.
 
-Made in chunks, so that only numbers are ever held for the whole corpus. Searched without looking at every passage:
-`best` takes the rarest words first and leaves out what can no longer come among the first k (the idea of MaxScore:
-Turtle and Flood, 1995).
+They are built in chunks, so that only numbers are held for the whole corpus. `best` skips passages that cannot reach
+the top k: it takes rare words first and bounds what the remaining words can add (MaxScore, Turtle and Flood, 1995).
 
-N passages · V words · P word-passage pairs · U different words of a chunk
+N passages · V words · P word-passage pairs · U distinct words of a chunk
 """
 
 from collections.abc import Sequence
@@ -21,19 +20,18 @@ Rows32: TypeAlias = NDArray[np.int32]
 Sums: TypeAlias = NDArray[np.float64]
 
 FEW_ROWS = 16_384
-"""With so few passages, adding up a score for each of them is quicker than choosing which to look at."""
+"""Up to this many passages, scoring all of them is faster than pruning."""
 
 
 @dataclass(frozen=True)
 class Postings:
-    """Every word's passages and weights (all > 0): those of word w stand at `starts_V1[w] : starts_V1[w + 1]`."""
+    """Passages and weights of every word, all weights > 0. Word w occupies `starts_V1[w] : starts_V1[w + 1]`."""
 
     weights_P: Scores
     rows_P: Rows32
-    """Rising within a word."""
+    """Ascending within a word."""
     starts_V1: Ints
     maxima_V: Scores
-    """The greatest weight of each word."""
     passages: int
 
     def of(self, word: int) -> tuple[Rows32, Scores]:
@@ -42,15 +40,15 @@ class Postings:
         return self.rows_P[place], self.weights_P[place]
 
     def scores(self, words: Sequence[int]) -> Scores:
-        """The score of every passage: the float32 sum of its weights in the order of `words`; repeats count again."""
+        """The score of every passage: the float32 sum of its weights in the order of `words`, repetitions included."""
         scores_N = np.zeros(self.passages, dtype=np.float32)
         for word in words:
             rows, weights = self.of(word)
-            scores_N[rows] += weights  # a passage stands once in a word's postings, so no addition is lost
+            scores_N[rows] += weights  # rows are unique within a word, so no addition is lost
         return scores_N
 
     def best(self, words: Sequence[int], k: int, few_rows: int = FEW_ROWS) -> tuple[Rows, Scores]:
-        """Rows and scores of the `k` best passages: exactly those that `scores` would give, with the same ties."""
+        """Rows and scores of the `k` best passages, equal to ranking `scores`, ties included."""
         if self.passages <= few_rows:
             scores_N = self.scores(words)
             rows = top_rows(scores_N, k, above=0.0)
@@ -61,20 +59,20 @@ class Postings:
         return candidates[order].astype(np.intp), scores[order]
 
     def _candidates(self, words: Sequence[int], k: int) -> Rows32:
-        """Rows, rising, among which the `k` best certainly are."""
+        """Ascending rows that contain the `k` best."""
         counts = {word: words.count(word) for word in words}
         rarest = sorted(counts, key=lambda word: int(self.starts_V1[word + 1] - self.starts_V1[word]))
         bounds = [counts[word] * float(self.maxima_V[word]) for word in rarest]
-        # Sums here are of float64 and final scores are of float32, whose every addition may be off by 2⁻²⁴.
+        # The sums here are float64; the final float32 scores may deviate by 2⁻²⁴ per addition.
         safe = 1.0 - (len(words) + 2) * 2.0**-21
         rows, sums, floor = np.zeros(0, dtype=np.int32), np.zeros(0), 0.0
         for place, word in enumerate(rarest):
-            rest = sum(bounds[place + 1 :])  # what the words after this one may still add
+            rest = sum(bounds[place + 1 :])  # upper bound of what later words can add
             sums = sums + counts[word] * self._weights(word, rows)
             if bounds[place] + rest >= floor:
                 own, weights = self.of(word)
                 gains = weights.astype(np.float64) * counts[word]
-                # A row that was dropped may come back with too small a sum; it stays behind the first k either way.
+                # A dropped row may re-enter with too small a sum; it cannot reach the top k in either case.
                 enters = gains + rest >= floor
                 rows, sums = _joined(rows, sums, own[enters], gains[enters])
             if len(rows) >= k and sum(bounds[: place + 1]) > rest:
@@ -84,13 +82,13 @@ class Postings:
         return rows
 
     def _weights(self, word: int, rows: Rows32) -> Scores:
-        """The word's weight in each of the rows, 0 where it is not."""
+        """The weight of a word in each row, 0 if absent."""
         own, weights = self.of(word)
         places = np.minimum(np.searchsorted(own, rows), len(own) - 1)
         return np.where(own[places] == rows, weights[places], np.float32(0))
 
     def _scores_of(self, rows: Rows32, words: Sequence[int]) -> Scores:
-        """As `scores`, for these rows alone: adding the 0 of a word that is not there changes no bit."""
+        """Like `scores`, for some rows. Adding 0 for an absent word changes no bit."""
         known = {word: self._weights(word, rows) for word in set(words)}
         scores = np.zeros(len(rows), dtype=np.float32)
         for word in words:
@@ -99,31 +97,29 @@ class Postings:
 
 
 def _joined(rows_A: Rows32, sums_A: Sums, rows_B: Rows32, sums_B: Sums) -> tuple[Rows32, Sums]:
-    """Two rising lists of rows as one; of a row in both, the sum of A."""
+    """Merge two ascending lists of rows; a row in both keeps the sum of A."""
     if not len(rows_A):
         return rows_B, sums_B
     new = rows_A[np.minimum(np.searchsorted(rows_A, rows_B), len(rows_A) - 1)] != rows_B
     rows = np.concatenate([rows_A, rows_B[new]])
-    order = np.argsort(rows, kind="stable")  # merges two sorted runs in one go
+    order = np.argsort(rows, kind="stable")  # a stable sort merges two sorted runs in linear time
     return rows[order], np.concatenate([sums_A, sums_B[new]])[order]
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """A chunk of passages as numbers, sorted by word, then row."""
+class ChunkCounts:
+    """Word counts of a chunk of passages, sorted by word, then row."""
 
     words_U: Ints
     passages_U: Ints
-    """How many passages of the chunk hold each word."""
+    """The number of passages in the chunk that contain each word."""
     rows_P: Rows32
     times_P: Rows32
-    """How often the word stands in the passage."""
     lengths_N: Ints
-    """Words of each passage."""
 
 
-def count_words(words_T: Rows32, lengths_N: Ints) -> Counted:
-    """Count a chunk: `words_T` holds the words of its passages one after the other; a negative one does not count."""
+def count_words(words_T: Rows32, lengths_N: Ints) -> ChunkCounts:
+    """Count a chunk. `words_T` is the concatenation of its passages' words; negative words are ignored."""
     rows_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
     counted = words_T >= 0
     keys_T = words_T[counted].astype(np.int64) << 32 | rows_T[counted]
@@ -132,7 +128,7 @@ def count_words(words_T: Rows32, lengths_N: Ints) -> Counted:
     first_P = _firsts(keys_T)
     keys_P = keys_T[first_P]
     first_U = _firsts(keys_P >> 32)
-    return Counted(
+    return ChunkCounts(
         words_U=keys_P[first_U] >> 32,
         passages_U=np.diff(first_U, append=len(keys_P)),
         rows_P=(keys_P & 0xFFFF_FFFF).astype(np.int32),
@@ -142,7 +138,7 @@ def count_words(words_T: Rows32, lengths_N: Ints) -> Counted:
 
 
 def _firsts(sorted_T: Ints) -> Ints:
-    """Where each different value of a sorted array begins."""
+    """The start of each run of equal values in a sorted array."""
     if not len(sorted_T):
         return np.zeros(0, dtype=np.int64)
     return np.flatnonzero(np.concatenate([[True], sorted_T[1:] != sorted_T[:-1]]))

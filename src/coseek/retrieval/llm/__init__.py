@@ -1,6 +1,6 @@
-"""Language models in retrieval: what they are asked, and how their answers are read."""
+"""Language models in retrieval: prompts and parsing of answers."""
 
 from pathlib import Path
 
 PROMPTS = Path(__file__).parent / "prompts"
-"""The package's own prompts, found by name."""
+"""The folder of built-in prompts."""

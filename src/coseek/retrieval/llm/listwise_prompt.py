@@ -1,10 +1,10 @@
-"""Listing: numbered passages for a model that ranks them, and the ranking read back out of what it wrote.
+"""Listwise prompt: numbered passages for a ranking model, and the parser of its answer.
 
-Reading never fails: whatever the model writes, every passage keeps exactly one place.
+Parsing never fails: every passage gets exactly one place.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
@@ -16,7 +16,7 @@ _JOINTS = ("", ">", ",")
 
 
 class ListwisePrompt(PromptFile):
-    """How passages are put before a model that ranks them."""
+    """The prompt of a ranking model."""
 
     prompt: str
     """`{passages}`, `{query}` and `{count}` are filled in."""
@@ -29,39 +29,32 @@ LISTWISE_FIELDS = {"prompt": {"passages", "query", "count"}, "passage": {"number
 
 @dataclass(frozen=True, slots=True)
 class ParsedRanking:
-    """What was made of one answer."""
+    """The parse of one answer."""
 
     order: tuple[int, ...]
-    """A permutation of 0 … count - 1: the named passages as named, then the others in their old order."""
+    """A permutation of 0 … count − 1: the named passages in the answer's order, then the others in their old order."""
     missing: int = 0
-    """Passages that the answer does not name."""
     repeated: int = 0
-    """Numbers that had been named before; they are passed over."""
+    """Repeated numbers, which are ignored."""
     invented: int = 0
-    """Numbers that no passage has; they are passed over."""
+    """Numbers of no passage, which are ignored."""
 
     @property
     def unreadable(self) -> bool:
-        """No passage was named, so the old order stands."""
+        """Whether no passage was named, so that the order is unchanged."""
         return self.missing == len(self.order)
 
 
 def parse_ranking(answer: str, count: int) -> ParsedRanking:
-    """Read `[2] > [1] > [3]` as places from 0.
-
-    The ranking is the longest chain of numbers in square brackets with nothing but `>`, commas or white space between
-    them, the last of equally long ones: a model that thinks aloud mentions passages before it ranks them. Numbers
-    without brackets are words.
-    """
+    """Parse `[2] > [1] > [3]` as positions from 0. The ranking is the longest chain of bracketed numbers separated only
+    by `>`, commas or white space, the last one of equal length, since a model that reasons first mentions passages
+    earlier. Numbers without brackets are ignored."""
     named = [number - 1 for number in _longest_chain(answer)]
     known = [place for place in named if 0 <= place < count]
     order = dict.fromkeys(known)
     rest = [place for place in range(count) if place not in order]
     return ParsedRanking(
-        order=(*order, *rest),
-        missing=len(rest),
-        repeated=len(known) - len(order),
-        invented=len(named) - len(known),
+        order=(*order, *rest), missing=len(rest), repeated=len(known) - len(order), invented=len(named) - len(known)
     )
 
 
@@ -75,13 +68,12 @@ def _longest_chain(answer: str) -> list[int]:
         chain.append(int(found.group(1)))
         end = found.end()
         if len(chain) >= len(best):
-            best = chain  # the same list, which goes on growing while its chain does
+            best = chain  # an alias: grows with the chain
     return best
 
 
 def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_words: int, **more: str) -> str:
-    """The whole prompt. Passages are cut to `max_words` words, and numbers in brackets are disarmed inside them; `more`
-    fills what else the prompt names."""
+    """Fill the prompt; `more` fills further fields. Passages have at most `max_words` words, `[n]` becomes `(n)`."""
     shown = (
         fill_template(
             prompt.passage,
@@ -93,7 +85,7 @@ def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_wo
     )
     return fill_template(
         prompt.prompt,
-        passages=_joined(shown),
+        passages="".join(shown).rstrip("\n"),
         query=neutralise_numbers(one_line(query)),
         count=str(len(passages)),
         **{name: neutralise_numbers(one_line(text)) for name, text in more.items()},
@@ -101,9 +93,5 @@ def show(prompt: ListwisePrompt, query: str, passages: Sequence[Passage], max_wo
 
 
 def neutralise_numbers(text: str) -> str:
-    """`[3]` as `(3)`: what a passage says cannot be taken for the number of a passage."""
+    """Write `[3]` as `(3)`, so that text in a passage cannot look like a passage number."""
     return _NUMBER_IN_DATA.sub(r"(\1)", text)
-
-
-def _joined(passages: Iterable[str]) -> str:
-    return "".join(passages).rstrip("\n")

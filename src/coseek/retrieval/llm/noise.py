@@ -1,11 +1,12 @@
-"""Curriculum: how much noise a simulated search engine makes, and when.
+"""Noise curriculum: how many searches of a simulated or noisy retriever are answered with noise, and when.
 
-p_i = p_s + (b^(i/m) − 1) / (b − 1) · (p_e − p_s) at step i of m (Sun et al. 2025, ZeroSearch, arXiv 2505.04588): with
+p_i = p_s + (b^(i/m) − 1) / (b − 1) · (p_e − p_s) at step i of m (Sun et al. 2025, ZeroSearch, arXiv 2505.04588). With
 b > 1 the noise grows slowly at first and faster later.
 """
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -16,39 +17,72 @@ from coseek.core.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far training is."""
+    """The current training step, from 0 to `steps`."""
 
     step: int
-    """From 0 to `steps`."""
     steps: int
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 <= self.step <= self.steps:
-            raise SettingError(f"step {self.step} of {self.steps} steps is none; they are counted from 0 to the last")
+            raise SettingError(f"step {self.step} of {self.steps} steps is invalid; steps count from 0 to the last")
 
 
 class NoiseSchedule(Settings):
     """The share of searches that are answered with noise."""
 
     start: float = Field(default=0.0, ge=0, le=1)
-    """p_s: at the first step."""
+    """p_s, at the first step."""
     end: float = Field(default=0.0, ge=0, le=1)
-    """p_e: at the last step. Equal to `start` for a steady rate."""
+    """p_e, at the last step. Equal to `start` for a constant rate."""
     base: float = Field(default=4.0, gt=0)
-    """b: 1 is a straight line; above 1 the noise comes late, below 1 early."""
+    """b: 1 is linear; above 1 the noise comes late, below 1 early."""
     seed: int = 0
-    """The same seed, query and step meet the same fate."""
+    """Seed, query and step together decide whether a search gets noise."""
 
     def rate(self, at: TrainingProgress) -> float:
         """p_i."""
         done = at.step / at.steps
         log = math.log(self.base)
-        # expm1 keeps its digits where b is nearly 1, whose limit is the straight line.
+        # expm1 is accurate for b near 1, whose limit is linear.
         share = done if log == 0.0 else math.expm1(done * log) / math.expm1(log)
         return self.start + share * (self.end - self.start)
 
     def strikes(self, query: str, at: TrainingProgress) -> bool:
-        """Whether this query is answered with noise at this step: by a hash of seed, query and step, so that no other
-        query and no order of queries matters."""
+        """Whether this query gets noise at this step. A hash decides, so that other queries do not matter."""
         digest = hashlib.sha256(f"{self.seed}:{at.step}:{query}".encode()).digest()
         return int.from_bytes(digest[:8], "big") / 2**64 < self.rate(at)
+
+
+class CurriculumSettings(Settings):
+    """A noise schedule and the initial progress."""
+
+    noise: NoiseSchedule = NoiseSchedule()
+    """The share of searches that are answered with noise."""
+    step: int = Field(default=0, ge=0)
+    """The training step when the retriever is opened; the trainer updates it with `progress`."""
+    steps: int = Field(default=1, ge=1)
+    """The number of training steps."""
+
+
+@dataclass
+class NoiseStats:
+    """Counts since the retriever was opened."""
+
+    searches: int = 0
+    noisy: int = 0
+
+
+class Curriculum:
+    """Base of retrievers with a noise schedule."""
+
+    def __init__(self, settings: CurriculumSettings) -> None:
+        self._noise = settings.noise
+        self._at = TrainingProgress(settings.step, settings.steps)
+
+    def progress(self, step: int, steps: int) -> None:
+        """Set the training progress: later searches get the noise of `step` of `steps`."""
+        self._at = TrainingProgress(step, steps)
+
+    def _struck(self, seen: Iterable[str]) -> list[bool]:
+        """Which queries get noise."""
+        return [self._noise.strikes(text, self._at) for text in seen]

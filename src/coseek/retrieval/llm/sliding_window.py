@@ -1,7 +1,7 @@
-"""Windows: a long list ranked by someone who can only look at a few items at a time.
+"""Sliding windows: ranks a long list with a ranker that takes a few items at a time.
 
-The windows go from the back of the list to its front and overlap, so that what is good in one window is looked at again
-in the next (Sun et al. 2023, RankGPT, §3.2). Knows nothing of passages, queries or models: whoever ranks is handed in.
+Overlapping windows move from the back of the list to its front, so that the best items of a window enter the next one
+(Sun et al. 2023, RankGPT, §3.2). The ranker is a function argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,17 +9,13 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-RankWindow: TypeAlias = Callable[[Sequence[T]], Sequence[int]]
-"""The items of a window → their places from 0, best first: a permutation."""
 RankWindows: TypeAlias = Callable[[list[tuple[int, list[T]]]], Sequence[Sequence[int]]]
-"""The same for windows of several lists at once, each with the number of its list."""
+"""The same for windows of several lists at once, each with its list's number."""
 
 
 def spans(count: int, window: int, step: int) -> list[tuple[int, int]]:
-    """Where the windows of a list of `count` items begin and end, from the back; the last one begins at 0.
-
-    Neighbours share `window - step` items, the last two perhaps more. A list of one item or none has no windows.
-    """
+    """The (start, end) of each window over `count` items, from the back; the last one starts at 0. Consecutive windows
+    share `window - step` items; the last two may share more. Fewer than two items have no windows."""
     if not 1 <= step < window:
         raise ValueError(f"a step lies between 1 and the window less one, {window - 1}; got {step}")
     if count < 2:
@@ -30,16 +26,10 @@ def spans(count: int, window: int, step: int) -> list[tuple[int, int]]:
     return [(start, min(start + window, count)) for start in starts]
 
 
-def sliding(order: Sequence[T], rank_window: RankWindow[T], window: int = 20, step: int = 10) -> list[T]:
-    """The list after one pass of windows. If every window is ranked rightly, the best `window - step` items are in
-    front, in order."""
-    return sliding_together([order], lambda windows: [rank_window(items) for _, items in windows], window, step)[0]
-
-
 def sliding_together(
     orders: Sequence[Sequence[T]], rank_windows: RankWindows[T], window: int = 20, step: int = 10
 ) -> list[list[T]]:
-    """`sliding` on several lists in step: all first windows are ranked in one call, then all second ones, …"""
+    """`sliding` on several lists: all first windows are ranked in one call, then all second ones, and so on."""
     lists = [list(order) for order in orders]
     plans = [spans(len(order), window, step) for order in lists]
     for turn in range(max(map(len, plans), default=0)):

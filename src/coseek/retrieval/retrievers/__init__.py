@@ -1,1 +1,2 @@
-"""Retrievers: one file each. A file offers `SETTINGS`, `build` and `load`; its name is the retriever's name."""
+"""Retrievers: one module each, named like the retriever; see `coseek.retrieval.index` and
+`coseek.retrieval.factory`."""

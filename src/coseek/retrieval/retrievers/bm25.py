@@ -1,9 +1,9 @@
-"""BM25: ranks passages by the query words they hold, rare words first.
+"""BM25: ranks passages by the query words they contain, weighted by rarity.
 
 score(q, d) = Σ_w∈q idf(w) · tf / (tf + k1 · (1 − b + b · |d| / mean |d|)),  idf(w) = ln(1 + (N − df + ½) / (df + ½))
 
-(Lucene's variant; a word that stands twice in the query counts twice.) The weights are worked out when an index is
-made, in the arithmetic of the library bm25s and to the same float32; a search only adds them up.
+Lucene's variant; a word repeated in the query counts again. The weights are computed when an index is built,
+bit-identical in float32 to the library bm25s; a search only sums them.
 """
 
 import json
@@ -24,32 +24,32 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.lexical.analyzer import Stem, stemmer, words
-from coseek.retrieval.lexical.postings import Counted, Ints, Postings, count_words
+from coseek.retrieval.lexical.postings import ChunkCounts, Ints, Postings, count_words
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import Scores
 from coseek.retrieval.views import View, render_view
 
 CHUNK_ROWS = 16_384
-"""Passages whose words are held as text and numbers at a time while an index is made."""
+"""Passages processed at a time while an index is built."""
 
 
 class Bm25Settings(Settings):
-    """How BM25 weighs and cuts."""
+    """The weights and the tokenisation of BM25."""
 
     k1: float = Field(default=1.2, ge=0)
-    """How slowly repeated words stop counting; 0 counts a word once."""
+    """Saturation of term frequency; 0 counts a word once."""
     b: float = Field(default=0.75, ge=0, le=1)
-    """How much long passages are held back; 0 not at all."""
+    """Length normalisation; 0 for none."""
     title_weight: int = Field(default=1, ge=0)
-    """How many times a passage's title is read; 0 leaves it out."""
+    """Repetitions of a passage's title; 0 omits it."""
     text_weight: int = Field(default=1, ge=0)
-    """How many times a passage's text is read; 0 leaves it out."""
+    """Repetitions of a passage's text; 0 omits it."""
     stop_words: bool = False
-    """Drop the 33 commonest English words from passages and queries."""
+    """Drop Lucene's 33 English stop words from passages and queries."""
     stem: Stem = "none"
-    """`plural` takes English plural endings off; a language (`english`, `german` …) uses its Snowball stemmer."""
+    """`plural` removes English plural endings; a language (`english`, `german`, …) selects its Snowball stemmer."""
     view: View = "query"
-    """What it sees of a search turn. Labels and separators are left out: they would be looked up as words."""
+    """The view of a search turn. Labels and separators are omitted, since they would be searched as words."""
 
     @model_validator(mode="after")
     def _reads_something(self) -> "Bm25Settings":
@@ -58,11 +58,11 @@ class Bm25Settings(Settings):
         return self
 
     def cut(self, text: str) -> list[str]:
-        """The words of a query or a passage as they are looked up."""
+        """The terms of a query or a passage."""
         return self.kept(words(text))
 
     def kept(self, found: Sequence[str]) -> list[str]:
-        """Words that count, without their endings."""
+        """Stem words and drop stop words."""
         stem = stemmer(self.stem)
         return [stem(word) for word in found if not (self.stop_words and word in _STOP_WORDS)]
 
@@ -75,7 +75,7 @@ _STOP_WORDS = frozenset(
 
 
 class Bm25:
-    """The BM25 retriever. Passages that share no word with the query are never returned."""
+    """The BM25 retriever. Passages without any query word are never returned."""
 
     name = "bm25"
 
@@ -87,7 +87,7 @@ class Bm25:
 
     @classmethod
     def over(cls, corpus: Corpus, settings: Bm25Settings | None = None) -> "Bm25":
-        """Index a corpus in memory: the quick way for generated worlds and tests."""
+        """Index a corpus in memory."""
         settings = settings or Bm25Settings()
         return cls(corpus, settings, *weigh(corpus, settings))
 
@@ -99,12 +99,12 @@ class Bm25:
         return render_view(self.settings.view, query, bare=True)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """Up to `k` passages a query; none for a query without a known word."""
+        """Up to `k` passages per query; none if no query word is in the vocabulary."""
         queries = as_queries(queries, k)
         return [self._search(self.seen(query), k) for query in queries]
 
     def scores(self, query: str) -> Scores:
-        """The score of every passage, in corpus order; 0 without a common word."""
+        """The score of every passage, in corpus order; 0 without a shared word."""
         return self._postings.scores(self._known(query))
 
     def _search(self, query: str, k: int) -> list[Hit]:
@@ -112,12 +112,12 @@ class Bm25:
         return [Hit(self.corpus[row], score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)]
 
     def _known(self, query: str) -> list[int]:
-        """The query's words that some passage holds, in order, as numbers."""
+        """The numbers of the query's words that are in the vocabulary, in order."""
         return [self._vocabulary[word] for word in self.settings.cut(query) if word in self._vocabulary]
 
 
 def weigh(corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> tuple[Postings, dict[str, int]]:
-    """The weights of all words of a corpus, and the words' numbers."""
+    """The postings of a corpus, and the vocabulary (word → number)."""
     numbers = _Numbers(settings)
     chunks = [_counted(chunk, settings, numbers) for chunk in _chunks(corpus, chunk_rows)]
     vocabulary = numbers.vocabulary
@@ -130,7 +130,7 @@ def weigh(corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) 
     weights_P = np.empty(starts_V1[-1], dtype=np.float32)
     rows_P = np.empty(starts_V1[-1], dtype=np.int32)
     next_V, row = starts_V1[:-1].copy(), 0
-    while chunks:  # each is let go once it is in place
+    while chunks:  # each is freed after use
         chunk = chunks.pop(0)
         # The chunk's pairs of word w go to next_V[w], next_V[w] + 1, …
         before_U = np.cumsum(chunk.passages_U) - chunk.passages_U
@@ -145,7 +145,7 @@ def weigh(corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) 
 
 
 class _Numbers(dict[str, int]):
-    """Word as it is written → its number; −1 for one that does not count. Each word is stemmed once."""
+    """Maps a word to the number of its stem, −1 for a stop word. Each word is stemmed once."""
 
     def __init__(self, settings: Bm25Settings) -> None:
         super().__init__()
@@ -160,13 +160,13 @@ class _Numbers(dict[str, int]):
 
 
 def _chunks(corpus: Corpus, rows: int) -> Iterator[list[Passage]]:
-    """The passages in order: a corpus on disk is read once, from front to end."""
+    """The passages in order; a corpus on disk is read once."""
     passages = iter(corpus)
     while chunk := list(islice(passages, rows)):
         yield chunk
 
 
-def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numbers) -> Counted:
+def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numbers) -> ChunkCounts:
     found, lengths = array("i"), array("q")
     for passage in passages:
         before = len(found)
@@ -178,20 +178,20 @@ def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numb
 
 
 def _idf(passages_V: Ints, passages: int) -> Scores:
-    """Few words differ in how many passages hold them, so the logarithm of Python, to its last bit, is affordable."""
+    """The idf of each word. Few distinct document frequencies exist, so Python's exact logarithm is affordable."""
     different, which_V = np.unique(passages_V, return_inverse=True)
     logs = [math.log(1 + (passages - df + 0.5) / (df + 0.5)) for df in different.tolist()]
     return np.array(logs, dtype=np.float32)[which_V]
 
 
 def _norms(lengths_N: Ints, settings: Bm25Settings) -> NDArray[np.float64]:
-    """What stands beside tf in the denominator."""
+    """The summand beside tf in the denominator, per passage."""
     mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
     return settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
 
 
 def _maxima(weights_P: Scores, starts_V1: Ints) -> Scores:
-    """The greatest weight of each word; every word stands somewhere."""
+    """The maximum weight of each word; every word has postings."""
     return np.maximum.reduceat(weights_P, starts_V1[:-1]) if len(weights_P) else weights_P
 
 
@@ -211,11 +211,11 @@ def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
     vocabulary = cast(list[str], read_json(folder / "vocabulary.json"))
-    # asarray: a plain view of the mapped file; slices of np.memmap itself cost microseconds each.
+    # A plain array view of the mapped file: slices of np.memmap cost microseconds each.
     weights_P, rows_P, starts_V1 = (
         np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("weights", "rows", "starts")
     )
-    kept = folder / "maxima.npy"  # an index made by coseek 0.1 has none
+    kept = folder / "maxima.npy"  # absent from indexes of coseek 0.1
     maxima_V = np.load(kept) if kept.is_file() else _maxima(weights_P, starts_V1)
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
     return Bm25(corpus, settings, postings, {word: number for number, word in enumerate(vocabulary)})

@@ -1,16 +1,12 @@
-"""Cached: a persistent memory in front of any retriever. What was found once is not searched again, in any later run.
+"""Cached: a persistent cache in front of any retriever, shared by all later runs.
 
-    retriever: cached
-    over: indexes/dense               # an index, a URL, a YAML file, or the lines of one
-    path: searches.sqlite             # made when it is not there; as seen from this file
+The key of a list is the other retriever's `identity` (corpus, settings, weights, view), the text that it sees of the
+query, and `k`; a changed retriever has other keys. Lists of another `k` are not used, since no retriever guarantees
+that a shorter list is a prefix. Failed searches are not stored.
 
-A list is kept under the engine's `identity` (corpus, settings, weights, view), what the engine sees of the query, and
-`k`: an engine that changes finds nothing of its old self. A longer list does not answer for a shorter one, since no
-retriever promises that one begins with the other. Searches that failed are not kept.
-
-One SQLite file serves many threads and processes, and survives a process that is killed at any moment. While another
-process holds it for too long, searches go straight to the engine (counted in `stats.bypassed`); a file that is broken,
-or on a disk that is full, is a sentence, for the user would otherwise pay again and again for searches he thinks kept.
+One SQLite file serves many threads and processes, and survives kills. While another process locks it for too long,
+searches bypass it (counted in `stats.bypassed`). A broken file or a full disk is a `UserError`, since the user would
+otherwise pay for searches again without notice.
 """
 
 import json
@@ -25,64 +21,56 @@ from pydantic import Field
 from coseek.core.cache import TextCache
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
-from coseek.data.passage import Corpus, Hit
+from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import LayeredRetriever, Retriever
 
 
 class CachedSettings(Settings):
-    """What is remembered, and where."""
+    """The cached retriever, and the cache file."""
 
     over: str | dict[str, object]
-    """The retriever whose lists are kept: an index, a URL, a YAML file, or the lines of one."""
+    """The retriever to cache: an index, a URL, a YAML file, or settings."""
     path: str
-    """The SQLite file; made when it is not there."""
+    """The SQLite file, created if missing."""
     max_lists: int = Field(default=1_000_000, ge=2)
-    """Lists kept; those not asked for the longest are dropped. A list of five passages takes about 5 KB."""
+    """Lists stored; the least recently used are dropped. A list of five passages takes about 5 KB."""
     patience_s: float = Field(default=10.0, ge=0)
-    """How long to wait for another process that writes."""
+    """Seconds to wait for another process that writes."""
 
 
 @dataclass(slots=True)
 class CacheStats:
-    """Queries by how they were answered."""
+    """Counts of queries by how they were answered."""
 
     hits: int = 0
-    """From memory, or with an equal one of the same batch."""
+    """From the cache, or with an equal query of the same batch."""
     misses: int = 0
-    """By the engine."""
     bypassed: int = 0
-    """Of the misses, those where the file was held by another process: it was not read, or the list was not kept."""
+    """Misses while another process locked the file: it was not read, or the list was not stored."""
 
 
-class Cached:
-    """Asks the engine only what is not remembered; the hits are the engine's."""
+class CachedRetriever(LayeredRetriever):
+    """Searches the other retriever for the lists that are not cached."""
 
     name = "cached"
 
-    def __init__(self, engine: Retriever, path: Path, max_lists: int = 1_000_000, patience_s: float = 10.0) -> None:
-        self.engine = engine
+    def __init__(self, over: Retriever, path: Path, max_lists: int = 1_000_000, patience_s: float = 10.0) -> None:
+        super().__init__(over)
         self.stats = CacheStats()
         self._store = TextCache(path, max_lists, patience_s)
         self._counting = threading.Lock()
 
-    @property
-    def corpus(self) -> Corpus | None:
-        return self.engine.corpus
-
     @cached_property
     def identity(self) -> str:
-        """The engine's: remembering changes no hit. Asked for once, since it may mean reading files or a network."""
-        return self.engine.identity
-
-    def seen(self, query: QueryLike) -> str:
-        return self.engine.seen(query)
+        """The other retriever's identity. Read once, since it may need files or a network."""
+        return self.over.identity
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """The engine's lists. What is missing goes to it in one batch, equal queries once."""
+        """The other retriever's lists. Missing ones are searched in one batch, equal queries once."""
         queries = as_queries(queries, k)
-        # JSON first: text from outside may hold half a surrogate pair, which has no bytes.
+        # JSON first: external text may hold lone surrogates, which cannot be encoded.
         keys = [digest_of(self.identity, json.dumps(self.seen(query)), str(k)) for query in queries]
         known = self._store.read(list(dict.fromkeys(keys)))
         found = {key: _hits(text) for key, text in (known or {}).items()}
@@ -92,7 +80,7 @@ class Cached:
                 missing.setdefault(key, query)
         kept = True
         if missing:
-            fresh = dict(zip(missing, self.engine.search(list(missing.values()), k), strict=True))
+            fresh = dict(zip(missing, self.over.search(list(missing.values()), k), strict=True))
             kept = self._store.write({key: _text(hits) for key, hits in fresh.items()})
             found = {**found, **fresh}
         with self._counting:
@@ -102,7 +90,7 @@ class Cached:
         return [list(found[key]) for key in keys]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._store.close()
 
 
@@ -117,7 +105,7 @@ def _hits(text: str) -> list[Hit]:
 SETTINGS = CachedSettings
 
 
-def open(settings: CachedSettings, opening: OpenContext) -> Cached:
-    """Open the engine and the file in front of it."""
+def open(settings: CachedSettings, opening: OpenContext) -> CachedRetriever:
+    """Open the other retriever and the cache file."""
     path = opening.path(settings.path)
-    return Cached(opening.open(settings.over), path, settings.max_lists, settings.patience_s)
+    return CachedRetriever(opening.open(settings.over), path, settings.max_lists, settings.patience_s)

@@ -1,4 +1,4 @@
-"""Dense: ranks passages by the inner product of vectors, exactly (the result is that of looking at every passage)."""
+"""Dense: ranks passages by the inner product of vectors. The search is exact."""
 
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from pydantic import Field
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.resumable_build import Report
-from coseek.retrieval.vectors.corpus_encoding import PassageEncoder, begin, encode_corpus, open_encoder
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus, encode_passages, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -22,46 +22,47 @@ from coseek.retrieval.vectors.embedding_retriever import (
 )
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, usable_device
 from coseek.retrieval.vectors.encoder_card import EncoderCard
-from coseek.retrieval.vectors.exact import ExactSearch, ExactSettings, Searcher
+from coseek.retrieval.vectors.exact import BLOCK_ROWS, ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
-from coseek.retrieval.vectors.search_method import fastest_way
+from coseek.retrieval.vectors.search_method import fastest_method
+from coseek.retrieval.vectors.shortlist import ScanSearch
 from coseek.retrieval.vectors.store import VectorStore
 
 VECTORS, CODES = "vectors", "int8"
 
 
 class DenseSettings(EmbeddingSettings):
-    """The encoder, and how its vectors are compared."""
+    """The encoder, and the search over its vectors."""
 
     search: Literal["auto", "exact", "int8"] = "auto"
-    """How the best are found; all find the same. `exact` looks at every vector. `int8` goes through a copy of a quarter
-    of the size first. `auto` is the faster one on this machine: it keeps a copy where one wins clearly (`coseek doctor`
-    says whether; from 32,768 passages on, on a processor), and searches with it where it is there and still wins."""
-    block_rows: int = Field(default=65_536, ge=1)
-    """Passages compared in one product by exact search."""
+    """The search method; all methods return the same hits. `exact` scans all vectors. `int8` scans a copy of a quarter
+    of the size first. `auto` selects the faster method on this machine: from 32,768 passages on a CPU it stores a copy
+    where int8 is clearly faster (`coseek doctor` shows this), and uses a stored copy where int8 is still faster."""
+    block_rows: int = Field(default=BLOCK_ROWS, ge=1)
+    """Passages per matrix product of exact search."""
 
 
 class StoreSearch:
-    """Compares with every vector of a store. Nothing is loaded before the first search."""
+    """Exact search over a store. The search structure is opened at the first search."""
 
     def __init__(self, store: VectorStore, settings: DenseSettings, codes: Path | None = None) -> None:
         self._store, self._settings = store, settings
         self._codes = codes
-        """The int8 copy, where there is one."""
+        """The folder of the int8 copy, if there is one."""
 
     @cached_property
-    def way(self) -> str:
+    def method(self) -> str:
         """`int8` or `exact`."""
         if self._settings.search != "auto":
             return self._settings.search
-        return fastest_way(self._store, self._settings.device).taken if self._codes is not None else "exact"
+        return fastest_method(self._store, self._settings.device).taken if self._codes is not None else "exact"
 
     @cached_property
-    def _searcher(self) -> Searcher:
-        if self.way == "int8" and self._codes is not None:
+    def _searcher(self) -> ScanSearch:
+        if self.method == "int8" and self._codes is not None:
             return Int8Search(self._store, self._codes)
         device = usable_device(self._settings.device)
-        return ExactSearch(self._store, ExactSettings(device=device, block_rows=self._settings.block_rows))
+        return ExactSearch(self._store, device, self._settings.block_rows)
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
         return self._searcher.search(queries_QD, k)
@@ -77,9 +78,9 @@ class Dense(EmbeddingRetriever):
         self._store = store
 
     @property
-    def way(self) -> str:
-        """How the vectors are compared: `exact` or `int8`."""
-        return self._store.way
+    def method(self) -> str:
+        """The search method: `exact` or `int8`."""
+        return self._store.method
 
     @classmethod
     def over(cls, corpus: Corpus, settings: DenseSettings | None = None) -> "Dense":
@@ -89,7 +90,7 @@ class Dense(EmbeddingRetriever):
         card = EncoderCard.of(folder)
         encoder = Encoder.open(folder, settings.device, settings.encoder_dtype)
         texts = [passage_text(passage) for passage in corpus]
-        vectors_ND = PassageEncoder(encoder, settings, card.normalise).encode(texts)
+        vectors_ND = encode_passages(encoder, settings, texts, normalise=card.normalise)
         store = VectorStore.of(vectors_ND.astype(np.float16) if settings.dtype == "float16" else vectors_ND)
         return cls(corpus, settings, QueryEncoder(settings, folder, card), StoreSearch(store, settings))
 
@@ -98,24 +99,23 @@ SETTINGS = DenseSettings
 SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"search", "block_rows"}
 
 
-def settle(settings: DenseSettings) -> DenseSettings:
-    """Fill in what the encoder's card says."""
-    return settled(settings)
+settle = settled
+"""Fills in the values of the encoder's card."""
 
 
 def resume(corpus: Corpus, settings: DenseSettings, folder: Path, report: Report) -> None:
-    """Encode the corpus; write the int8 copy where one is wanted."""
+    """Encode the corpus; write the int8 copy if the method needs one."""
     begin(settings, folder)
     store = encode_corpus(corpus, settings, folder / VECTORS, report)
-    way = fastest_way(store, settings.device).taken if settings.search == "auto" else settings.search
-    if way == "int8" and not (folder / CODES).exists():
+    method = fastest_method(store, settings.device).taken if settings.search == "auto" else settings.search
+    if method == "int8" and not (folder / CODES).exists():
         quantise(store, folder / CODES)
 
 
 def load(folder: Path, corpus: Corpus, settings: DenseSettings) -> Dense:
-    """Open an index; the vectors stay on disk. An encoder that has changed since is refused."""
+    """Open an index; the vectors stay on disk. A changed encoder is an `IndexMismatch`."""
     queries = open_encoder(folder, settings)
     codes = folder / CODES if (folder / CODES).exists() else None
     if settings.search == "int8" and codes is None:
-        raise SettingError(f"{folder} was made without an int8 copy; search it with search=auto, or make it anew")
+        raise SettingError(f"{folder} was made without an int8 copy; search it with search=auto, or rebuild it")
     return Dense(corpus, settings, queries, StoreSearch(VectorStore.open(folder / VECTORS), settings, codes))

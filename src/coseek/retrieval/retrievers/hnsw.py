@@ -1,6 +1,6 @@
-"""HNSW: dense retrieval through a graph of neighbours. Quick, approximate, and all in memory or mapped from disk.
+"""HNSW: approximate dense retrieval through a graph of neighbours, in memory or mapped from disk.
 
-Malkov and Yashunin (TPAMI 2020), by faiss. The graph is the same for the same vectors, whatever the number of threads.
+Malkov and Yashunin (TPAMI 2020), by faiss. The graph does not depend on the number of threads.
 """
 
 from pathlib import Path
@@ -19,8 +19,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
     Rows,
     settled,
 )
-from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import Vectors
 from coseek.retrieval.vectors.faiss_index import Lift, add_all, build_file, open_file, search_file
 from coseek.retrieval.vectors.store import VectorStore
 
@@ -31,18 +30,20 @@ GRAPH = "graph.faiss"
 
 
 class HnswSettings(EmbeddingSettings):
-    """The encoder, and how densely the graph is woven and searched."""
+    """The encoder, and the density of the graph."""
 
     m: int = Field(default=64, ge=2, le=512)
-    """Neighbours of a vector (twice as many on the ground floor): 8 · m bytes a passage on top of the vector."""
+    """Neighbours per vector (twice as many on the lowest layer): 8 · m bytes per passage besides the vector."""
     ef_construction: int = Field(default=200, ge=1)
-    """Candidates looked at when a vector is linked: more makes a better graph, more slowly."""
+    """Candidates considered when a vector is linked. More gives a better graph and a slower build."""
     ef_search: int = Field(default=128, ge=1)
-    """Candidates kept while searching (never fewer than `k`): more finds more, more slowly."""
+    """Candidates kept during a search (at least `k`). More gives higher recall and slower searches."""
 
 
-def weave(store: VectorStore, settings: HnswSettings, normalised: bool, report: Report = silent) -> "faiss.IndexHNSW":
-    """The graph over a store's vectors, which are all of length 1 where `normalised`."""
+def build_graph(
+    store: VectorStore, settings: HnswSettings, normalised: bool, report: Report = silent
+) -> "faiss.IndexHNSW":
+    """The graph over a store's vectors, which all have length 1 if `normalised`."""
     import faiss
 
     lift = Lift(store, normalised)
@@ -55,12 +56,10 @@ def weave(store: VectorStore, settings: HnswSettings, normalised: bool, report: 
 
 
 class HnswSearch:
-    """Walks through a graph."""
+    """Searches a graph."""
 
     def __init__(self, path: Path, ef_search: int) -> None:
-        import faiss
-
-        self._graph = cast("faiss.IndexHNSW", open_file(path, faiss.IO_FLAG_MMAP_IFC))
+        self._graph = cast("faiss.IndexHNSW", open_file(path))
         self._graph.hnsw.efSearch = ef_search
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
@@ -78,23 +77,17 @@ SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"ef_search"}
 
 
 def settle(settings: HnswSettings) -> HnswSettings:
-    """Fill in what the encoder's card says."""
+    """Fill in the values of the encoder's card."""
     require_library("faiss", "the hnsw retriever", "faiss")
     return settled(settings)
 
 
 def resume(corpus: Corpus, settings: HnswSettings, folder: Path, report: Report) -> None:
-    """Encode the corpus and weave the graph, which holds the vectors."""
-    normalised = EncoderCard.of(encoder_folder(settings.encoder)).normalise
-
-    def make(store: VectorStore) -> "faiss.Index":
-        return weave(store, settings, normalised, report)
-
-    build_file(corpus, settings, folder / GRAPH, make, report, keep_vectors=False)
+    """Encode the corpus and build the graph, which contains the vectors."""
+    build_file(corpus, settings, folder / GRAPH, build_graph, report, keep_vectors=False)
 
 
 def load(folder: Path, corpus: Corpus, settings: HnswSettings) -> Hnsw:
-    """Open an index; graph and vectors are mapped into memory."""
+    """Open an index; graph and vectors are memory-mapped."""
     require_library("faiss", "the hnsw retriever", "faiss")
-    queries = open_encoder(folder, settings)
-    return Hnsw(corpus, settings, queries, HnswSearch(folder / GRAPH, settings.ef_search))
+    return Hnsw(corpus, settings, open_encoder(folder, settings), HnswSearch(folder / GRAPH, settings.ef_search))

@@ -1,14 +1,12 @@
-"""Hybrid: one ranking out of those of several retrievers, by reciprocal ranks or by weighted scores.
+"""Hybrid: fuses the rankings of several retrievers, by reciprocal ranks or by weighted scores.
 
-    retriever: hybrid
-    parts: [indexes/bm25, indexes/dense]
-
-What one part finds and another does not costs it that part's share. A part that fails fails the search: half a hybrid
-would quietly be another retriever.
+A passage found by one part only keeps that part's share. A failed part fails the search, since a partial fusion would
+be a different retriever.
 """
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -25,24 +23,24 @@ from coseek.retrieval.retriever import Retriever
 
 
 class HybridSettings(Settings):
-    """Which rankings are fused, and how."""
+    """The retrievers, and the fusion method."""
 
     parts: list[str | dict[str, object]] = Field(min_length=2)
     """The retrievers: index folders, URLs, YAML files, or settings."""
     method: Literal["rrf", "weighted"] = "rrf"
-    """`rrf` adds up reciprocal ranks and needs no comparable scores; `weighted` adds up scaled scores."""
+    """`rrf` sums reciprocal ranks and needs no comparable scores; `weighted` sums scaled scores."""
     weights: list[float] | None = None
-    """One number ≥ 0 a part; all parts count alike when not given."""
+    """One weight ≥ 0 per part; equal weights if not given."""
     smoothing: float = Field(default=SMOOTHING, ge=0)
-    """`rrf`: how little the first ranks stand out from the next."""
+    """`rrf`: the constant k; larger values flatten the ranks."""
     scale: Scale = "min-max"
-    """`weighted`: how the scores of a part are made comparable with those of another, query by query."""
+    """`weighted`: normalisation of a part's scores, per query."""
     depth: int = Field(default=100, ge=1)
-    """Candidates taken from every part, or `k` where that is more."""
+    """Candidates per part, or `k` if that is more."""
 
 
 class Hybrid:
-    """Fuses the rankings of its parts. Equal scores keep the order of the parts, then that within a part."""
+    """Fuses the rankings of its parts. Ties keep the order of the parts, then the order within a part."""
 
     name = "hybrid"
 
@@ -58,7 +56,7 @@ class Hybrid:
         return digest_of(self.name, settings, *(part.identity for part in self.parts))
 
     def seen(self, query: QueryLike) -> str:
-        """What every part sees, as a JSON list: two queries that differ for one part differ here."""
+        """What every part sees, as a JSON list."""
         return json.dumps([part.seen(query) for part in self.parts], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
@@ -70,20 +68,19 @@ class Hybrid:
         return [self._fuse(rankings, k) for rankings in zip(*found, strict=True)]
 
     def _ask(self, number: int, part: Retriever, queries: Sequence[QueryLike], depth: int) -> list[list[Hit]]:
+        name = f"part {number} of the hybrid ({part.name})"
         try:
             found = part.search(queries, depth)
         except RetrieverError as error:
-            raise RetrieverError(f"part {number} of the hybrid ({part.name}) failed: {error}") from error
+            raise RetrieverError(f"{name} failed: {error}") from error
         if len(found) != len(queries):
-            raise RetrieverError(
-                f"part {number} of the hybrid ({part.name}) gave {len(found)} rankings for {len(queries)} queries"
-            )
+            raise RetrieverError(f"{name} gave {len(found)} rankings for {len(queries)} queries")
         if not all(math.isfinite(hit.score) for hits in found for hit in hits):
-            raise RetrieverError(f"part {number} of the hybrid ({part.name}) gave a score that is not a number")
+            raise RetrieverError(f"{name} gave a score that is not a number")
         return found
 
     def _fuse(self, rankings: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
-        """One query's rankings, one a part."""
+        """Fuse one query's rankings, one per part."""
         passages: dict[str, Passage] = {}
         scores: list[dict[str, float]] = []
         for hits in rankings:
@@ -94,17 +91,19 @@ class Hybrid:
                 ranking.setdefault(key, hit.score)
             scores.append(ranking)
         if self.settings.method == "rrf":
-            fused = reciprocal_rank_fusion(
-                [list(ranking) for ranking in scores], self.settings.smoothing, self._weights
-            )
+            fused = reciprocal_rank_fusion(map(list, scores), self.settings.smoothing, self._weights)
         else:
             fused = weighted_fusion(scores, self._weights, self.settings.scale)
         hits = [Hit(passages[key], score) for key, score in fused.items()]
-        _refuse_one_id_for_two(hits)
+        ident, count = Counter(hit.passage.id for hit in hits).most_common(1)[0] if hits else ("", 1)
+        if count > 1:
+            raise RetrieverError(
+                f"the parts of the hybrid use the id {ident!r} for different passages: they do not search one corpus"
+            )
         return hits[:k]
 
     def _key(self, passage: Passage) -> str:
-        """What makes two hits the same passage: the id within one corpus, else what is written in it."""
+        """The key of a passage: its id within one corpus, else a digest of its content."""
         if self.corpus is not None:
             return passage.id
         return digest_of(*(" ".join(text.split()) for text in (passage.title, passage.text)))
@@ -120,31 +119,20 @@ def _weights(given: Sequence[float] | None, parts: int) -> tuple[float, ...]:
 
 
 def _shared_corpus(parts: Sequence[Retriever]) -> Corpus | None:
-    """The corpus of all parts; `None` when one of them searches something that is not at hand."""
+    """The corpus of all parts; `None` if one of them has no local corpus."""
     known = [part.corpus for part in parts if part.corpus is not None]
     for corpus in known[1:]:
         if corpus.digest != known[0].digest:
             raise IndexMismatch(
                 f"the parts of a hybrid search different corpora (digests {known[0].digest[:12]} and "
-                f"{corpus.digest[:12]}), so their ids do not mean the same; make the indexes from one corpus"
+                f"{corpus.digest[:12]}), so their ids do not correspond; make the indexes from one corpus"
             )
     return known[0] if len(known) == len(parts) else None
-
-
-def _refuse_one_id_for_two(hits: Sequence[Hit]) -> None:
-    seen: set[str] = set()
-    for hit in hits:
-        if hit.passage.id in seen:
-            raise RetrieverError(
-                f"the parts of the hybrid use the id {hit.passage.id!r} for different passages; they do not search the "
-                "same corpus"
-            )
-        seen.add(hit.passage.id)
 
 
 SETTINGS = HybridSettings
 
 
 def open(settings: HybridSettings, opening: OpenContext) -> Hybrid:
-    """Open the parts and put them together."""
+    """Open the parts."""
     return Hybrid([opening.open(part) for part in settings.parts], settings)

@@ -1,7 +1,8 @@
-"""IVF-PQ: dense retrieval for corpora whose vectors do not fit: cells, and a few bytes a passage inside them.
+"""IVF-PQ: approximate dense retrieval with compressed vectors, for corpora whose vectors exceed memory.
 
-Jégou, Douze and Schmid (TPAMI 2011), by faiss. A search looks into the `nprobe` nearest cells and takes the best by
-their codes; with `refine`, so many times k of them are compared again by their real vectors, read from disk.
+Jégou, Douze and Schmid (TPAMI 2011), by faiss. Vectors are partitioned into cells and stored as codes of a few bytes. A
+search scans the `nprobe` nearest cells; with `refine`, the best `refine` · k are rescored with the exact vectors on
+disk.
 """
 
 from pathlib import Path
@@ -23,8 +24,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
     in_order,
     settled,
 )
-from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.encoder import Vectors
 from coseek.retrieval.vectors.faiss_index import VECTORS, Lift, add_all, build_file, open_file, search_file
 from coseek.retrieval.vectors.shortlist import scores_of
 from coseek.retrieval.vectors.store import VectorStore
@@ -34,40 +34,40 @@ if TYPE_CHECKING:
 
 CELLS = "cells.faiss"
 _LEAST_A_CELL = 39
-"""Passages that the centre of a cell should be learned from, at least (faiss warns below it)."""
+"""The minimum number of training vectors per cell (faiss warns below it)."""
 
 
 class IvfPqSettings(EmbeddingSettings):
-    """The encoder, how the space is parted, and how short the codes are."""
+    """The encoder, the number of cells, and the length of the codes."""
 
     nlist: int | None = Field(default=None, ge=1)
-    """Cells; `None` for 4 · √N, but so that each has 39 passages on average."""
+    """The number of cells; `None` for 4 · √N, limited to an average of 39 passages per cell."""
     m: int | None = Field(default=None, ge=1)
-    """Pieces that a vector is cut into, of `nbits` bits each; `None` for one piece for every 8 dimensions."""
+    """Subvectors per vector, of `nbits` bits each; `None` for one per 8 dimensions."""
     nbits: int = Field(default=8, ge=4, le=12)
-    """Bits a piece: 2^nbits passages at least are needed to learn from."""
+    """Bits per subvector. Training needs at least 2^nbits passages."""
     train_a_cell: int = Field(default=64, ge=_LEAST_A_CELL)
-    """Passages drawn to learn from, for each cell."""
+    """Training passages per cell."""
     seed: int = 0
-    """Which passages are drawn, and where learning starts."""
+    """Seed of the training sample and of k-means."""
     nprobe: int = Field(default=32, ge=1)
-    """Cells looked into: more finds more, more slowly."""
+    """Cells scanned per query. More gives higher recall and slower searches."""
     refine: int = Field(default=8, ge=0)
-    """The best `refine` · k by their codes are compared again by their vectors, which makes their scores inner products
-    again; 0 goes by the codes alone (and their scale), and an index made so does not keep the vectors."""
+    """The best `refine` · k by code are rescored with their vectors, so that scores are inner products. 0 returns the
+    codes' scores, on their own scale, and an index built with 0 does not keep the vectors."""
 
 
 def fill_cells(
     store: VectorStore, settings: IvfPqSettings, normalised: bool, report: Report = silent
 ) -> "faiss.IndexIVFPQ":
-    """The codes of a store's vectors in their cells. The vectors are all of length 1 where `normalised`."""
+    """Train cells and codes on a sample and add all vectors, which have length 1 if `normalised`."""
     import faiss
 
     pieces = settings.m or max(1, store.dim // 8)
     cells = cells_for(len(store), settings)
-    lift = Lift(store, normalised, multiple=pieces, unit=True)  # faiss gives the centres of cells length 1, too
+    lift = Lift(store, normalised, multiple=pieces, unit=True)  # faiss normalises the cells' centres
     metric = faiss.METRIC_INNER_PRODUCT
-    # `np`: no polysemous codes, which serve another kind of search and take long to learn
+    # `np` turns off polysemous codes, which this search does not use and which are slow to train.
     made = faiss.index_factory(lift.dim, f"IVF{cells},PQ{pieces}x{settings.nbits}np", metric)
     index = cast("faiss.IndexIVFPQ", made)
     wanted = max(cells * settings.train_a_cell, 64 * 2**settings.nbits)
@@ -75,36 +75,34 @@ def fill_cells(
     rows_M = np.sort(rng.permutation(len(store))[:wanted])
     for learner in (index.cp, index.pq.cp):
         learner.seed = settings.seed
-        # The sample is drawn above; faiss is neither to draw again nor to complain about a small corpus.
+        # The sample is drawn above: faiss must not subsample it or warn about a small corpus.
         learner.min_points_per_centroid, learner.max_points_per_centroid = 1, len(rows_M)
-    report("vectors learned from", 0, len(rows_M))
+    report("training vectors", 0, len(rows_M))
     index.train(lift.rows(rows_M))
-    report("vectors learned from", len(rows_M), len(rows_M))
-    add_all(index, store, lift, report, "passages put into cells")
+    report("training vectors", len(rows_M), len(rows_M))
+    add_all(index, store, lift, report, "passages assigned to cells")
     return index
 
 
 def cells_for(passages: int, settings: IvfPqSettings) -> int:
-    """How many cells; a corpus that is too small is refused."""
+    """The number of cells. A corpus that is too small is a `SettingError`."""
     codes = 2**settings.nbits
     if passages < codes:
         raise SettingError(
-            f"ivf-pq learns {codes} codes (nbits={settings.nbits}) from as many passages at least, and the corpus has "
-            f"{passages}; take the retriever dense, or fewer bits"
+            f"ivf-pq trains {codes} codes (nbits={settings.nbits}) on at least as many passages, and the corpus has "
+            f"{passages}; use the retriever dense, or fewer bits"
         )
     cells = settings.nlist or max(1, min(round(4 * passages**0.5), passages // _LEAST_A_CELL))
     if cells > passages:
-        raise SettingError(f"nlist={cells} cells for {passages} passages; take fewer")
+        raise SettingError(f"nlist={cells} cells for {passages} passages; use fewer")
     return cells
 
 
 class IvfPqSearch:
-    """Looks into some cells."""
+    """Searches the nearest cells."""
 
     def __init__(self, path: Path, settings: IvfPqSettings, store: VectorStore | None) -> None:
-        import faiss
-
-        self._index = cast("faiss.IndexIVFPQ", open_file(path, faiss.IO_FLAG_MMAP_IFC))
+        self._index = cast("faiss.IndexIVFPQ", open_file(path))
         self._index.nprobe = settings.nprobe
         self._refine = settings.refine
         self._store = store
@@ -134,30 +132,22 @@ SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"nprobe", "refine"}
 
 
 def settle(settings: IvfPqSettings) -> IvfPqSettings:
-    """Fill in what the encoder's card says."""
+    """Fill in the values of the encoder's card."""
     require_library("faiss", "the ivf-pq retriever", "faiss")
     return settled(settings)
 
 
 def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report) -> None:
-    """Encode the corpus, learn cells and codes from a sample, and put every passage into its cell."""
-    cells_for(len(corpus), settings)  # refused before anything is encoded
-    normalised = EncoderCard.of(encoder_folder(settings.encoder)).normalise
-
-    def make(store: VectorStore) -> "faiss.Index":
-        return fill_cells(store, settings, normalised, report)
-
-    build_file(corpus, settings, folder / CELLS, make, report, keep_vectors=settings.refine > 0)
+    """Encode the corpus, train cells and codes on a sample, and assign every passage to its cell."""
+    cells_for(len(corpus), settings)  # raises before anything is encoded
+    build_file(corpus, settings, folder / CELLS, fill_cells, report, keep_vectors=settings.refine > 0)
 
 
 def load(folder: Path, corpus: Corpus, settings: IvfPqSettings) -> IvfPq:
-    """Open an index; codes and vectors are mapped into memory."""
+    """Open an index; codes and vectors are memory-mapped."""
     require_library("faiss", "the ivf-pq retriever", "faiss")
-    queries = open_encoder(folder, settings)
     vectors = folder / VECTORS
     if settings.refine and not vectors.exists():
-        raise SettingError(
-            f"refine={settings.refine}: {folder} was made with refine=0 and keeps no vectors; make it anew"
-        )
-    store = VectorStore.open(vectors) if settings.refine else None
-    return IvfPq(corpus, settings, queries, IvfPqSearch(folder / CELLS, settings, store))
+        raise SettingError(f"refine={settings.refine}: {folder} was made with refine=0, without vectors; rebuild it")
+    search = IvfPqSearch(folder / CELLS, settings, VectorStore.open(vectors) if settings.refine else None)
+    return IvfPq(corpus, settings, open_encoder(folder, settings), search)

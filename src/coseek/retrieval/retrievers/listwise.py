@@ -1,11 +1,7 @@
-"""Listwise: the candidates of any retriever, put in order by a language model that sees many of them at once.
+"""Listwise: reorders the candidates of any retriever with a language model that ranks many passages at once.
 
-    retriever: listwise
-    over: indexes/bm25
-    model: models/ranker
-
-The manner of RankGPT (Sun et al., EMNLP 2023): windows slide from the back of the candidates to their front, and in
-each the model writes an order such as `[2] > [1] > [3]`. An answer that cannot be read keeps the order and is counted.
+RankGPT (Sun et al., EMNLP 2023): windows slide from the end of the candidates to their front, and the model writes an
+order such as `[2] > [1] > [3]` for each. An unreadable answer keeps the order and is counted.
 """
 
 import json
@@ -18,56 +14,53 @@ from coseek.core.errors import ModelError, RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import count_words, load_prompt
 from coseek.core.settings import Settings
-from coseek.data.passage import Corpus, Hit, Passage
+from coseek.data.passage import Hit, Passage
 from coseek.models.text_model import TextModel
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, ParsedRanking, parse_ranking, show
 from coseek.retrieval.llm.sliding_window import sliding_together
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.ranking import rank_hits
+from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.views import View, render_view
 
 
 class ListwiseSettings(Settings):
-    """Whose candidates, and how they are shown to the model."""
+    """The retriever of the candidates, and the prompts of the model."""
 
     over: str | dict[str, object]
-    """The retriever whose candidates are reranked: an index folder, a URL, a YAML file, or settings."""
+    """The retriever of the candidates: an index folder, a URL, a YAML file, or settings."""
     model: str
     """The language model that ranks."""
     depth: int = Field(default=100, ge=1)
-    """Candidates that are reranked a query, or `k` where that is more."""
+    """Candidates per query, or `k` if that is more."""
     window: int = Field(default=20, ge=2)
-    """Passages that the model sees at once."""
+    """Passages per prompt."""
     step: int = Field(default=10, ge=1)
-    """How far the window moves; less than `window`. One pass brings the best `window - step` passages to the front."""
+    """Passages that the window moves, less than `window`. One pass moves the best `window - step` to the front."""
     passage_words: int = Field(default=150, ge=1)
-    """Passages are cut to this many words."""
+    """Passages are truncated to this many words."""
     query_words: int = Field(default=300, ge=1)
-    """The view is cut to this many words, never the query itself."""
+    """The view is truncated to this many words, but never the query itself."""
     answer_tokens: int = Field(default=200, ge=1)
-    """Tokens that the model may write: about six a passage of the window, and more for one that thinks aloud."""
+    """Tokens that the model may write: about six per passage of the window, more for a model that reasons first."""
     prompt: str = "listwise"
-    """One of our prompts, or a YAML file with your own: `prompt` and `passage`."""
+    """The name of a built-in prompt, or a YAML file with `prompt` and `passage`."""
     view: View = "query"
-    """What the model is shown of a search turn; the candidates are found by the other retriever's own view."""
+    """The view of a search turn for the model; candidates are found with the other retriever's view."""
 
 
 @dataclass
 class ListwiseStats:
-    """What was read out of the model's answers since the retriever was opened."""
+    """Counts of parsed answers since the retriever was opened."""
 
     windows: int = 0
-    """Answers read."""
     unreadable: int = 0
-    """Answers that named no passage: their windows kept their order. The counts below leave them out."""
+    """Answers that named no passage, so that their windows kept their order. The counts below exclude them."""
     missing: int = 0
-    """Passages that an answer did not name."""
     repeated: int = 0
-    """Numbers named again."""
     invented: int = 0
-    """Numbers that no passage had."""
 
     def add(self, reading: ParsedRanking) -> None:
         self.windows += 1
@@ -79,25 +72,19 @@ class ListwiseStats:
             self.repeated += reading.repeated
 
 
-class Listwise:
-    """A retriever whose order is a language model's. Scores are 1, 1/2, 1/3, …: the model gives an order only."""
+class ListwiseReranker(LayeredRetriever):
+    """A retriever ranked by a language model. Scores are 1, 1/2, 1/3, …, since the model gives an order only."""
 
     name = "listwise"
 
     def __init__(self, over: Retriever, settings: ListwiseSettings, model: TextModel, prompt: ListwisePrompt) -> None:
         if settings.step >= settings.window:
-            raise SettingError(
-                f"a step of {settings.step} skips passages; it must be less than window {settings.window}"
-            )
-        self.over = over
+            raise SettingError(f"step {settings.step} skips passages; it must be less than window {settings.window}")
+        super().__init__(over)
         self.settings = settings
         self.stats = ListwiseStats()
         self._model = model
         self._prompt = prompt
-
-    @property
-    def corpus(self) -> Corpus | None:
-        return self.over.corpus
 
     @property
     def identity(self) -> str:
@@ -106,7 +93,7 @@ class Listwise:
         return digest_of(self.name, settings, prompt, self._model.identity, self.over.identity)
 
     def seen(self, query: QueryLike) -> str:
-        """What the other retriever sees, and what the model is shown before it is cut."""
+        """What the other retriever sees, and the untruncated view of the model."""
         return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
@@ -120,18 +107,17 @@ class Listwise:
 
         orders = [[hit.passage for hit in hits] for hits in candidates]
         ranked = sliding_together(orders, rank, self.settings.window, self.settings.step)
-        return [[Hit(passage, 1.0 / rank) for rank, passage in enumerate(found[:k], start=1)] for found in ranked]
+        return [rank_hits(found[:k]) for found in ranked]
 
     def _rank(self, windows: Sequence[tuple[str, list[Passage]]]) -> list[tuple[int, ...]]:
-        """The order that the model gives each window."""
+        """The model's order of each window."""
         prompts = [show(self._prompt, query, passages, self.settings.passage_words) for query, passages in windows]
         try:
             answers = self._model.write(prompts, self.settings.answer_tokens)
         except ModelError as error:
             raise RetrieverError(f"the model that ranks failed: {error}") from error
-        readings = [
-            parse_ranking(answer, len(passages)) for answer, (_, passages) in zip(answers, windows, strict=True)
-        ]
+        pairs = zip(answers, windows, strict=True)
+        readings = [parse_ranking(answer, len(passages)) for answer, (_, passages) in pairs]
         for reading in readings:
             self.stats.add(reading)
         return [reading.order for reading in readings]
@@ -140,7 +126,7 @@ class Listwise:
 SETTINGS = ListwiseSettings
 
 
-def open(settings: ListwiseSettings, opening: OpenContext) -> Listwise:
-    """Open the retriever underneath, the prompt and the model."""
+def open(settings: ListwiseSettings, opening: OpenContext) -> ListwiseReranker:
+    """Open the other retriever, the prompt and the model."""
     prompt = load_prompt(ListwisePrompt, settings.prompt, opening.folder, LISTWISE_FIELDS, PROMPTS)
-    return Listwise(opening.open(settings.over), settings, opening.writer(settings.model), prompt)
+    return ListwiseReranker(opening.open(settings.over), settings, opening.writer(settings.model), prompt)

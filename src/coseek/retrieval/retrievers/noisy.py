@@ -1,83 +1,52 @@
-"""Noisy: any retriever whose searches are answered at random now and then, and the more often the longer one trains.
+"""Noisy: answers a growing share of the searches of any retriever with random passages.
 
-    retriever: noisy
-    over: indexes/bm25
-    noise: {start: 0.0, end: 0.5}
-
-The curriculum of ZeroSearch without its language model: what it takes on a laptop, and a control where the model's own
-mistakes are not part of the noise. The trainer says how far it is with `progress`.
+The curriculum of ZeroSearch without a language model: small enough for a laptop, and a control whose noise contains no
+model errors. The trainer sets its progress with `progress`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.fingerprint import digest_of
-from coseek.core.settings import Settings
-from coseek.data.passage import Corpus, Hit
+from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext
-from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
+from coseek.retrieval.llm.noise import Curriculum, CurriculumSettings, NoiseStats
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.retrievers.random import RandomRetriever, RandomSettings
 
 
-class NoisySettings(Settings):
-    """Which retriever is disturbed, and how."""
+class NoisySettings(CurriculumSettings):
+    """The retriever, and its noise."""
 
     over: str | dict[str, object]
-    """The retriever that answers otherwise: an index folder, a URL, a YAML file, or settings."""
-    noise: NoiseSchedule = NoiseSchedule()
-    """How many searches are answered with random passages of its corpus, and from when on."""
-    step: int = Field(default=0, ge=0)
-    """How far training is when the retriever is opened; the trainer goes on from there with `progress`."""
-    steps: int = Field(default=1, ge=1)
-    """Steps in all."""
+    """The retriever for the other searches: an index folder, a URL, a YAML file, or settings."""
 
 
-@dataclass
-class NoisyStats:
-    """What was answered since the retriever was opened."""
-
-    searches: int = 0
-    """Queries answered."""
-    noisy: int = 0
-    """Those of them that were answered at random."""
-
-
-class Noisy:
-    """Answers some queries with passages drawn uniformly from the corpus of the retriever underneath."""
+class NoisyRetriever(LayeredRetriever, Curriculum):
+    """Answers some queries with passages drawn uniformly from the corpus of the other retriever."""
 
     name = "noisy"
 
     def __init__(self, over: Retriever, settings: NoisySettings) -> None:
         if over.corpus is None:
-            raise SettingError(f"noise is drawn from a corpus, and {over.name} has none at hand; use an index")
-        self.over = over
-        self.corpus: Corpus = over.corpus
+            raise SettingError(f"noise is drawn from a corpus, and {over.name} has no local one; use an index")
+        LayeredRetriever.__init__(self, over)
+        Curriculum.__init__(self, settings)
         self.settings = settings
-        self.stats = NoisyStats()
-        self._at = TrainingProgress(settings.step, settings.steps)
-        self._random = RandomRetriever.over(self.corpus, RandomSettings(seed=settings.noise.seed))
-
-    def progress(self, step: int, steps: int) -> None:
-        """Say that training is at `step` of `steps`: from now on the noise is that of this step."""
-        self._at = TrainingProgress(step, steps)
+        self.stats = NoiseStats()
+        self._random = RandomRetriever(over.corpus, RandomSettings(seed=settings.noise.seed))
 
     @property
     def identity(self) -> str:
         return digest_of(self.name, self.settings.noise.model_dump_json(), str(self._at), self.over.identity)
 
-    def seen(self, query: QueryLike) -> str:
-        return self.over.seen(query)
-
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
-        struck = [self.settings.noise.strikes(self.seen(query), self._at) for query in queries]
-        # What is seen stands for the query, so that two queries which the retriever cannot tell apart share a fate.
-        noise = iter(self._random.search([self.seen(q) for q, bad in zip(queries, struck, strict=True) if bad], k))
+        # Noise depends on what the retriever sees, so queries that look the same to it get the same answer.
+        seen = [self.seen(query) for query in queries]
+        struck = self._struck(seen)
+        noise = iter(self._random.search([text for text, bad in zip(seen, struck, strict=True) if bad], k))
         found = iter(self.over.search([query for query, bad in zip(queries, struck, strict=True) if not bad], k))
         self.stats.searches += len(queries)
         self.stats.noisy += sum(struck)
@@ -87,6 +56,6 @@ class Noisy:
 SETTINGS = NoisySettings
 
 
-def open(settings: NoisySettings, opening: OpenContext) -> Noisy:
-    """Open the retriever underneath."""
-    return Noisy(opening.open(settings.over), settings)
+def open(settings: NoisySettings, opening: OpenContext) -> NoisyRetriever:
+    """Open the other retriever."""
+    return NoisyRetriever(opening.open(settings.over), settings)

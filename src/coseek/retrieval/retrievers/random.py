@@ -1,4 +1,4 @@
-"""Random: uniform passages, whatever is asked. The control that every retriever must beat."""
+"""Random: returns uniformly drawn passages for any query. The baseline that every retriever must beat."""
 
 import random
 from collections.abc import Sequence
@@ -8,27 +8,24 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
 from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.ranking import rank_hits
 
 
 class RandomSettings(Settings):
-    """What the noise depends on."""
+    """The seed of the draws."""
 
     seed: int = 0
-    """The same seed and query give the same passages."""
+    """Seed and query determine the passages."""
 
 
 class RandomRetriever:
-    """Draws without replacement. Its randomness is seeded by the query's text alone, so a batch changes nothing."""
+    """Draws without replacement. The seed of a draw includes the query's text, so the batch does not matter."""
 
     name = "random"
 
-    def __init__(self, corpus: Corpus, settings: RandomSettings) -> None:
+    def __init__(self, corpus: Corpus, settings: RandomSettings | None = None) -> None:
         self.corpus = corpus
-        self.settings = settings
-
-    @classmethod
-    def over(cls, corpus: Corpus, settings: RandomSettings | None = None) -> "RandomRetriever":
-        return cls(corpus, settings or RandomSettings())
+        self.settings = settings or RandomSettings()
 
     @property
     def identity(self) -> str:
@@ -38,29 +35,29 @@ class RandomRetriever:
         return Query.of(query).text
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """`k` passages a query (all of them when there are fewer), scored 1, 1/2, 1/3, …"""
+        """`k` passages per query (all if there are fewer), with scores 1, 1/2, 1/3, …"""
         queries = as_queries(queries, k)
         return [self._draw(self.seen(query), min(k, len(self.corpus))) for query in queries]
 
     def _draw(self, query: str, count: int) -> list[Hit]:
         rng = random.Random(f"{self.settings.seed}:{query}")
-        # A shuffle that stops after `count` steps: unlike random.sample, a longer draw begins with the shorter one.
+        # A Fisher–Yates shuffle of `count` steps: unlike in random.sample, a short draw is a prefix of a longer one.
         moved: dict[int, int] = {}
         rows: list[int] = []
         for place in range(count):
             other = rng.randrange(place, len(self.corpus))
             rows.append(moved.get(other, other))
             moved[other] = moved.get(place, place)
-        return [Hit(self.corpus[row], 1.0 / rank) for rank, row in enumerate(rows, start=1)]
+        return rank_hits(self.corpus[row] for row in rows)
 
 
 SETTINGS = RandomSettings
 
 
 def build(corpus: Corpus, settings: RandomSettings, folder: Path) -> None:
-    """Nothing to write: the settings say everything."""
+    """Write nothing: the card holds the settings."""
 
 
 def load(folder: Path, corpus: Corpus, settings: RandomSettings) -> RandomRetriever:
-    """Open an index (there are no files to open)."""
+    """Open an index."""
     return RandomRetriever(corpus, settings)

@@ -1,7 +1,7 @@
-"""Remote: a retriever behind HTTP. Another coseek (`coseek serve retriever`), or any server with a `/retrieve`.
+"""Remote: a client of a retriever behind HTTP: another coseek (`coseek serve retriever`) or any `/retrieve` server.
 
-A fault of the network or the server is tried again with growing pauses, and then a `RetrieverError`. A token comes
-from the environment and is in no message.
+Transient faults are retried with growing pauses; then the search is a `RetrieverError`. A token comes from the
+environment and appears in no message.
 """
 
 import json
@@ -26,54 +26,55 @@ from coseek.retrieval.responses import parse_response
 from coseek.retrieval.views import View, render_view
 
 _NO_CARD = frozenset({400, 403, 404, 405, 422, 501})
-"""What servers that have no `/info` answer to it."""
+"""Statuses of servers without `/info`."""
 _MOST_AT_ONCE = 1024
-"""Requests of all threads together; each search has its own limit."""
+"""Concurrent requests over all threads; each search has its own limit."""
 _MOST_BYTES = 2**30
-"""Thousands of passages a query are a long answer."""
+"""The longest answer in bytes; thousands of passages per query are long."""
 
 
 class RemoteRetrieverSettings(Settings):
-    """Where it is, how it speaks, and how patient we are."""
+    """The server, its dialect, and the retries."""
 
     url: str
-    """The address of the server, with or without `/retrieve` at its end."""
+    """The server's URL, with or without `/retrieve` at its end."""
     index: str | None = None
-    """The name of the index, on a server that has several."""
+    """The name of the index, on a server with several."""
     dialect: Literal["coseek", "search-r1", "single"] = "coseek"
-    """`coseek` sends what led to a query, too; `search-r1` sends a list of strings; `single` one `query` a request."""
+    """`coseek` also sends the query's context; `search-r1` sends a list of strings; `single` one `query` per
+    request."""
     view: View = "query"
-    """How a search turn becomes the string that is sent. With `query`, a server of coseek may use a view of its own."""
+    """The view that is sent as a string. With `query`, a coseek server may apply its own view."""
     token_env: str | None = None
-    """The environment variable that holds the token for the server."""
+    """The environment variable with the server's token."""
     max_queries: int = Field(default=256, ge=1)
-    """More queries than these are sent as several requests."""
+    """Queries per request; more are split over several requests."""
     concurrency: int = Field(default=4, ge=1)
-    """Requests under way at once."""
+    """Concurrent requests per search."""
     connect_s: float = Field(default=5.0, gt=0)
     """Seconds to wait for a connection."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds to wait for the whole of an answer."""
+    """Seconds to wait for the complete answer."""
     retries: int = Field(default=3, ge=0)
-    """Times that a request is tried again after a fault that may pass."""
+    """Retries after a transient fault."""
     backoff_s: float = Field(default=0.5, ge=0)
-    """The pause before the first new try; twice as long before each further one, less a random part of up to half."""
+    """Seconds before the first retry; doubled before each further one, less a random part of up to half."""
     max_backoff_s: float = Field(default=20.0, ge=0)
-    """No pause is longer, whatever the server says in `Retry-After`."""
+    """The longest pause, even if `Retry-After` asks for more."""
     break_after: int = Field(default=5, ge=1)
-    """After so many failed requests in a row the server is left alone, and searches fail at once."""
+    """Consecutive failed requests after which searches fail at once."""
     cool_down_s: float = Field(default=30.0, ge=0)
-    """Seconds until a single request tries whether the server is back."""
+    """Seconds until one request probes whether the server is back."""
 
 
 class RemoteRetriever:
-    """The client of a `/retrieve` server. May be used by any threads at once."""
+    """The client of a `/retrieve` server. Thread-safe."""
 
     name = "remote"
     corpus = None
 
     def __init__(self, settings: RemoteRetrieverSettings, rng: random.Random | None = None) -> None:
-        """`rng` draws the pauses between tries; they need not repeat from run to run, hence a default."""
+        """`rng` draws the random part of pauses; no result depends on it."""
         self.settings = settings
         self._base = parse_base_url(settings.url, ("/retrieve",))
         if settings.index is not None:
@@ -85,21 +86,21 @@ class RemoteRetriever:
 
     @property
     def identity(self) -> str:
-        """A digest of the address, and of the identity that the server gives itself in `/info`, if it does."""
+        """A digest of the address and of the identity in the server's `/info`, if it has one."""
         if self._identity is None:
             parts = (self.name, self._base, self.settings.dialect, self.settings.view)
             self._identity = digest_of(*parts, self._served())
         return self._identity
 
     def seen(self, query: QueryLike) -> str:
-        """What is sent: the string of its view, or all that led to the query where the server may read that."""
+        """What is sent: the view's string, or query and context as JSON if the server reads the context."""
         context = self._context(query)
         if context is None:
             return render_view(self.settings.view, query)
         return json.dumps(Query.of(query).to_json(), ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """Up to `k` passages a query; nothing is asked for a query of blanks."""
+        """Up to `k` passages per query; blank queries are not sent."""
         queries = as_queries(queries, k)
         asked = [place for place, query in enumerate(queries) if Query.of(query).text.strip()]
         size = 1 if self.settings.dialect == "single" else self.settings.max_queries
@@ -115,7 +116,7 @@ class RemoteRetriever:
         self._calls.close()
 
     def _ask_all(self, parts: list[list[QueryLike]], k: int) -> list[list[list[Hit]]]:
-        """Several requests at once, their answers in order. The first fault ends them all."""
+        """Send requests concurrently; answers in order. The first fault cancels the rest."""
         if len(parts) < 2:
             return [self._ask(part, k) for part in parts]
         pool = ThreadPoolExecutor(min(self.settings.concurrency, len(parts)), "coseek-remote")
@@ -143,7 +144,7 @@ class RemoteRetriever:
         return body | {"contexts": cast(Json, contexts)} if any(contexts) else body
 
     def _context(self, query: QueryLike) -> JsonObject | None:
-        """What led to a query, if there is anything and the server may read it."""
+        """The context of a query; `None` if it is empty or the server does not read it."""
         if isinstance(query, str) or self.settings.dialect != "coseek" or self.settings.view != "query":
             return None
         if not (query.question or query.reasoning or query.history):
@@ -151,7 +152,7 @@ class RemoteRetriever:
         return {key: value for key, value in query.to_json().items() if key != "text"}
 
     def _served(self) -> str:
-        """What `/info` says of the index's identity; empty for servers that say nothing."""
+        """The index's identity from `/info`; empty if the server has none."""
         if self.settings.dialect != "coseek":
             return ""
         try:
@@ -168,14 +169,11 @@ class RemoteRetriever:
 def _patience(settings: RemoteRetrieverSettings) -> HttpSettings:
     return HttpSettings(
         concurrency=_MOST_AT_ONCE,
-        connect_s=settings.connect_s,
-        timeout_s=settings.timeout_s,
         attempts=settings.retries + 1,
         first_wait_s=settings.backoff_s,
         longest_wait_s=settings.max_backoff_s,
         insistent=True,
-        break_after=settings.break_after,
-        cool_down_s=settings.cool_down_s,
+        **settings.model_dump(include={"connect_s", "timeout_s", "break_after", "cool_down_s"}),
     )
 
 
@@ -183,6 +181,6 @@ SETTINGS = RemoteRetrieverSettings
 
 
 def open(settings: RemoteRetrieverSettings, opening: OpenContext) -> RemoteRetriever:
-    """A client; nothing is sent before the first search."""
+    """Create the client; nothing is sent before the first search."""
     require_library("httpx", "a remote retriever", "remote")
     return RemoteRetriever(settings)

@@ -1,65 +1,132 @@
-"""Rerank: the candidates of any retriever, put in order by a cross-encoder.
+"""Rerank: reorders the candidates of any retriever with a cross-encoder.
 
-retriever: rerank
-over: indexes/bm25
-model: models/reranker
-depth: 50
+Importing this module imports neither torch nor sentence-transformers. Nothing is downloaded.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 from pydantic import Field
 
-from coseek.core.errors import IndexMismatch
+from coseek.core.errors import DataError, IndexMismatch, RetrieverError
 from coseek.core.fingerprint import digest_of, fingerprint
+from coseek.core.hub import missing
 from coseek.core.settings import Settings
-from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.cross_encoder import CrossEncoder, check_folder
-from coseek.retrieval.factory import OpenContext
+from coseek.data.passage import Hit
+from coseek.models.tokenizer import first_line
+from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import LayeredRetriever, Retriever
+from coseek.retrieval.vectors.embedding_retriever import passage_text
 from coseek.retrieval.views import View, render_view
+
+if TYPE_CHECKING:
+    import sentence_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEncoder:
+    """A loaded cross-encoder."""
+
+    model: "sentence_transformers.CrossEncoder"
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: Path, device: str, max_tokens: int | None = None) -> "CrossEncoder":
+        """Load a folder onto a device (`cpu`, `cuda`, …). Pairs are truncated to `max_tokens`, by default the folder's
+        own. A folder that is missing, cannot be read or has more than one output per pair is a `DataError`."""
+        check_folder(folder)
+        require_library("sentence_transformers", "a cross-encoder", "dense")
+        import sentence_transformers
+
+        from coseek.models.pretrained import quiet
+
+        try:
+            with quiet():
+                model = sentence_transformers.CrossEncoder(str(folder), device=device, local_files_only=True)
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            raise DataError(f"{folder} holds no cross-encoder that can be opened: {first_line(error)}") from None
+        if model.num_labels != 1:
+            raise DataError(f"{folder} has {model.num_labels} outputs per pair; a reranker needs exactly one")
+        if max_tokens is not None:
+            model.max_seq_length = max_tokens
+        return cls(model, folder)
+
+    @property
+    def separator(self) -> str:
+        """The separator token between the fields of a query."""
+        return self.model.tokenizer.sep_token or "[SEP]"
+
+    def count(self, text: str) -> int:
+        """The number of tokens in a text, without special tokens."""
+        return len(self.model.tokenizer.tokenize(text))
+
+    def scores(self, query: str, passages: Sequence[str], batch_size: int) -> list[float]:
+        """One score per passage, after the activation function that the folder names; higher is better. Special tokens
+        inside a passage or a query are broken up into ordinary characters. Only the separator in a query stays, since
+        the view puts it there. A score that is not finite is a `RetrieverError`."""
+        if not passages:
+            return []
+        specials = [token for token in self.model.tokenizer.all_special_tokens if token]
+        asked = _disarmed(query, [token for token in specials if token != self.separator])
+        pairs = [(asked, _disarmed(passage, specials)) for passage in passages]
+        scores = self.model.predict(pairs, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+        if not np.isfinite(scores).all():
+            raise RetrieverError(f"the cross-encoder {self.folder} returned a score that is not finite")
+        return [float(score) for score in scores]
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `DataError` unless this is a model folder. Needs no torch."""
+    if not folder.is_dir():
+        raise DataError(missing("cross-encoder folder", folder))
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder} is not a cross-encoder folder: it has no config.json")
+
+
+def _disarmed(text: str, tokens: Sequence[str]) -> str:
+    for token in tokens:
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
 
 
 class RerankSettings(Settings):
-    """Whose candidates, and who orders them."""
+    """The retriever of the candidates, and the cross-encoder."""
 
     over: str | dict[str, object]
-    """The retriever whose candidates are reranked: an index folder, a URL, a YAML file, or settings."""
+    """The retriever of the candidates: an index folder, a URL, a YAML file, or settings."""
     model: str
-    """A cross-encoder folder, as sentence-transformers reads it."""
+    """A cross-encoder folder in the format of sentence-transformers."""
     depth: int = Field(default=50, ge=1)
-    """Candidates that are reranked a query, or `k` where that is more."""
+    """Candidates per query, or `k` if that is more."""
     view: View = "query"
-    """What the cross-encoder is shown of a search turn; the candidates are found by the other retriever's own view."""
+    """The view of a search turn for the cross-encoder; candidates are found with the other retriever's view."""
     max_tokens: int | None = Field(default=None, ge=8)
-    """A query and a passage together are cut to this many tokens; the folder's own length when not set."""
+    """A pair of query and passage is truncated to this many tokens; the folder's own limit if not set."""
     query_tokens: int = Field(default=256, ge=1)
-    """The view is cut to this many tokens, never the query itself."""
+    """The view is truncated to this many tokens, but never the query itself."""
     batch_size: int = Field(default=32, ge=1)
-    """Pairs read in one forward pass. Batches hold pairs of one query only, so a query's scores are its own."""
+    """Pairs per forward pass. A batch holds pairs of one query, so that its scores do not depend on other queries."""
     device: str = "cpu"
-    """Where the cross-encoder runs."""
+    """The device of the cross-encoder."""
 
 
-class Rerank:
-    """A retriever whose order is a cross-encoder's. Opening it does not load the model: the first search does."""
+class Reranker(LayeredRetriever):
+    """A retriever ranked by a cross-encoder, which is loaded at the first search."""
 
     name = "rerank"
 
     def __init__(self, over: Retriever, settings: RerankSettings, folder: Path) -> None:
         check_folder(folder)
-        self.over = over
+        super().__init__(over)
         self.settings = settings
         self._folder = folder
         self._fingerprint = fingerprint(folder)
         self._model: CrossEncoder | None = None
-
-    @property
-    def corpus(self) -> Corpus | None:
-        return self.over.corpus
 
     @property
     def identity(self) -> str:
@@ -67,7 +134,7 @@ class Rerank:
         return digest_of(self.name, settings, self._fingerprint, self.over.identity)
 
     def seen(self, query: QueryLike) -> str:
-        """What the other retriever sees, and what the cross-encoder is shown before it is cut."""
+        """What the other retriever sees, and the untruncated view of the cross-encoder."""
         return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
@@ -79,15 +146,10 @@ class Rerank:
         if not hits:
             return []
         model = self._open()
-        shown = render_view(
-            self.settings.view,
-            query,
-            separator=model.separator,
-            limit=self.settings.query_tokens,
-            count=model.count,
-        )
-        scores = model.scores(shown, [_text(hit.passage) for hit in hits], self.settings.batch_size)
-        # A stable sort: equal scores keep the candidates' order.
+        limit = self.settings.query_tokens
+        shown = render_view(self.settings.view, query, separator=model.separator, limit=limit, count=model.count)
+        scores = model.scores(shown, [passage_text(hit.passage) for hit in hits], self.settings.batch_size)
+        # The sort is stable: ties keep the candidates' order.
         ranked = sorted(zip(hits, scores, strict=True), key=lambda pair: -pair[1])
         return [Hit(hit.passage, score) for hit, score in ranked]
 
@@ -99,13 +161,9 @@ class Rerank:
         return self._model
 
 
-def _text(passage: Passage) -> str:
-    return f"{passage.title} {passage.text}".strip()
-
-
 SETTINGS = RerankSettings
 
 
-def open(settings: RerankSettings, opening: OpenContext) -> Rerank:
-    """Open the retriever underneath; the cross-encoder waits for the first search."""
-    return Rerank(opening.open(settings.over), settings, opening.path(settings.model))
+def open(settings: RerankSettings, opening: OpenContext) -> Reranker:
+    """Open the other retriever; the cross-encoder is loaded at the first search."""
+    return Reranker(opening.open(settings.over), settings, opening.path(settings.model))

@@ -1,14 +1,11 @@
-"""Simulated: a language model plays the search engine, and does so badly as often as it is told to.
+"""Simulated: a language model plays the search engine, with a scheduled share of useless answers.
 
-    retriever: simulated
-    model: models/engine
-    noise: {start: 0.0, end: 0.5}
-
-ZeroSearch (Sun et al. 2025, arXiv 2505.04588): an agent learns to search without a search engine, and the documents get
-worse while it learns. The trainer says how far it is with `progress`.
+ZeroSearch (Sun et al. 2025, arXiv 2505.04588): an agent learns to search without a search engine, on documents that get
+worse during training. The trainer sets its progress with `progress`.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,70 +14,67 @@ from pydantic import Field
 from coseek.core.errors import ModelError, RetrieverError
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
-from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
 from coseek.models.text_model import TextModel
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
-from coseek.retrieval.llm.noise import NoiseSchedule, TrainingProgress
-from coseek.retrieval.llm.simulated_documents import parse_documents
+from coseek.retrieval.llm.noise import Curriculum, CurriculumSettings, NoiseStats
 from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.views import View, render_view
+
+_HEADING = re.compile(
+    # Possessive (`*+`) to avoid backtracking: a model decides how many blanks there are.
+    r"^[ \t]*+[*#]*+[ \t]*+doc(?:ument)?[ \t]*+\[?[0-9]{1,4}\]?[ \t]*+[:.)\-–][ \t*]*+(.*)$",
+    re.I | re.M,
+)
+_BRACKETS = re.compile("([<>])")
+_TAG_BEGINS = re.compile("</?[a-zA-Z]")
 
 
 class SimulatedPrompt(PromptFile):
-    """What the model is told."""
+    """The prompts of the model."""
 
     useful: str
-    """When it is to help; `{query}`, `{count}` and `{hint}` are filled in."""
+    """The prompt for a useful answer; `{query}`, `{count}` and `{hint}` are filled in."""
     noisy: str
-    """When it is to be of no use; the same fields."""
+    """The prompt for a useless answer; the same fields."""
     hint: str = ""
-    """Stands for `{hint}` where the answer is known; `{question}` and `{answer}` are filled in."""
+    """The value of `{hint}` if the answer is known; `{question}` and `{answer}` are filled in."""
 
 
 _FIELDS = {name: {"query", "count", "hint"} for name in ("useful", "noisy")} | {"hint": {"question", "answer"}}
 
 
-class SimulatedSettings(Settings):
-    """Which model plays, and how well."""
+class SimulatedSettings(CurriculumSettings):
+    """The model, its prompts and its noise."""
 
     model: str
     """The language model that writes the documents."""
-    noise: NoiseSchedule = NoiseSchedule()
-    """How many searches are answered with noise, and from when on."""
-    step: int = Field(default=0, ge=0)
-    """How far training is when the retriever is opened; the trainer goes on from there with `progress`."""
-    steps: int = Field(default=1, ge=1)
-    """Steps in all."""
     questions: str | None = None
-    """A questions file. The model is then told the question of the run and its first gold answer, as in the paper: it
-    writes documents about things that it does not know."""
+    """A questions file. The model is then told the question and its first gold answer, as in the paper, so that it can
+    write about facts that it does not know."""
     query_words: int = Field(default=300, ge=1)
-    """The view is cut to this many words, never the query itself."""
+    """The view is truncated to this many words, but never the query itself."""
     document_tokens: int = Field(default=150, ge=1)
-    """Tokens that the model may write for each document."""
+    """Tokens that the model may write per document."""
     prompt: str = "simulated"
-    """One of our prompts, or a YAML file with your own: `useful`, `noisy` and `hint`."""
+    """The name of a built-in prompt, or a YAML file with `useful`, `noisy` and `hint`."""
     view: View = "query"
-    """What the model is shown of a search turn."""
+    """The view of a search turn that the model is shown."""
 
 
 @dataclass
-class SimulatedStats:
-    """What the model wrote since the retriever was opened."""
+class SimulatedStats(NoiseStats):
+    """Counts since the retriever was opened."""
 
-    searches: int = 0
-    """Queries answered."""
-    noisy: int = 0
-    """Those of them that were answered with noise."""
     short: int = 0
-    """Those for which fewer documents could be read than were asked for."""
+    """Queries with fewer parsed documents than asked for."""
 
 
-class Simulated:
-    """A retriever that makes its passages up. Scores are 1, 1/2, 1/3, … in the order of writing."""
+class SimulatedRetriever(Curriculum):
+    """A retriever whose passages a model writes. Scores are 1, 1/2, 1/3, … in the order of writing."""
 
     name = "simulated"
     corpus: Corpus | None = None
@@ -88,17 +82,13 @@ class Simulated:
     def __init__(
         self, settings: SimulatedSettings, model: TextModel, prompt: SimulatedPrompt, answers: Mapping[str, str]
     ) -> None:
-        """`answers`: question → an answer, for the hint."""
+        """`answers` maps questions to the answer in the hint."""
+        super().__init__(settings)
         self.settings = settings
         self.stats = SimulatedStats()
         self._model = model
         self._prompt = prompt
         self._answers = answers
-        self._at = TrainingProgress(settings.step, settings.steps)
-
-    def progress(self, step: int, steps: int) -> None:
-        """Say that training is at `step` of `steps`: from now on the noise is that of this step."""
-        self._at = TrainingProgress(step, steps)
 
     @property
     def identity(self) -> str:
@@ -108,14 +98,14 @@ class Simulated:
         return digest_of(self.name, settings, prompt, answers, self._model.identity, str(self._at))
 
     def seen(self, query: QueryLike) -> str:
-        """What the model is shown: the view before it is cut, and the question where its answer is known."""
+        """The untruncated view, with the question and answer if known."""
         return json.dumps([render_view(self.settings.view, query), *self._known(query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         if not queries:
             return []
-        noisy = [self.settings.noise.strikes(self.seen(query), self._at) for query in queries]
+        noisy = self._struck(self.seen(query) for query in queries)
         prompts = [self._asked(query, k, bad) for query, bad in zip(queries, noisy, strict=True)]
         try:
             answers = self._model.write(prompts, self.settings.document_tokens * k)
@@ -125,7 +115,7 @@ class Simulated:
         self.stats.searches += len(queries)
         self.stats.noisy += sum(noisy)
         self.stats.short += sum(len(passages) < k for passages in found)
-        return [_ranked(passages) for passages in found]
+        return [rank_hits(passages) for passages in found]
 
     def _asked(self, query: QueryLike, k: int, noisy: bool) -> str:
         known = self._known(query)
@@ -135,23 +125,60 @@ class Simulated:
         return fill_template(template, query=one_line(shown), count=str(k), hint=hint)
 
     def _known(self, query: QueryLike) -> tuple[()] | tuple[str, str]:
-        """The question and its answer, each on one line; empty when no answer is known."""
+        """The question and its answer, each on one line; empty if no answer is known."""
         question = Query.of(query).question
         if question not in self._answers:
             return ()
         return one_line(question), one_line(self._answers[question])
 
 
-def _ranked(passages: Sequence[Passage]) -> list[Hit]:
-    return [Hit(passage, 1.0 / rank) for rank, passage in enumerate(passages, start=1)]
+def parse_documents(answer: str, count: int) -> list[Passage]:
+    """Parse at most `count` passages, one per `Document n: title` heading. Any text is accepted.
+
+    A text without headings is one passage. Text before the first heading, documents without words and repeated
+    documents are dropped. Tags are removed, so that the model cannot write tags of the agent's protocol. The id is a
+    digest of title and text, the same in every run.
+    """
+    text = without_tags(answer)
+    headings = list(_HEADING.finditer(text))
+    if not headings:
+        pieces = [("", text)]
+    else:
+        ends = [*(heading.start() for heading in headings[1:]), len(text)]
+        pieces = [(heading.group(1), text[heading.end() : end]) for heading, end in zip(headings, ends, strict=True)]
+    found: dict[str, Passage] = {}
+    for title, body in pieces:
+        title, body = " ".join(title.split()).strip("*# "), " ".join(body.split())
+        if not body:  # the document is on the heading's own line
+            title, body = "", title
+        if body:
+            ident = f"simulated-{digest_of(title, body)[:16]}"
+            found.setdefault(ident, Passage(ident, title, body))
+    return list(found.values())[:count]
+
+
+def without_tags(text: str) -> str:
+    """Remove `<tags>`, including those that a removal creates. Runs in linear time."""
+    kept: list[str] = []
+    opened: list[int] = []  # positions of unclosed `<` in `kept`
+    for piece in _BRACKETS.split(text):
+        kept.append(piece)
+        if piece == "<":
+            opened.append(len(kept) - 1)
+        elif piece == ">" and opened:
+            if _TAG_BEGINS.match("".join(kept[opened[-1] :])):
+                del kept[opened.pop() :]
+            else:
+                opened.clear()  # no tag spans this `>`
+    return "".join(kept)
 
 
 SETTINGS = SimulatedSettings
 
 
-def open(settings: SimulatedSettings, opening: OpenContext) -> Simulated:
-    """Open the model, the prompt, and the questions whose answers it is told."""
+def open(settings: SimulatedSettings, opening: OpenContext) -> SimulatedRetriever:
+    """Open the model, the prompt and the questions file."""
     prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, _FIELDS, PROMPTS)
     questions = load_questions(opening.path(settings.questions)) if settings.questions else []
     answers = {question.question: question.answers[0] for question in questions if question.answers}
-    return Simulated(settings, opening.writer(settings.model), prompt, answers)
+    return SimulatedRetriever(settings, opening.writer(settings.model), prompt, answers)

@@ -1,11 +1,7 @@
-"""Web: passages from a search engine of the web: its snippets, or the best stretches of the pages that it found.
+"""Web: passages from a web search provider, as its snippets or as the best passages of the pages found.
 
-    retriever: web
-    engine: serper            # or google, brave, tavily
-    fetch: pages
-
-The engine's key comes from the environment and is written nowhere. The web changes: two runs need not find the same, so
-put a cache around this retriever for a study.
+The provider's key comes from the environment and is stored nowhere. Web results change, so put a cache around this
+retriever in a study.
 """
 
 from collections import Counter
@@ -19,85 +15,118 @@ from pydantic import Field
 
 from coseek.core import registry
 from coseek.core.errors import RetrieverError, SettingError
+from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
-from coseek.core.http import HttpClient, HttpSettings, HttpStats, Retries, is_local, parse_base_url, read_key
+from coseek.core.http import (
+    HttpClient,
+    HttpFailure,
+    HttpSettings,
+    HttpStats,
+    Retries,
+    is_local,
+    parse_base_url,
+    read_key,
+)
 from coseek.core.prompt_file import count_words
 from coseek.core.settings import Settings
+from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
+from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.views import View, render_view
-from coseek.retrieval.web.api import MOST_BYTES, SearchApi
 from coseek.retrieval.web.fetch import Fetcher, PageLimits
 from coseek.retrieval.web.pages import Page, cut, read
-from coseek.retrieval.web.provider import SearchProvider, WebResult, distinct
+from coseek.retrieval.web.provider import ProviderRequest, SearchProvider, WebResult, distinct
 
-ENGINES = "coseek.retrieval.web.providers"
+PROVIDERS = "coseek.retrieval.web.providers"
+MOST_BYTES = 8_000_000
+"""The longest answer of a provider that is read."""
+_PAYMENT_REQUIRED = 402
 
 
 class WebSettings(Settings):
-    """Which engine is asked, and what is read."""
+    """The search provider, and how its results are read."""
 
-    engine: str
+    provider: str
     """`serper`, `google`, `brave` or `tavily`."""
     fetch: Literal["none", "pages"] = "none"
-    """`none`: passages are the engine's snippets. `pages`: the pages are fetched and read."""
+    """`none`: passages are the provider's snippets. `pages`: pages are fetched and read."""
     parameters: dict[str, str | int | bool] = Field(default={})
-    """Added to every call of the engine: country, language, dates … by the engine's own names."""
+    """Added to every call, by the provider's names: country, language, dates, …"""
     view: View = "query"
-    """What the engine is asked of a search turn."""
+    """The view of a search turn that is searched."""
     query_words: int = Field(default=40, ge=1)
-    """The view is cut to this many words, never the query itself: engines refuse long ones (Brave takes 50)."""
+    """The view is truncated to this many words, but never the query itself. Brave accepts 50."""
     url: str | None = None
-    """Where the engine answers, when not at its usual address."""
+    """The provider's URL, if not the usual one."""
     key_env: str | None = None
-    """The environment variable that holds the key, when not the engine's usual one."""
+    """The environment variable with the key, if not the usual one."""
     passage_words: int = Field(default=150, ge=10)
-    """`pages`: pages are cut into passages of so many words."""
+    """`pages`: words per passage of a page."""
     page_passages: int = Field(default=1, ge=1)
-    """`pages`: the best passages (BM25, among those of the page) that a page gives."""
+    """`pages`: passages per page, the best by BM25 within the page."""
     limits: PageLimits = PageLimits()
-    """`pages`: what a page may cost."""
+    """`pages`: limits on fetching a page."""
     timeout_s: float = Field(default=20.0, gt=0)
-    """For one call of the engine, from its beginning to the last byte of the answer."""
+    """Seconds for one call of the provider, including the whole answer."""
     retries: Retries = Retries()
-    """How long an engine that does not answer is asked again."""
+    """Retries of calls of the provider."""
     at_once: int = Field(default=8, ge=1)
-    """Calls and pages under way at the same time."""
+    """Concurrent calls and page fetches."""
     price_usd: float = Field(default=0.0, ge=0)
-    """Of one call, for `stats.cost_usd`."""
+    """The price of one call, for `stats.cost_usd`."""
 
 
 _HITS_DEPEND_ON = {
-    "engine",
-    "url",
-    "fetch",
-    "parameters",
-    "view",
-    "query_words",
-    "passage_words",
-    "page_passages",
-    "limits",
+    *("provider", "url", "fetch", "parameters", "view"),
+    *("query_words", "passage_words", "page_passages", "limits"),
 }
-"""The settings that the identity covers; the others change only what a search costs."""
+"""The settings in the identity; the others change only what a search costs."""
 
 _SECRETS = {"key", "apikey", "token", "authorization", "secret"}
-"""Parameters that would write a secret into settings, and these into every run."""
+"""Parameter names of secrets, which would be stored with the settings of every run."""
+
+
+@dataclass(frozen=True)
+class SearchApi:
+    """The API of one provider. The key is sent in a header and appears in no URL, error or log. Error texts of the
+    provider are not repeated, since some contain the key. An answer is paid for, so an unreadable one is not requested
+    again."""
+
+    name: str
+    calls: HttpClient
+    """A client with `quotes=False` and the same name."""
+
+    def ask(self, ask: ProviderRequest) -> JsonObject:
+        """Send a request and return the answer, a JSON object. Raises `RetrieverError`."""
+        import httpx  # encodes True as `true`, which providers expect
+
+        query = f"?{httpx.QueryParams(dict(ask.parameters))}" if ask.parameters else ""
+        try:
+            answer = parse_lenient(self.calls.fetch(ask.method, query, ask.body, ask.headers))
+        except HttpFailure as error:
+            why = "; its credit is used up" if error.status == _PAYMENT_REQUIRED else ""
+            raise RetrieverError(f"{error}{why}") from None
+        except InvalidJson:
+            raise RetrieverError(f"{self.name} answered with something that is not JSON") from None
+        if not isinstance(answer, dict):
+            raise RetrieverError(f"{self.name} answered with JSON that is no object")
+        return answer
 
 
 @dataclass
 class WebStats:
-    """What a web retriever has cost since it was opened."""
+    """Costs since the retriever was opened."""
 
     service: HttpStats
     price_usd: float
     queries: int = 0
-    """Queries put to the engine; the same query twice in a batch is put once."""
+    """Queries sent to the provider; equal queries of a batch are sent once."""
     pages: int = 0
-    """Pages read."""
     page_faults: Counter[str] = field(default_factory=Counter)
-    """Pages that could not be had, by reason; their snippets stood in."""
+    """Failed pages by reason; their snippets were used instead."""
 
     @property
     def cost_usd(self) -> float:
@@ -105,17 +134,17 @@ class WebStats:
 
 
 class Web:
-    """A retriever over the web. Scores are 1, 1/2, 1/3, …: engines give an order only."""
+    """A retriever over the web. Scores are 1, 1/2, 1/3, …, since providers give an order only."""
 
     name = "web"
     corpus: Corpus | None = None
 
     def __init__(
-        self, settings: WebSettings, engine: SearchProvider, service: SearchApi, fetcher: Fetcher | None
+        self, settings: WebSettings, provider: SearchProvider, service: SearchApi, fetcher: Fetcher | None
     ) -> None:
         self.settings = settings
         self.stats = WebStats(service.calls.stats, settings.price_usd)
-        self._engine = engine
+        self._provider = provider
         self._service = service
         self._fetcher = fetcher
 
@@ -127,7 +156,7 @@ class Web:
         return render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """At most as many results as the engine gives in one call. An empty query finds nothing and costs nothing."""
+        """Up to `k` passages per query, limited by the provider's maximum per call. An empty query costs nothing."""
         queries = as_queries(queries, k)
         seen = [self.seen(query).strip() for query in queries]
         asked = list(dict.fromkeys(query for query in seen if query))
@@ -135,20 +164,20 @@ class Web:
             found = dict(zip(asked, pool.map(lambda query: self._ask(query, k), asked), strict=True))
             self.stats.queries += len(asked)
             pages = self._read(pool, [page.url for results in found.values() for page in results])
-        hits = {query: _ranked(self._passages(query, results, pages), k) for query, results in found.items()}
+        hits = {query: rank_hits(islice(self._passages(query, results, pages), k)) for query, results in found.items()}
         return [hits.get(query, []) for query in seen]
 
     def _ask(self, query: str, k: int) -> list[WebResult]:
-        count = min(k, self._engine.MOST)
-        key = read_key(_key_name(self.settings, self._engine))  # read at every call and never kept
-        answer = self._service.ask(self._engine.request(query, count, key, self.settings.parameters))
+        count = min(k, self._provider.MOST)
+        key = read_key(self.settings.key_env or self._provider.KEY)  # read at every call, never stored
+        answer = self._service.ask(self._provider.request(query, count, key, self.settings.parameters))
         try:
-            return distinct(self._engine.results(answer))[:count]
+            return distinct(self._provider.results(answer))[:count]
         except ValueError as error:
             raise RetrieverError(f"{self._service.name} answered in a form that is not its own: {error}") from None
 
     def _read(self, pool: Executor, urls: Iterable[str]) -> dict[str, Page]:
-        """The pages that could be had, each fetched once; the others are counted."""
+        """Fetch each page once; failures are counted."""
         if self._fetcher is None:
             return {}
         fetcher = self._fetcher
@@ -170,7 +199,7 @@ class Web:
                 yield Passage(found.url, found.title, found.snippet)
 
     def _best(self, query: str, found: WebResult, page: Page) -> list[Passage]:
-        """The passages of a page that fit the query best; its first ones where no word of the query occurs."""
+        """The best passages of a page; its first ones if no query word occurs."""
         pieces = [
             Passage(f"{found.url}#{number}", page.title or found.title, text)
             for number, text in enumerate(cut(page.text, self.settings.passage_words), start=1)
@@ -179,43 +208,26 @@ class Web:
         return best or pieces[: self.settings.page_passages]
 
 
-def _ranked(passages: Iterable[Passage], k: int) -> list[Hit]:
-    return [Hit(passage, 1.0 / rank) for rank, passage in enumerate(islice(passages, k), start=1)]
-
-
-def _key_name(settings: WebSettings, engine: SearchProvider) -> str:
-    return settings.key_env or engine.KEY
-
-
-def _address(url: str) -> str:
-    """Keys are sent to addresses that nobody on the way can read, and that hold no secret themselves."""
-    base = parse_base_url(url)
-    if not (base.startswith("https:") or is_local(base)):
-        raise SettingError(f"the url {url!r} of a search engine must begin with https://, since the key is sent there")
-    return url.strip()
-
-
 SETTINGS = WebSettings
 
 
 def open(settings: WebSettings, opening: OpenContext) -> Web:
-    """Ready to ask; nothing is sent yet. A missing key is refused here."""
+    """Open the client; nothing is sent yet. A missing key is a `SettingError`."""
     require_library("httpx", "web search", "web")
-    engine = cast(SearchProvider, registry.find_plugin("search engine", ENGINES, settings.engine))
+    provider = cast(SearchProvider, registry.find_plugin("search provider", PROVIDERS, settings.provider))
     for name in settings.parameters:
         if name.lower().replace("_", "").replace("-", "") in _SECRETS:
-            raise SettingError(f"the parameter {name!r} of a search engine is a secret; put it into the environment")
-    engine.request("", 1, read_key(_key_name(settings, engine)), settings.parameters)  # refuses what it lacks
+            raise SettingError(f"the parameter {name!r} of a search provider is a secret; put it into the environment")
+    key = read_key(settings.key_env or provider.KEY)
+    provider.request("", 1, key, settings.parameters)  # raises for missing parameters
     if settings.fetch == "pages":
         require_library("trafilatura", "reading the pages of a web search", "web")
-    patience = HttpSettings(
-        **settings.retries.model_dump(),
-        concurrency=settings.at_once,
-        connect_s=settings.timeout_s,
-        timeout_s=settings.timeout_s,
-    )
-    name, url = settings.engine, _address(settings.url or engine.URL)
+    name, url, seconds = settings.provider, (settings.url or provider.URL).strip(), settings.timeout_s
+    base = parse_base_url(url)  # refuses passwords
+    if not (base.startswith("https:") or is_local(base)):
+        raise SettingError(f"the url {url!r} of a search provider gets the key, so it must begin with https://")
+    retries = settings.retries.model_dump()
+    patience = HttpSettings(**retries, concurrency=settings.at_once, connect_s=seconds, timeout_s=seconds)
     calls = HttpClient(url, patience, name=name, quotes=False, most_bytes=MOST_BYTES)
-    return Web(
-        settings, engine, SearchApi(name, calls), Fetcher(settings.limits) if settings.fetch == "pages" else None
-    )
+    fetcher = Fetcher(settings.limits) if settings.fetch == "pages" else None
+    return Web(settings, provider, SearchApi(name, calls), fetcher)

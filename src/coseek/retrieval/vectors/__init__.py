@@ -1,1 +1,1 @@
-"""Vectors: encoders, what they make of texts, and the search for the nearest."""
+"""Vectors: encoders, vector stores, and nearest-neighbour search."""

@@ -1,8 +1,8 @@
-"""Products: blocks of approximate scores, and the few places in them that reach a limit.
+"""Block scores: matrices of approximate scores, and the entries in them that reach a threshold.
 
-A product has a row for every vector of a block (B, a multiple of GROUP) and a column for every query (Q), as a numpy
-array or a torch tensor, in whatever unit its maker likes. Rows are looked at in groups: first at each group's best
-value (its peak), and at the members only where that reaches the limit. Nearly all groups never do.
+A product has a row per vector of a block (B, a multiple of GROUP) and a column per query (Q). It is a numpy array or a
+torch tensor. Rows are scanned in groups: the members of a group are read only if the group's maximum (its peak) reaches
+the threshold, which is rare.
 """
 
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -19,11 +19,11 @@ Numbers: TypeAlias = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int3
 Product: TypeAlias = "Numbers | torch.Tensor"
 
 GROUP = 16
-"""Rows looked at together."""
+"""Rows per group."""
 
 
 def peaks_of(product_BQ: Product) -> Product:
-    """The best value of every group of rows."""
+    """The maximum of every group of rows."""
     if isinstance(product_BQ, np.ndarray):
         peaks_GQ: Product = product_BQ.reshape(-1, GROUP, product_BQ.shape[1]).max(axis=1)
         return peaks_GQ
@@ -31,7 +31,7 @@ def peaks_of(product_BQ: Product) -> Product:
 
 
 def reaching(product_BQ: Product, peaks_GQ: Product, limits_Q: Doubles) -> tuple[Integers, Integers, Doubles]:
-    """Places, queries and values of the product where it reaches the limits; members of low groups are not read."""
+    """The (rows, queries, values) of the product where it reaches the thresholds `limits_Q`."""
     product, peaks = _at_hand(product_BQ), _at_hand(peaks_GQ)
     if isinstance(product, np.ndarray) and isinstance(peaks, np.ndarray):
         own_Q = _limits_in(product.dtype, limits_Q)
@@ -44,7 +44,7 @@ def reaching(product_BQ: Product, peaks_GQ: Product, limits_Q: Doubles) -> tuple
 
 
 def _at_hand(product: Product) -> Product:
-    """A tensor in the processor's memory as the array that it is."""
+    """View a CPU tensor as a numpy array."""
     if isinstance(product, np.ndarray) or product.device.type != "cpu":
         return product
     return cast(Numbers, product.numpy())
@@ -53,7 +53,7 @@ def _at_hand(product: Product) -> Product:
 def reaching_on_device(
     product_BQ: "torch.Tensor", peaks_GQ: "torch.Tensor", limits_Q: Doubles
 ) -> tuple[Integers, Integers, Doubles]:
-    """The same, where the product is; only what reaches the limits leaves the device."""
+    """`reaching` on the product's device; only the entries found are copied to the CPU."""
     own_Q = product_BQ.new_tensor(_limits_in(np.dtype(np.float32), limits_Q))
     groups_M, queries_M = (peaks_GQ >= own_Q).nonzero(as_tuple=True)
     members_MG = product_BQ.view(-1, GROUP, product_BQ.shape[1])[groups_M, :, queries_M]
@@ -64,7 +64,7 @@ def reaching_on_device(
 
 
 def _limits_in(kind: "np.dtype[np.generic]", limits_Q: Doubles) -> Numbers:
-    """The limits as numbers of the product's type, rounded down."""
+    """The thresholds in the product's number type, rounded down."""
     if kind.kind == "i":
         return np.floor(limits_Q).clip(-(2.0**31), 2.0**31 - 1).astype(np.int32)
     if kind == np.float64:
@@ -73,7 +73,7 @@ def _limits_in(kind: "np.dtype[np.generic]", limits_Q: Doubles) -> Numbers:
 
 
 def below(values: Doubles) -> NDArray[np.float32]:
-    """float32 numbers that are no greater: what is too small becomes -inf, what is too large the largest one."""
+    """Round down to float32. Values below its range become −inf, values above it the largest float32."""
     largest = float(np.finfo(np.float32).max)
     narrow = values.clip(-largest, largest).astype(np.float32)
     with np.errstate(over="ignore"):

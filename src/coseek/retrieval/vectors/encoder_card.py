@@ -1,7 +1,7 @@
-"""Encoder card: what an encoder must be given to be used rightly. It lives in the encoder's folder, as `coseek.yaml`.
+"""Encoder card: prompts, lengths, pooling and similarity of an encoder, stored in its folder as `coseek.yaml`.
 
-What `coseek.yaml` does not say is read from the folder's own files (modules, prompts, lengths, similarity), never
-guessed from names. No torch in here: the files are read, the encoder is not loaded.
+Values missing in `coseek.yaml` are read from the folder's own files (modules, prompts, lengths, similarity), never
+guessed from names. Needs no torch.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from coseek.retrieval.views import View
 
 CARD = "coseek.yaml"
 MOST_TOKENS = 512
-"""Where nobody says more, texts are cut here: some encoders could read 32,768 tokens, at a price nobody asked for."""
+"""The default token limit. Some encoders could read 32,768 tokens at a high cost."""
 
 _POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -28,34 +28,34 @@ _POOLINGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How older folders say it → how newer ones do."""
+"""Pooling flags of older folders → names in newer ones."""
 _BEHIND_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
-"""Networks whose first position stands behind the padding's id: of 514 positions they read 512 tokens."""
+"""Model types whose positions start after the padding id: with 514 positions they read 512 tokens."""
 
 
 class EncoderCard(Settings):
-    """What an encoder must be given. `EncoderCard.of(folder)` reads it, `save` puts it into a folder."""
+    """The card of an encoder. `EncoderCard.of(folder)` reads it, `save` writes it."""
 
     view: View | None = None
-    """The query view that it was trained with; `None` for none in particular."""
+    """The query view that it was trained with, if any."""
     query_prompt: str = ""
-    """Written before each query, e.g. `query: ` for E5."""
+    """Prefix of each query, e.g. `query: ` for E5."""
     passage_prompt: str = ""
-    """Written before each passage, e.g. `passage: ` for E5."""
+    """Prefix of each passage, e.g. `passage: ` for E5."""
     query_tokens: int = Field(default=MOST_TOKENS, ge=1)
-    """Queries are cut to so many tokens, prompt included."""
+    """Queries are truncated to this many tokens, prompt included."""
     passage_tokens: int = Field(default=MOST_TOKENS, ge=1)
-    """Passages are cut to so many tokens, prompt included."""
+    """Passages are truncated to this many tokens, prompt included."""
     pooling: str = "mean"
-    """How the vectors of the tokens become one: `mean`, `cls`, `lasttoken` …, `a+b` for two side by side."""
+    """Pooling of token vectors: `mean`, `cls`, `lasttoken`, …; `a+b` concatenates two."""
     normalise: bool = True
-    """Whether vectors are scaled to length 1."""
+    """Scale vectors to length 1."""
     similarity: Literal["cosine", "dot"] = "cosine"
-    """How a query and a passage are compared."""
+    """Similarity of a query and a passage."""
 
     @classmethod
     def of(cls, folder: Path) -> "EncoderCard":
-        """The card of an encoder folder; what contradicts the folder's own files is refused."""
+        """Read the card of a folder. Raises `DataError` if it contradicts the folder's own files."""
         said = read_yaml(folder / CARD, "card") if (folder / CARD).is_file() else {}
         own = _own(folder, said)
         try:
@@ -66,13 +66,13 @@ class EncoderCard(Settings):
         return card
 
     def save(self, folder: Path) -> None:
-        """Write `coseek.yaml` into a sentence-transformers folder, after checking that it fits."""
+        """Check the card against a sentence-transformers folder and write it there as `coseek.yaml`."""
         self._check(folder)
         with atomic_write(folder / CARD) as file:
             yaml.safe_dump(dump_settings(self), file, sort_keys=False, allow_unicode=True)
 
     def difference(self, other: "EncoderCard") -> str | None:
-        """The first value in which the other card differs, as the middle of a sentence; `None` if there is none."""
+        """Describe the first value that differs from another card's; `None` if there is none."""
         for name, mine in dump_settings(self).items():
             theirs = getattr(other, name)
             if mine != theirs:
@@ -83,10 +83,10 @@ class EncoderCard(Settings):
         pooling, normalises = _modules(folder)
         if pooling != self.pooling:
             raise DataError(
-                f"{folder}: the card says pooling {self.pooling!r}, its modules do {pooling!r}; mend {CARD}"
+                f"{folder}: the card says pooling {self.pooling!r}, its modules do {pooling!r}; correct {CARD}"
             )
         if normalises and not self.normalise:
-            raise DataError(f"{folder}: the card says normalise: false, its modules do normalise; mend {CARD}")
+            raise DataError(f"{folder}: the card says normalise: false, its modules do normalise; correct {CARD}")
         if self.similarity == "cosine" and not self.normalise:
             raise DataError(
                 f"{folder}: a cosine is the inner product of vectors of length 1; "
@@ -95,7 +95,7 @@ class EncoderCard(Settings):
 
 
 def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
-    """The card that the folder's own files make."""
+    """The card that the folder's own files imply."""
     config = _object(folder / "config_sentence_transformers.json")
     prompts = cast(dict[str, str | None], config.get("prompts") or {})
     similarity = said.get("similarity") or config.get("similarity_fn_name") or "cosine"
@@ -105,7 +105,7 @@ def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
     tokens = min(_longest(folder), MOST_TOKENS)
     return {
         "query_prompt": prompts.get("query") or "",
-        # sentence-transformers' own order; it writes an empty "document" beside another name, hence the `or`
+        # The order of sentence-transformers, which writes an empty "document" beside another name, hence the `or`.
         "passage_prompt": prompts.get("document") or prompts.get("passage") or prompts.get("corpus") or "",
         "query_tokens": tokens,
         "passage_tokens": tokens,
@@ -116,7 +116,7 @@ def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
 
 
 def _modules(folder: Path) -> tuple[str, bool]:
-    """How the folder's modules pool (`none` without such a module), and whether they normalise."""
+    """The folder's pooling (`none` without a pooling module), and whether it normalises."""
     pooling, normalises = "none", False
     modules = read_json(folder / "modules.json")
     if not isinstance(modules, list):
@@ -139,17 +139,17 @@ def _pooling(config: JsonObject) -> str:
 
 
 def _longest(folder: Path) -> int:
-    """Tokens that the encoder is meant to read at most, by the files that say so."""
+    """The token limit that the folder's files state."""
     own = _object(folder / "sentence_bert_config.json").get("max_seq_length")
     if isinstance(own, int):
         return own
     limits = [_object(folder / "tokenizer_config.json").get("model_max_length"), most_read(folder)]
-    # Tokenizers without a limit say 1e30, as a float.
+    # Tokenizers without a limit store 1e30, as a float.
     return min((int(limit) for limit in limits if isinstance(limit, int | float) and limit > 0), default=MOST_TOKENS)
 
 
 def most_read(folder: Path) -> int | None:
-    """Tokens that the encoder can read at all: as many as it has positions; `None` where its files name no number."""
+    """The number of positions of the encoder; `None` if its files do not state it."""
     config = _object(folder / "config.json")
     positions, padding = config.get("max_position_embeddings"), config.get("pad_token_id")
     if not isinstance(positions, int):
@@ -159,7 +159,7 @@ def most_read(folder: Path) -> int | None:
 
 
 def _object(path: Path) -> JsonObject:
-    """A JSON object; an empty one where there is no file."""
+    """Read a JSON object; empty if there is no file."""
     if not path.is_file():
         return {}
     value: Json = read_json(path)

@@ -1,10 +1,10 @@
-"""Faiss index: what `hnsw` and `ivf-pq` share: inner products made safe for graphs and cells, files, searches.
+"""Faiss index: builds, stores and searches the faiss indexes of `hnsw` and `ivf-pq`.
 
-Importing this module does not import faiss. Its number of threads follows OMP_NUM_THREADS, as torch's does.
+Importing this module does not import faiss. Its number of threads follows OMP_NUM_THREADS.
 
-Graphs and cells presume that a vector's nearest neighbours are those it has the largest inner products with. That holds
-for vectors of one length. Where an encoder's vectors have several, each gets one more dimension that fills it up to the
-longest one's length, and queries get a 0 there: the inner products stay what they were (Bachrach et al., RecSys 2014).
+Graphs and cells assume that a vector's neighbours are those with the largest inner products, which holds for vectors of
+equal length. Other vectors get one more dimension that raises all lengths to the longest one's, with 0 in queries, so
+that inner products do not change (Bachrach et al., RecSys 2014).
 """
 
 import os
@@ -19,36 +19,34 @@ from coseek.core.errors import DataError, DiskFault
 from coseek.data.passage import Corpus
 from coseek.retrieval.resumable_build import Report, sync
 from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus
-from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, Rows, in_order
-from coseek.retrieval.vectors.encoder import Vectors
+from coseek.retrieval.vectors.embedding_retriever import E, Rows, in_order
+from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
+from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.retrieval.vectors.store import Floats, VectorStore
 
 if TYPE_CHECKING:
     import faiss
 
 VECTORS = "vectors"
-"""Folder of the passages' vectors inside an index."""
+"""The folder of the passage vectors inside an index."""
 BLOCK_ROWS = 65_536
-"""Rows given to faiss at a time."""
+"""Rows added to faiss per call."""
 _TOGETHER = 16
-"""Queries given to faiss at a time. From 20 on it multiplies matrices, and the last digit depends on the batch."""
+"""Queries per faiss call. From 20 on faiss multiplies matrices, and the last digit depends on the batch."""
 
 
 class Lift:
-    """Makes a store's vectors equally long where the encoder does not, and fills them up with zeros.
-
-    `dim` is a multiple of `multiple`. `unit` brings the common length to 1, and every score with it.
-    """
+    """Pads vectors to equal length and to `dim` dimensions, a multiple of `multiple`; `unit` scales the length to 1."""
 
     def __init__(self, store: VectorStore, normalised: bool, *, multiple: int = 1, unit: bool = False) -> None:
         self._store = store
-        # At least the smallest normal number: a store of nothing but zeros is divided by it.
+        # At least the smallest normal number, to avoid a division by 0 for all-zero vectors.
         self._longest = None if normalised else max(float(store.norms_N.max()), 2.0**-126)
         self._divisor = self._longest if unit and self._longest is not None else 1.0
         self.dim = -(-(store.dim + (not normalised)) // multiple) * multiple
 
     def rows(self, rows_M: Rows) -> Vectors:
-        """Some rows (M × `dim`), which must rise."""
+        """Padded rows (M × `dim`) for ascending row numbers."""
         lifted_ME = widened(self._store.gather(rows_M), self.dim)
         if self._longest is not None:
             norms_M = self._store.norms_N[rows_M]
@@ -58,14 +56,14 @@ class Lift:
 
 
 def widened(vectors_BD: Floats, dim: int) -> Vectors:
-    """A float32 copy with zeros in the new dimensions."""
+    """Copy vectors as float32, padded with zeros to `dim` dimensions."""
     wide_BE = np.zeros((len(vectors_BD), dim), dtype=np.float32)
     wide_BE[:, : vectors_BD.shape[1]] = vectors_BD
     return wide_BE
 
 
 def add_all(index: "faiss.Index", store: VectorStore, lift: Lift, report: Report, what: str) -> None:
-    """Put all vectors into an index, block by block."""
+    """Add all vectors to an index, block by block."""
     total = len(store)
     for start in range(0, total, BLOCK_ROWS):
         rows_B = np.arange(start, min(start + BLOCK_ROWS, total))
@@ -76,24 +74,26 @@ def add_all(index: "faiss.Index", store: VectorStore, lift: Lift, report: Report
 
 def build_file(
     corpus: Corpus,
-    settings: EmbeddingSettings,
+    settings: E,
     path: Path,
-    make: Callable[[VectorStore], "faiss.Index"],
+    make: Callable[[VectorStore, E, bool, Report], "faiss.Index"],
     report: Report,
     *,
     keep_vectors: bool,
 ) -> None:
-    """Encode the corpus, make an index of the vectors, and write it to `path`; goes on with what is there."""
+    """Encode the corpus, build an index with `make` and write it to `path`. Continues an earlier build. `make(store,
+    settings, normalised, report)` builds the index; `normalised` says that all vectors have length 1."""
     begin(settings, path.parent)
     vectors = path.parent / VECTORS
     if not path.exists():
-        write_file(make(encode_corpus(corpus, settings, vectors, report)), path)
+        normalised = EncoderCard.of(encoder_folder(settings.encoder)).normalise
+        write_file(make(encode_corpus(corpus, settings, vectors, report), settings, normalised, report), path)
     if vectors.exists() and not keep_vectors:
         shutil.rmtree(vectors)
 
 
 def write_file(index: "faiss.Index", path: Path) -> None:
-    """Write an index; the file appears whole or not at all."""
+    """Write an index atomically."""
     import faiss
 
     part = path.with_name(f"{path.name}.part")
@@ -102,23 +102,23 @@ def write_file(index: "faiss.Index", path: Path) -> None:
     except RuntimeError as error:
         part.unlink(missing_ok=True)
         why = str(error).rpartition("failed: ")[2].strip()
-        raise DiskFault(f"{why}; what is encoded is kept: free some space and go on with the same command") from None
+        raise DiskFault(f"{why}; the vectors are kept: free some space and repeat the same command") from None
     sync(part)
     os.replace(part, path)
 
 
-def open_file(path: Path, flags: int = 0) -> "faiss.Index":
-    """Read what was written; a broken file is refused."""
+def open_file(path: Path) -> "faiss.Index":
+    """Open an index file, memory-mapped. A broken file is a `DataError`."""
     import faiss
 
     try:
-        return faiss.read_index(str(path), flags)
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError:
-        raise DataError(f"{path} cannot be read by this faiss {faiss.__version__}; make the index anew") from None
+        raise DataError(f"{path} cannot be read by this faiss {faiss.__version__}; rebuild the index") from None
 
 
 def search_file(index: "faiss.Index", queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
-    """The `k` best rows and scores a query, as far as the index finds them; equal scores by row, −1 for nothing."""
+    """The `k` best rows and scores per query, ties by row; −1 for rows that the index did not find."""
     wide_QE = widened(queries_QD, index.d)
     scores_QK = np.empty((len(wide_QE), k), dtype=np.float32)
     rows_QK = np.empty((len(wide_QE), k), dtype=np.int64)

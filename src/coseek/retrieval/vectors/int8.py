@@ -1,16 +1,16 @@
-"""Int8: the exact k best rows by way of a quarter of the bytes.
+"""Int8 search: finds the exact k best rows with a scan of a quarter of the bytes.
 
-Every vector x is kept a second time as x ≈ s·X with X of int8 numbers, and a query q becomes t·Q. Then
+Every vector x is also stored as x ≈ s·X with int8 numbers X, and a query q is approximated as t·Q. Then
 
     ⟨x, q⟩ − s·t·⟨X, Q⟩ = ⟨x − sX, q⟩ + ⟨sX, q − tQ⟩        so        |…| ≤ ‖x − sX‖·‖q‖ + ‖sX‖·‖q − tQ‖
 
-by Cauchy–Schwarz. The integer product is exact, the norms are stored with the codes, and the shortlist settles in
-float64 what the bound leaves open: what is found is what looking at all float32 rows would find.
+by Cauchy–Schwarz. The integer product is exact and the norms are stored, so the shortlist finds the same rows as a
+float32 scan.
 
-Rows are sorted by their largest number inside stretches of the store, so that a block has one scale that suits all its
-rows, and comparing stays a matter of integers.
+Rows are sorted by their largest number within stretches of the store, so that one scale per block fits all its rows and
+comparisons stay in integers.
 
-    codes.npy    rows of int8, N and D filled up with zeros    rows.npy     which row of the store each is
+    codes.npy    int8 rows, N and D padded with zeros          rows.npy     the store's row of each
     scales.npy   s of each block of BLOCK rows                 bounds.npy   ‖x − sX‖ and ‖sX‖ of each row, rounded up
 """
 
@@ -26,40 +26,36 @@ from numpy.typing import NDArray
 from coseek.core.errors import DataError, IndexMismatch
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.retrieval.vectors.block_scores import GROUP, Doubles, Product, peaks_of
-from coseek.retrieval.vectors.shortlist import Bounds, Queries, SearchResult, Shortlist, score_error, search
+from coseek.retrieval.vectors.shortlist import Bounds, Queries, ScanSearch, Shortlist, score_error
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, mapped
 
 SCHEMA = 1
 BLOCK = 16_384
-"""Rows with one scale."""
+"""Rows per scale."""
 TOGETHER = 4 * BLOCK
-"""Rows in one product, whose result takes 16 MB with 64 queries. Smaller ones are no quicker on a machine that does
-nothing else, and slower on a busy one, where threads wait for each other after each product."""
+"""Rows per product; with 64 queries the result takes 16 MB. Smaller products are not faster, and slower on a busy
+machine, where threads wait for each other after each product."""
 STRETCH = 16 * BLOCK
-"""Rows sorted together."""
+"""Rows per sorted stretch."""
 _LARGEST = 127
 _LARGEST_IN_PAIRS = 64
-"""Largest code of a query where products are added in pairs of 16 bits, of codes that were lifted to 0 … 255 (AVX2 and
-older): 2 · 255 · 64 stays under 2¹⁵."""
+"""The largest query code for CPUs that add pairs of products in 16 bits, with codes shifted to 0 … 255 (AVX2 and
+older): 2 · 255 · 64 < 2¹⁵."""
 _PAD_ROWS, _PAD_DIM, _PAD_QUERIES = 32, 16, 16
 _CARD = "int8.json"
 Codes = NDArray[np.int8]
 
 
 def quantise(store: VectorStore, folder: Path) -> None:
-    """Write the int8 copy of a store into a folder, which appears whole or not at all."""
-    check_dim(store.dim)
+    """Write the int8 copy of a store into a folder, atomically."""
+    if not holds(store.dim):
+        raise DataError(f"vectors of {store.dim} dimensions are too long for int8 search; use search: exact")
     atomic_folder(folder, lambda part: _fill(store, part))
 
 
 def holds(dim: int) -> bool:
-    """Whether sums of so many products fit into 32 bits."""
+    """Whether inner products of `dim` dimensions fit into 32 bits."""
     return dim * _LARGEST**2 < 2**31
-
-
-def check_dim(dim: int) -> None:
-    if not holds(dim):
-        raise DataError(f"vectors of {dim} dimensions are too long for int8 search; use search: exact")
 
 
 def _fill(store: VectorStore, folder: Path) -> None:
@@ -90,12 +86,12 @@ def _card(store: VectorStore) -> JsonObject:
 
 
 def _shape(store: VectorStore) -> tuple[int, int]:
-    """Of the codes: rows filled up to whole groups, dimensions to what integer products like."""
+    """The shape of the codes, padded to whole groups of rows and to the dimensions that integer products need."""
     return -(-len(store) // _PAD_ROWS) * _PAD_ROWS, -(-store.dim // _PAD_DIM) * _PAD_DIM
 
 
 def _largest(store: VectorStore, begin: int, end: int) -> Doubles:
-    """The largest absolute number of each row."""
+    """The largest absolute value of each row."""
     found = np.empty(end - begin)
     for start in range(begin, end, BLOCK):
         rows = np.arange(start, min(start + BLOCK, end))
@@ -104,39 +100,30 @@ def _largest(store: VectorStore, begin: int, end: int) -> Doubles:
 
 
 def encode(vectors_BD: Floats) -> tuple[Codes, Doubles, float]:
-    """`(X, bounds_2B, s)`: codes with one scale, and upper bounds of ‖x − sX‖ and ‖sX‖ for each row.
-
-    The first bound has the rounding error of the float64 score in it, too.
-    """
+    """`(X, bounds_2B, s)`: codes, bounds of ‖x − sX‖ (with the rounding error of scores) and ‖sX‖ per row, the
+    scale."""
     wide_BD = vectors_BD.astype(np.float64)
     scale = float(np.abs(wide_BD).max()) / _LARGEST or 1.0
     codes_BD = np.rint(wide_BD / scale)
     near_BD = codes_BD * scale
     norms_B, kept_B, lost_B = (np.sqrt(np.square(part).sum(axis=1)) for part in (wide_BD, near_BD, wide_BD - near_BD))
-    # Products, differences and norms are rounded, each by some units of 2⁻⁵³ of the numbers that go in.
+    # Products, differences and norms each round by some units of 2⁻⁵³ of their operands.
     rounding_B = (norms_B + kept_B) * (score_error(vectors_BD.shape[1]) + 2.0**-48)
     return codes_BD.astype(np.int8), np.stack([lost_B + rounding_B, kept_B + rounding_B]), scale
 
 
-class Int8Search:
-    """Looks at every row in int8."""
+class Int8Search(ScanSearch):
+    """Scans every row in int8."""
 
     def __init__(self, store: VectorStore, folder: Path, together: int = 64) -> None:
-        self._store, self._together = store, together
+        super().__init__(store, together)
         if read_json(folder / _CARD) != _card(store):
-            raise IndexMismatch(f"{folder} is an int8 copy of other vectors than those at hand; make the index anew")
+            raise IndexMismatch(f"{folder} is an int8 copy of other vectors than those at hand; rebuild the index")
         count = len(store)
         self._codes_ND = cast(Codes, mapped(folder / "codes.npy", "int8", _shape(store)))
         self._rows_N = cast(Rows, mapped(folder / "rows.npy", "int64", (count,)))
         self._bounds_2N = cast(Doubles, mapped(folder / "bounds.npy", "float64", (2, count)))
         self._scales = cast(Doubles, mapped(folder / "scales.npy", "float64", (-(-count // BLOCK),)))
-
-    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
-        found = self.find(queries_QD, k)
-        return found.rows_QK, found.scores_QK
-
-    def find(self, queries_QD: Queries, k: int) -> SearchResult:
-        return search(self._store, queries_QD, k, self._scan, self._together)
 
     def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
         wide_QD = queries_QD.astype(np.float64)
@@ -159,7 +146,7 @@ class Int8Search:
 
 
 def _filled(codes_QD: Doubles, dim: int) -> Codes:
-    """Queries as int8, filled up with zeros in both directions; one alone stays alone, which is twice as quick."""
+    """Pad query codes with zeros in both dimensions. A single query stays single, which is twice as fast."""
     count = 1 if len(codes_QD) == 1 else -(-len(codes_QD) // _PAD_QUERIES) * _PAD_QUERIES
     filled = np.zeros((count, dim), dtype=np.int8)
     filled[: len(codes_QD), : codes_QD.shape[1]] = codes_QD
@@ -167,12 +154,12 @@ def _filled(codes_QD: Doubles, dim: int) -> Codes:
 
 
 def _products(queries_QD: Codes) -> Callable[[Codes], Product]:
-    """Multiplies blocks with the queries; a result lives until the next call."""
+    """Returns a function that multiplies a block with the queries; its result is overwritten by the next call."""
     if not largest_query_code():
         return lambda codes_BD: _float_product(codes_BD, queries_QD)
     import torch
 
-    queries_DQ = torch.from_numpy(queries_QD).t()  # not contiguous: the quickest here
+    queries_DQ = torch.from_numpy(queries_QD).t()  # a non-contiguous view is fastest here
     out_BQ = torch.zeros((TOGETHER, len(queries_QD)), dtype=torch.int32)
 
     def multiply(codes_BD: Codes) -> Product:
@@ -183,19 +170,16 @@ def _products(queries_QD: Codes) -> Callable[[Codes], Product]:
 
 @cache
 def largest_query_code() -> int:
-    """The largest code of a query with which torch's integer product is exact on this processor; 0 for none, or no
-    torch.
-
-    Without the instructions made for it (VNNI), libraries add pairs of products in 16 bits, which overflow with the
-    largest codes. Coarser queries leave more rows to be scored in float64, and the same ones are found.
-    """
+    """The largest query code for which torch's integer product is exact on this CPU; 0 for none, or without torch. CPUs
+    without VNNI instructions add pairs of products in 16 bits, which overflow with the largest codes. Smaller query
+    codes give wider bounds, so that more rows are rescored, and the same result."""
     if importlib.util.find_spec("torch") is None:
         return 0
     return next((largest for largest in (_LARGEST, _LARGEST_IN_PAIRS) if _is_exact(largest)), 0)
 
 
 def _is_exact(largest: int) -> bool:
-    """Whether products of the largest codes are right, for one query and for several."""
+    """Whether products of the largest codes are exact, for one query and for several."""
     import torch
 
     rows = torch.full((_PAD_ROWS, 64), _LARGEST, dtype=torch.int8)
@@ -207,7 +191,7 @@ def _is_exact(largest: int) -> bool:
 
 
 def _float_product(codes_BD: Codes, queries_QD: Codes) -> Product:
-    """The same integers from floats, that hold them exactly: sums stay under 2²⁴ (float32) or 2⁵³ (float64)."""
+    """The integer product computed in floats, which are exact below 2²⁴ (float32) or 2⁵³ (float64)."""
     if codes_BD.shape[1] * _LARGEST**2 < 2**24:
         return (codes_BD.astype(np.float32) @ queries_QD.astype(np.float32).T).astype(np.int32)
     return (codes_BD.astype(np.float64) @ queries_QD.astype(np.float64).T).astype(np.int32)

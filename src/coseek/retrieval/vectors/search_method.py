@@ -1,8 +1,7 @@
-"""Way: which exact search over a store is the fastest on this machine. All of them find the same.
+"""Search method: selects the faster exact search over a store on this machine. All methods find the same rows.
 
-Looking at all rows in float32 (`exact`), and going through an int8 copy of them first (`int8`), which multiplies a
-quarter of the bytes and then proves its result. Which is faster is a matter of the processor's instructions, and of
-whether the vectors fit into memory.
+`exact` scans all rows in float32. `int8` scans a quantised copy first, a quarter of the bytes, and then verifies the
+result. Their relative speed depends on the CPU's instructions and on whether the vectors fit into memory.
 """
 
 import importlib.util
@@ -19,25 +18,25 @@ from coseek.retrieval.vectors.store import VectorStore
 SearchMethod: TypeAlias = Literal["exact", "int8"]
 
 FEWEST = 32_768
-"""Rows from which a copy is worth its quarter of the size: with fewer, a search is over in milliseconds either way."""
+"""With fewer rows, a search takes milliseconds either way and needs no copy."""
 
 
 FITS = 0.8
-"""Share of memory that vectors may take and still be there when they are read again."""
+"""Share of memory up to which vectors stay in the page cache."""
 
 
 def memory_bytes() -> int:
-    """Memory of this machine."""
+    """Physical memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
 
 
-def fastest_way(store: VectorStore, device: str) -> Choice:
-    """The way to search a store with, and why. `device`: as in the settings of an embedding."""
+def fastest_method(store: VectorStore, device: str) -> Choice:
+    """The method for a store, with the reason. `device` is the setting of an embedding retriever."""
     return chosen(len(store), store.dim, store.dtype, device)
 
 
 def chosen(rows: int, dim: int, dtype: str, device: str) -> Choice:
-    """The way for so many rows. A trial is made only where its outcome matters."""
+    """The method for `rows` rows. Runs a timing trial only if its outcome matters."""
     if rows < FEWEST:
         return Choice("exact", f"{rows:,} rows are few")
     if importlib.util.find_spec("torch") is None:
@@ -54,5 +53,5 @@ def chosen(rows: int, dim: int, dtype: str, device: str) -> Choice:
 
 
 def taken(found: Timing | None) -> SearchMethod:
-    """The way that a trial speaks for. The copy has to win clearly: it costs its size on the disk."""
+    """The method that a trial favours. int8 must win clearly, since its copy takes disk space."""
     return "int8" if found is not None and found.wins else "exact"

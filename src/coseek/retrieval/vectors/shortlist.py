@@ -1,16 +1,17 @@
-"""Shortlist: finds the k best rows for certain out of scores that are only nearly right.
+"""Shortlist: selects the exact k best rows from approximate scores with error bounds.
 
-The score of a row is defined here, once (`scores_of`): the inner product with the query in float64. A search computes
-something faster, an approximation with a proven bound on its error, so that every row has a score between a lower and
-an upper bound. A row whose upper bound stays under k lower bounds of others cannot be among the k best; what remains is
-scored as defined and ranked, equal scores by row. The result depends on neither blocks nor batches nor the machine.
+The score of a row is the inner product with the query in float64 (`scores_of`). A search computes a faster
+approximation with a proven error bound, so that every row has a lower and an upper bound. A row whose upper bound is
+below k lower bounds is discarded; the rest is scored in float64 and ranked, ties by row. The result depends on neither
+blocks nor batches nor the machine.
 
-    Q queries · B rows of a block · M pairs of a row and a query · K hits
+    Q queries · B rows of a block · M (row, query) pairs · K hits
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,43 +23,41 @@ from coseek.retrieval.vectors.store import Floats, Rows, VectorStore
 
 Queries: TypeAlias = NDArray[np.float32]
 ROUNDING = 2.0**-53
-"""Relative error of one float64 operation."""
+"""Unit roundoff of float64."""
 _SLACK = 1.0 + 2.0**-40
-"""Bounds are computed in float64, too, by a handful of operations: this covers their own rounding."""
+"""Covers the rounding of the bounds themselves, a few float64 operations."""
 _FIRST_ROWS = 1 << 16
-"""Rows whose products wait for the first floor: 16 MB with 64 queries."""
+"""Rows whose products are buffered until the first floor: 16 MB with 64 queries."""
 _FEW, _MANY = 1 << 13, 1 << 20
-"""Pairs that may gather before they are sifted; pairs that may wait (40 MB) before they are scored after all."""
+"""The number of pairs at which the pool is pruned, and at which (40 MB) its pairs are scored."""
 _WIDE = 1 << 18
-"""Numbers multiplied in one go when pairs are scored: 2 MB of float64, which stays in the cache."""
+"""Numbers multiplied per call when pairs are scored: 2 MB of float64, which fits the cache."""
 
 
 class SearchResult(NamedTuple):
-    """What a search found."""
+    """The result of a search."""
 
     rows_QK: Rows
     scores_QK: NDArray[np.float32]
-    """The float64 scores that ranked, rounded for display."""
+    """The ranking float64 scores, rounded to float32."""
     rescored_Q: Integers
-    """Rows whose score was computed as defined, a query."""
+    """The number of rows per query that were scored in float64."""
 
 
 def scores_of(vectors_MD: Floats, queries_MD: Queries) -> Doubles:
-    """The score of each pair: the sum of the products in float64, pairwise along the row as numpy adds.
-
-    Products of float32 numbers are exact in float64; the sum is off by less than D · 2⁻⁵³ · ‖x‖‖q‖.
-    """
+    """The score of each pair: the float64 sum of products, with numpy's pairwise summation along the row. Products of
+    float32 numbers are exact in float64; the error of the sum is below D · 2⁻⁵³ · ‖x‖‖q‖."""
     scores_M: Doubles = np.multiply(vectors_MD, queries_MD, dtype=np.float64, order="C").sum(axis=1)
     return scores_M
 
 
 def score_error(dim: int) -> float:
-    """How far `scores_of` may be from the real inner product, as a factor of ‖x‖‖q‖ (twice the bound, to be safe)."""
+    """Error bound of `scores_of`, as a factor of ‖x‖‖q‖ (twice the theoretical bound)."""
     return 2.0 * dim * ROUNDING
 
 
 def check_queries(queries_QD: Queries, dim: int, k: int) -> Queries:
-    """The queries as contiguous float32; other dimensions and numbers that are not finite are refused."""
+    """The queries as contiguous float32. A wrong dimension or a number that is not finite is a `RetrieverError`."""
     check_k(k)
     if queries_QD.ndim != 2 or queries_QD.shape[1] != dim:
         raise RetrieverError(f"queries of shape {queries_QD.shape} cannot be compared with vectors of {dim} dimensions")
@@ -71,7 +70,7 @@ def check_queries(queries_QD: Queries, dim: int, k: int) -> Queries:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far the approximate scores of a block may be off: |score − unit · product| ≤ coarse · whole + fine · rest."""
+    """Error bounds of a block: |score − unit · product| ≤ coarse · whole + fine · rest."""
 
     unit_Q: Doubles
     coarse_B: Doubles
@@ -85,20 +84,20 @@ class Bounds:
 
     @property
     def worst_Q(self) -> Doubles:
-        """For any row of the block."""
+        """The bound for any row of the block."""
         worst_Q: Doubles = (self.coarse_B.max() * self.whole_Q + self.fine_B.max() * self.rest_Q) * _SLACK
         return worst_Q
 
 
 @dataclass
 class _Pool:
-    """Pairs that may still be among the best."""
+    """The pairs that may still be among the best."""
 
     queries_M: Integers
     rows_M: Rows
     lower_M: Doubles
     upper_M: Doubles
-    """Equal to `lower_M` once the pair is scored as defined."""
+    """Equal to `lower_M` once the pair is scored."""
 
     @classmethod
     def empty(cls) -> "_Pool":
@@ -123,7 +122,7 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What a scan shows of some rows."""
+    """The scan result of some rows."""
 
     product_BQ: Product
     peaks_GQ: Product
@@ -132,7 +131,7 @@ class _Block:
 
 
 class Shortlist:
-    """Takes block after block, in any order, each row once; `found` then says what is best."""
+    """Collects the blocks of a scan, in any order, each row once; `found` returns the best."""
 
     def __init__(self, store: VectorStore, queries_QD: Queries, k: int) -> None:
         self._store = store
@@ -147,14 +146,11 @@ class Shortlist:
         self._rescored_Q = np.zeros(len(queries_QD), dtype=np.int64)
 
     def take(self, product_BQ: Product, peaks_GQ: Product, rows_B: Rows, bounds: Bounds) -> None:
-        """Look at a block. Its product has a multiple of GROUP rows; rows and columns beyond the real ones are padding.
-
-        The product holds no NaN; `peaks_GQ` is `peaks_of(product_BQ)`.
-        """
+        """Take a block: `product_BQ` without NaN, padded to a multiple of GROUP rows, and its `peaks_of`."""
         if self._looking:
             self._look(_Block(product_BQ, peaks_GQ, rows_B, bounds))
             return
-        # The first blocks wait: the more rows the first floor comes from, the fewer pairs pass under it.
+        # The first blocks are buffered: a floor from more rows lets fewer pairs pass.
         kept_BQ = product_BQ.copy() if isinstance(product_BQ, np.ndarray) else product_BQ.clone()
         self._waiting.append(_Block(kept_BQ, peaks_GQ, rows_B, bounds))
         if sum(len(block.rows_B) for block in self._waiting) >= max(_FIRST_ROWS, 2 * GROUP * min(self._k, 8_192)):
@@ -172,7 +168,7 @@ class Shortlist:
         return SearchResult(best.rows_M.reshape(shape), scores_QK, self._rescored_Q)
 
     def _start(self) -> None:
-        """k rows of k groups have lower bounds: a floor before anything is looked at closely."""
+        """Set the first floors from the peaks of the buffered blocks, then process these blocks."""
         lowers_QG = np.concatenate([np.zeros((len(self._floor_Q), 0)), *map(self._peak_lowers, self._waiting)], axis=1)
         if lowers_QG.shape[1] >= self._k:
             self._floor_Q = np.partition(lowers_QG, -self._k, axis=1)[:, -self._k]
@@ -182,7 +178,7 @@ class Shortlist:
         self._waiting = []
 
     def _peak_lowers(self, block: _Block) -> Doubles:
-        """Lower bounds of the best score in every group that holds real rows only."""
+        """Lower bounds of the best score in every group without padding."""
         peaks_GQ = block.peaks_GQ if isinstance(block.peaks_GQ, np.ndarray) else block.peaks_GQ.cpu().numpy()
         groups = len(block.rows_B) // GROUP
         middle_GQ = peaks_GQ[:groups, : len(self._floor_Q)] * block.bounds.unit_Q
@@ -214,14 +210,14 @@ class Shortlist:
         return self._pools[0]
 
     def _limits(self, block: _Block) -> Doubles:
-        """What the product must reach, at least, for the upper bound to reach the floor."""
+        """The threshold of the product from which the upper bound may reach the floor."""
         limits_Q = np.full(block.product_BQ.shape[1], np.inf)
         asked_Q = (self._floor_Q - block.bounds.worst_Q) / block.bounds.unit_Q
         limits_Q[: len(asked_Q)] = asked_Q - np.abs(asked_Q) * (16.0 * ROUNDING)
         return limits_Q
 
     def _tighten(self) -> None:
-        """Raise the floors to the k-th best lower bounds, and drop what stays under them."""
+        """Raise the floors to the k-th best lower bounds and drop the pairs below them."""
         pool = self._pool
         keys_M = np.sort(_keys(pool.queries_M, pool.lower_M))
         ends_Q = self._ends(keys_M)
@@ -229,13 +225,13 @@ class Shortlist:
         self._floor_Q[full_Q] = np.maximum(self._floor_Q[full_Q], _values(keys_M[ends_Q[full_Q] - self._k]))
         self._pools = [pool.where(pool.upper_M >= self._floor_Q[pool.queries_M])]
         if len(self._pool) > max(_MANY, 4 * self._k * len(self._floor_Q)):
-            # Too many too close together, such as copies of one row: settled now, so that the pool stays small.
+            # Many near ties, such as copies of one row: score them now to keep the pool small.
             self._score(np.arange(len(self._pool)))
             self._pools = [self._pool.where(self._ranking())]
         self._size = len(self._pool)
 
     def _score_best(self) -> None:
-        """Score the k that are probably best: k real scores are a higher floor than k lower bounds."""
+        """Score the k pairs that are probably best, since their scores are a higher floor than lower bounds."""
         self._tighten()
         pool = self._pool
         keys_M = _keys(pool.queries_M, (pool.lower_M + pool.upper_M) / 2)
@@ -247,14 +243,14 @@ class Shortlist:
         self._tighten()
 
     def _ends(self, keys_M: Integers) -> Integers:
-        """Where each query ends among sorted keys."""
+        """The end of each query's range in sorted keys."""
         return np.searchsorted(keys_M, np.arange(1, len(self._floor_Q) + 1) << 32)
 
     def _score(self, chosen_M: Integers) -> None:
-        """Score pairs of the pool as defined, unless they are."""
+        """Score pairs of the pool that are not scored yet."""
         pool = self._pool
         chosen_M = chosen_M[pool.lower_M[chosen_M] < pool.upper_M[chosen_M]]
-        chosen_M = chosen_M[pool.rows_M[chosen_M].argsort(kind="stable")]  # a mapped file is read best in its order
+        chosen_M = chosen_M[pool.rows_M[chosen_M].argsort(kind="stable")]  # sequential reads of a mapped file
         step = max(1, _WIDE // self._store.dim)
         for start in range(0, len(chosen_M), step):
             some = chosen_M[start : start + step]
@@ -264,7 +260,7 @@ class Shortlist:
         self._rescored_Q += np.bincount(pool.queries_M[chosen_M], minlength=len(self._floor_Q))
 
     def _ranking(self) -> Integers:
-        """The k best pairs of each query among those scored, best first, equal scores by row; query after query."""
+        """The k best scored pairs of each query, best first, ties by row; query after query."""
         pool = self._pool
         order_M = np.lexsort((pool.rows_M, -pool.lower_M, pool.queries_M))
         queries_M = pool.queries_M[order_M]
@@ -275,7 +271,7 @@ class Shortlist:
 
 
 def _keys(queries_M: Integers, values_M: Doubles) -> Integers:
-    """Integers that sort pairs by query, then by value (rounded down to float32): quicker than sorting twice."""
+    """Integer keys that sort pairs by query, then by value rounded down to float32; faster than two sorts."""
     bits_M = below(values_M).view(np.int32)
     ordered_M = bits_M ^ ((bits_M >> 31) & 0x7FFFFFFF)
     keys_M: Integers = (queries_M << 32) + ordered_M + (1 << 31)
@@ -283,29 +279,40 @@ def _keys(queries_M: Integers, values_M: Doubles) -> Integers:
 
 
 def _values(keys_M: Integers) -> Doubles:
-    """The values inside such integers."""
+    """The values encoded in such keys."""
     ordered_M = ((keys_M & 0xFFFFFFFF) - (1 << 31)).astype(np.int32)
     narrow_M = (ordered_M ^ ((ordered_M >> 31) & 0x7FFFFFFF)).view(np.float32)
     return narrow_M.astype(np.float64)
 
 
-class Scan(Protocol):
-    """Shows every row of a store to a shortlist, block by block."""
+class ScanSearch(ABC):
+    """Base of exact searches that scan a store and rank with a shortlist."""
 
-    def __call__(self, queries_QD: Queries, shortlist: Shortlist) -> None: ...
+    def __init__(self, store: VectorStore, together: int) -> None:
+        """`together` queries share one scan."""
+        self._store, self._together = store, together
 
+    @abstractmethod
+    def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
+        """Pass every row of the store to the shortlist, block by block."""
 
-def search(store: VectorStore, queries_QD: Queries, k: int, scan: Scan, together: int) -> SearchResult:
-    """The k best rows for each query (all of them when there are fewer), `together` queries in one scan."""
-    queries_QD = check_queries(queries_QD, store.dim, k)
-    shape = (len(queries_QD), min(k, len(store)))
-    # A query of zeros scores 0 everywhere: the first rows are its best, and no bound could tell any apart.
-    rows_QK = np.broadcast_to(np.arange(shape[1]), shape).copy()
-    scores_QK, rescored_Q = np.zeros(shape, dtype=np.float32), np.zeros(shape[0], dtype=np.int64)
-    asked = np.flatnonzero(queries_QD.any(axis=1))
-    for start in range(0, len(asked), together):
-        tile = asked[start : start + together]
-        shortlist = Shortlist(store, queries_QD[tile], k)
-        scan(queries_QD[tile], shortlist)
-        rows_QK[tile], scores_QK[tile], rescored_Q[tile] = shortlist.found()
-    return SearchResult(rows_QK, scores_QK, rescored_Q)
+    def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
+        """`(rows_QK, scores_QK)`, best first, ties by row; K is k, or N if the store has fewer rows."""
+        found = self.find(queries_QD, k)
+        return found.rows_QK, found.scores_QK
+
+    def find(self, queries_QD: Queries, k: int) -> SearchResult:
+        """`search`, with the number of rows rescored per query."""
+        store, together = self._store, self._together
+        queries_QD = check_queries(queries_QD, store.dim, k)
+        shape = (len(queries_QD), min(k, len(store)))
+        # A zero query scores 0 on every row, so its result is the first rows; no bound could separate them.
+        rows_QK = np.broadcast_to(np.arange(shape[1]), shape).copy()
+        scores_QK, rescored_Q = np.zeros(shape, dtype=np.float32), np.zeros(shape[0], dtype=np.int64)
+        asked = np.flatnonzero(queries_QD.any(axis=1))
+        for start in range(0, len(asked), together):
+            tile = asked[start : start + together]
+            shortlist = Shortlist(store, queries_QD[tile], k)
+            self._scan(queries_QD[tile], shortlist)
+            rows_QK[tile], scores_QK[tile], rescored_Q[tile] = shortlist.found()
+        return SearchResult(rows_QK, scores_QK, rescored_Q)

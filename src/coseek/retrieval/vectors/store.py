@@ -1,19 +1,19 @@
-"""Vectors: an array of N rows of D numbers on disk, in shards that are mapped and never loaded whole.
+"""Vector store: an N × D array on disk, in shards that are memory-mapped.
 
-    store.json          what it is: rows, dimension, number type, rows a shard
-    shard-00000.npy     the rows, an ordinary numpy file each
+    store.json          rows, dimension, number type, rows per shard
+    shard-00000.npy     the rows, each shard a numpy file
     norms.npy           the Euclidean norm of every row
-    progress.json       while it is being written: how many rows are safely there
+    progress.json       the number of rows written, while the store is incomplete
 
-Files have their final headers from the start and grow at the end, so that a writer that was killed goes on at the row
-that `progress.json` names, and the bytes are those that it would have written anyway. Knows nothing of texts.
+Files have their final headers from the start and grow at the end. A writer that was killed continues at the row in
+`progress.json`, and the final bytes are the same.
 """
 
 import hashlib
 import io
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
@@ -34,7 +34,7 @@ _CARD, _PROGRESS, _NORMS = "store.json", "progress.json", "norms.npy"
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """What `store.json` says."""
+    """The contents of `store.json`."""
 
     rows: int
     dim: int
@@ -43,7 +43,7 @@ class _Card:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.dim < 1 or self.shard_rows < 1:
-            raise DataError(f"vectors need at least one row, one dimension and one row a shard, not {self}")
+            raise DataError(f"vectors need at least one row, one dimension and one row per shard, not {self}")
         if self.dtype not in ("float32", "float16"):
             raise DataError(f"vectors are kept as float32 or float16, not as {self.dtype}")
 
@@ -55,19 +55,18 @@ class _Card:
         return min(self.shard_rows, self.rows - shard * self.shard_rows)
 
     def to_json(self) -> JsonObject:
-        shape: JsonObject = {"rows": self.rows, "dim": self.dim, "dtype": self.dtype}
-        return {"schema": SCHEMA, **shape, "shard_rows": self.shard_rows}
+        return {"schema": SCHEMA, **cast(JsonObject, asdict(self))}
 
     @classmethod
     def read(cls, folder: Path) -> "_Card":
         row = read_json(folder / _CARD)
         if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-            raise DataError(f"{folder / _CARD} is not of schema {SCHEMA}, which this coseek reads; make the index anew")
+            raise DataError(f"{folder / _CARD} is not of schema {SCHEMA}, which this coseek reads; rebuild the index")
         try:
             sizes = [int(cast(int, row[name])) for name in ("rows", "dim", "shard_rows")]
             return cls(sizes[0], sizes[1], cast(FloatName, row["dtype"]), sizes[2])
         except (KeyError, TypeError, ValueError):
-            raise DataError(f"{folder / _CARD} does not describe vectors; make the index anew") from None
+            raise DataError(f"{folder / _CARD} does not describe vectors; rebuild the index") from None
 
 
 def _shard(folder: Path, number: int) -> Path:
@@ -75,7 +74,7 @@ def _shard(folder: Path, number: int) -> Path:
 
 
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The beginning of a numpy file of that shape."""
+    """The header of a numpy file of that shape."""
     file = io.BytesIO()
     description = np.lib.format.dtype_to_descr(np.dtype(dtype))
     np.lib.format.write_array_header_1_0(file, {"descr": description, "fortran_order": False, "shape": shape})
@@ -83,21 +82,21 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 class VectorStore:
-    """Rows that are all there. Indexing does not copy: what is not touched is not read."""
+    """A complete store. Blocks are views: rows that are not used are not read."""
 
     def __init__(self, shards: Sequence[Floats], norms_N: NDArray[np.float64], folder: Path | None = None) -> None:
         self.folder = folder
         self.norms_N = norms_N
-        """The Euclidean norm of every row, a few units in the last place off at most."""
+        """The Euclidean norm of every row, accurate to a few units in the last place."""
         self._shards = shards
         self._starts = np.cumsum([0] + [len(shard) for shard in shards])
 
     @classmethod
     def open(cls, folder: Path) -> "VectorStore":
-        """Map the shards of a folder; an unfinished or cut one is refused."""
+        """Map the shards of a folder. An incomplete or truncated store is a `DataError`."""
         card = _Card.read(folder)
         if (folder / _PROGRESS).exists():
-            raise DataError(f"the vectors in {folder} are not complete; go on with the command that began them")
+            raise DataError(f"the vectors in {folder} are not complete; repeat the command that started them")
         shards: list[Floats] = [
             cast(NDArray[np.float32], mapped(_shard(folder, number), card.dtype, (card.rows_of(number), card.dim)))
             for number in range(card.shards)
@@ -107,7 +106,7 @@ class VectorStore:
 
     @classmethod
     def of(cls, vectors_ND: Floats) -> "VectorStore":
-        """Vectors in memory."""
+        """A store of vectors in memory."""
         if vectors_ND.ndim != 2 or not vectors_ND.size or vectors_ND.dtype.name not in ("float32", "float16"):
             raise DataError(f"vectors are float32 or float16 rows, not {vectors_ND.dtype} {vectors_ND.shape}")
         rows_ND = cast(NDArray[np.float32], np.ascontiguousarray(vectors_ND))
@@ -126,11 +125,11 @@ class VectorStore:
 
     @property
     def nbytes(self) -> int:
-        """Of the vectors alone."""
+        """Bytes of the vectors."""
         return sum(shard.nbytes for shard in self._shards)
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Floats]]:
-        """`(first row, vectors_BD)` of at most `rows` rows each, in order; a block ends where its shard ends."""
+        """Yield `(first row, vectors_BD)` of at most `rows` rows, in order; a block ends where its shard ends."""
         for first, shard in zip(self._starts.tolist(), self._shards, strict=False):
             for start in range(0, len(shard), rows):
                 yield first + start, shard[start : start + rows]
@@ -144,7 +143,7 @@ class VectorStore:
         return sha.hexdigest()
 
     def gather(self, rows_M: Rows) -> Floats:
-        """The vectors of some rows, in the order asked for: fastest when rows rise."""
+        """The vectors of some rows, in the given order; ascending rows are fastest."""
         if len(self._shards) == 1:
             return self._shards[0].take(rows_M, axis=0)
         found_MD = np.empty((len(rows_M), self.dim), dtype=self.dtype)
@@ -156,7 +155,7 @@ class VectorStore:
 
 
 def row_norms(vectors_BD: Floats, first: int = 0) -> NDArray[np.float64]:
-    """Euclidean norms, a piece at a time; a number that is not finite is refused with its row, counted from `first`."""
+    """Euclidean norms, in float64. A number that is not finite is a `DataError` with its row, counted from `first`."""
     step = max(1, 1_000_000 // vectors_BD.shape[1])
     norms_B = np.empty(len(vectors_BD), dtype=np.float64)
     for start in range(0, len(vectors_BD), step):
@@ -164,31 +163,27 @@ def row_norms(vectors_BD: Floats, first: int = 0) -> NDArray[np.float64]:
         norms_B[start : start + step] = np.sqrt((wide * wide).sum(axis=1))
     if not np.isfinite(norms_B).all():
         row = int(np.flatnonzero(~np.isfinite(norms_B))[0])
-        raise DataError(
-            f"vector {first + row} holds a number that is not finite; mend the encoder or the passage behind it"
-        )
+        raise DataError(f"vector {first + row} holds a number that is not finite; check the encoder and its passage")
     return norms_B
 
 
 def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """Map a numpy file of just this type and shape; anything else is refused."""
+    """Map a numpy file. Another type or shape is a `DataError`."""
     if not path.is_file():
-        raise DataError(f"{path} is missing; make the index anew")
+        raise DataError(f"{path} is missing; rebuild the index")
     if path.stat().st_size != len(_header(dtype, shape)) + int(np.prod(shape)) * np.dtype(dtype).itemsize:
-        raise DataError(f"{path} has not the size of {dtype} {shape}; make the index anew")
-    # Mode c: the pages are the file's own, shared and clean, but torch takes an array only when it may be written.
+        raise DataError(f"{path} does not have the size of {dtype} {shape}; rebuild the index")
+    # Mode c shares the file's pages, and torch accepts the array because it is writable.
     found = np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
     if found.shape != shape or found.dtype != np.dtype(dtype):
-        raise DataError(f"{path} holds {found.dtype} {found.shape}, not {dtype} {shape}; make the index anew")
+        raise DataError(f"{path} holds {found.dtype} {found.shape}, not {dtype} {shape}; rebuild the index")
     return cast(NDArray[np.generic], found)
 
 
 class VectorWriter:
-    """Writes a store from its first row to its last, whatever happens in between.
-
-    `rows`, `dim`, `dtype` and `shard_rows` say what the whole will be. When the folder holds the beginning of just
-    that, `written` rows are there already, and the next `append` brings the row after them.
-    """
+    """Writes a store from its first row to its last, resumably. `rows`, `dim`, `dtype` and `shard_rows` describe the
+    complete store. If the folder holds the beginning of such a store, `written` rows exist and the next `append`
+    continues after them."""
 
     def __init__(
         self, folder: Path, rows: int, dim: int, dtype: FloatName = "float32", shard_rows: int = SHARD_ROWS
@@ -198,13 +193,13 @@ class VectorWriter:
         self.written = self._resume() if (folder / _CARD).exists() else self._begin()
 
     def append(self, vectors_BD: NDArray[np.float32]) -> None:
-        """Add rows; when it returns they are on the disk. A float16 store rounds; what does not fit is refused."""
+        """Append rows and flush them to disk. A float16 store rounds; rows that do not fit are a `DataError`."""
         card = self._card
         if vectors_BD.ndim != 2 or vectors_BD.shape[1] != card.dim or self.written + len(vectors_BD) > card.rows:
             raise DataError(
                 f"vectors of shape {vectors_BD.shape} do not fit after row {self.written} of {card.rows} × {card.dim}"
             )
-        with np.errstate(over="ignore"):  # an overflow is refused as not finite, below
+        with np.errstate(over="ignore"):  # `row_norms` raises for infinite values
             block_BD = cast(NDArray[np.float32], np.ascontiguousarray(vectors_BD, dtype=card.dtype))
         norms_B = row_norms(block_BD, self.written)
         done = 0
@@ -219,7 +214,7 @@ class VectorWriter:
         write_json(self.folder / _PROGRESS, {"rows": self.written})
 
     def finish(self) -> VectorStore:
-        """Declare the store complete and open it."""
+        """Mark the store as complete and open it."""
         if self.written != self._card.rows:
             raise DataError(f"{self.written} of {self._card.rows} vectors are written; the rest is missing")
         (self.folder / _PROGRESS).unlink(missing_ok=True)
@@ -244,9 +239,9 @@ class VectorWriter:
 
 
 def _put(path: Path, header: bytes, offset: int, data: bytes) -> None:
-    """Make `data` the end of a file that begins with `header` and `offset` bytes; on the disk when this returns."""
+    """Truncate a file to `header` and `offset` bytes, append `data`, and flush to disk."""
     with path.open("r+b" if path.exists() else "w+b") as file:
-        # Whatever a killed writer left behind the rows that count is cut off, half a header, too.
+        # Cuts off what a killed writer left after the counted rows, even part of a header.
         file.truncate(len(header) + offset if offset else 0)
         file.seek(0, os.SEEK_END)
         if not offset:

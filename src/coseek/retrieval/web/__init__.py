@@ -1,1 +1,1 @@
-"""The web: search engines over HTTP, pages and what is written on them."""
+"""Web search: providers over HTTP, and reading of pages."""

@@ -1,8 +1,9 @@
-"""Fetching: the bytes of a page, within limits. What cannot be had is a `PageFault`, not a crash.
+"""Fetch: downloads the bytes of a page within limits. A failure is a `PageFault`.
 
-Everything about a page comes from strangers: its address, its size, its packing, its kind, where it sends us on to.
+URL, size, encoding, type and redirects of a page are untrusted.
 """
 
+import time
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,8 +13,7 @@ from pydantic import Field
 
 from coseek.core.errors import CoseekError
 from coseek.core.settings import Settings
-from coseek.retrieval.web.addresses import RefusedAddress
-from coseek.retrieval.web.public_connections import Deadline, guarded_pool
+from coseek.retrieval.web.public_connections import Deadline, RefusedAddress, guarded_pool
 
 if TYPE_CHECKING:
     import ssl
@@ -29,28 +29,27 @@ _HEADERS = {
 
 
 class PageFault(CoseekError):
-    """A page that could not be had. Its reason is one of few words, so that reasons can be counted."""
+    """A page that could not be fetched. The message is one of a few reasons, for counting."""
 
 
 class PageLimits(Settings):
-    """What a page may cost."""
+    """Limits on fetching a page."""
 
     max_bytes: int = Field(default=2_000_000, ge=1)
-    """Longer pages are not read, whether packed or unpacked."""
+    """The maximum size of a page, compressed and uncompressed."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """For a page in all, redirects included."""
+    """Seconds for a page, redirects included."""
     redirects: int = Field(default=4, ge=0)
-    """Each is checked as the first address was."""
+    """The maximum number of redirects. Each target is checked like the first URL."""
     allow_private: bool = False
-    """Also fetch from this machine and private networks. For tests, and for an intranet that you trust."""
+    """Also fetch from this machine and private networks: for tests and trusted intranets."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """What came back."""
+    """A downloaded page."""
 
     url: str
-    """Where it was in the end."""
     body: bytes
     content_type: str
 
@@ -63,17 +62,17 @@ def _ssl_context() -> "ssl.SSLContext":
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Fetches pages; any threads may use it at once."""
+    """Fetches pages. Thread-safe."""
 
     limits: PageLimits
     ssl_context: "ssl.SSLContext" = field(default_factory=_ssl_context, repr=False)
 
     def fetch(self, url: str) -> FetchedPage:
-        """The page at an address, or where it has moved to."""
+        """Fetch the page at a URL, following redirects."""
         import httpcore
         import httpx
 
-        deadline = Deadline.after(self.limits.timeout_s)
+        deadline = Deadline(time.monotonic() + self.limits.timeout_s)
         try:
             with guarded_pool(deadline, self.limits.allow_private, self.ssl_context) as pool:
                 for _ in range(self.limits.redirects + 1):
@@ -85,14 +84,14 @@ class Fetcher:
             raise PageFault("too slow") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
             raise PageFault("not reached") from None
-        # Refused and UnicodeError are ValueErrors, as is what urljoin says of an address that is none.
+        # RefusedAddress and UnicodeError are ValueErrors, as are urljoin's errors.
         except (ValueError, httpx.InvalidURL, httpcore.UnsupportedProtocol):
             raise PageFault("address refused") from None
         raise PageFault("too many redirects")
 
     def _get(self, pool: "ConnectionPool", url: str) -> FetchedPage | str:
-        """One request: the page, or the address that it sends us on to."""
-        import httpx  # reads addresses with letters of any language, which httpcore does not
+        """Send one request. Returns the page, or the target of a redirect."""
+        import httpx  # parses internationalised URLs, unlike httpcore
 
         parts = httpx.URL(url)
         if parts.scheme not in ("http", "https") or parts.userinfo or not parts.host:
@@ -109,7 +108,7 @@ class Fetcher:
             return FetchedPage(url, self._body(response, headers.get("content-encoding", "identity")), kind)
 
     def _body(self, response: "Response", packing: str) -> bytes:
-        """The body, unpacked by hand: a packed page of a few bytes can unpack to gigabytes."""
+        """The body, decompressed with a limit, since a few bytes can decompress to gigabytes."""
         if packing.strip().lower() not in ("identity", "gzip", "x-gzip"):
             raise PageFault("packed unknown")
         packed = packing.strip().lower() != "identity"

@@ -1,4 +1,4 @@
-"""Pages: what is fetched from the web, read as text and cut into passages."""
+"""Pages: extracts the text of web pages and splits it into passages."""
 
 import codecs
 import re
@@ -11,24 +11,24 @@ _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _WORD = re.compile(rf"(?<!\s)\s*+(?:[{_CJK}]{{1,2}}|[^\s{_CJK}]{{1,100}})")
-"""A word with the blanks in front of it. It never begins among them: blanks that end a page are looked at once."""
+"""A word with its preceding white space. No match starts inside white space, so trailing blanks are scanned once."""
 
 MOST_TAGS = 40_000
-"""A page with more takes the parser longer than two seconds, the longer the worse it is nested."""
-# What the parsers beneath stumble over in pages that are none: nesting without end, numbers that are no characters.
+"""With more tags, the parser may take over two seconds, depending on their nesting."""
+# Errors of the parsers for malformed pages: endless nesting, invalid character references.
 _UNREADABLE = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page as text."""
+    """The text of a page."""
 
     title: str
     text: str
 
 
 def read(fetcher: Fetcher, url: str) -> Page | PageFault:
-    """The page at an address, or why it could not be had."""
+    """Fetch and read a page; returns the fault if that fails."""
     try:
         return read_page(fetcher.fetch(url))
     except PageFault as fault:
@@ -36,43 +36,36 @@ def read(fetcher: Fetcher, url: str) -> Page | PageFault:
 
 
 def read_page(fetched: FetchedPage) -> Page:
-    """The article of a page, without navigation, scripts and the like; a plain text as it is."""
+    """The article of a page, without navigation and scripts; a plain text unchanged."""
     text = decode(fetched.body, fetched.content_type)
     if fetched.content_type.partition(";")[0].strip().lower() == "text/plain":
         return _page("", text)
-    return _article(text)
-
-
-def _article(html: str) -> Page:
     import trafilatura
     from trafilatura.metadata import extract_title
 
-    if html.count("<") > MOST_TAGS:
+    if text.count("<") > MOST_TAGS:
         raise PageFault("too long")
     try:
-        tree = trafilatura.load_html(html)
+        tree = trafilatura.load_html(text)
         title = None if tree is None else extract_title(tree)
-        article = trafilatura.extract(html, include_comments=False, include_tables=True)
+        article = trafilatura.extract(text, include_comments=False, include_tables=True)
     except _UNREADABLE:
         raise PageFault("unreadable") from None
     return _page(title or "", article or "")
 
 
 def _page(title: str, text: str) -> Page:
-    # NULs and other controls break files and terminals.
+    # Control characters break files and terminals.
     text = "".join(letter for letter in text if letter.isprintable() or letter.isspace()).strip()
     title = " ".join(title.split())
-    text = text.removeprefix(f"{title}\n")  # the heading is often the first line of the article, too
+    text = text.removeprefix(f"{title}\n")  # the article often starts with its title
     if not text:
         raise PageFault("no text")
     return Page(title, text)
 
 
 def decode(body: bytes, content_type: str) -> str:
-    """Bytes as text: by byte order mark, else as the header says, else as the page says, else UTF-8, else guessed.
-
-    Bytes that are none in the encoding become U+FFFD.
-    """
+    """Decode by byte order mark, header, the page's charset, UTF-8, or a guess, in this order; errors become U+FFFD."""
     for mark, name in _MARKS:
         if body.startswith(mark):
             return body.decode(name, errors="replace")
@@ -92,7 +85,7 @@ def decode(body: bytes, content_type: str) -> str:
 
 
 def _is_text_codec(charset: str) -> bool:
-    """Whether Python knows the encoding, as one between bytes and text (`hex` and `zip` are others)."""
+    """Whether Python has a text encoding of this name (`hex` and `zip` are not text encodings)."""
     try:
         return isinstance(b"a".decode(charset, errors="replace"), str)
     except (LookupError, ValueError, TypeError):
@@ -100,10 +93,8 @@ def _is_text_codec(charset: str) -> bool:
 
 
 def cut(text: str, words: int) -> list[str]:
-    """Stretches of at most so many words, in order; white space inside them is squeezed.
-
-    Two characters of Chinese, Japanese or Korean count as a word, and so do every hundred of a run without a blank.
-    """
+    """Split text into passages of at most `words` words; white space is collapsed. Two CJK characters count as a word,
+    and so do 100 characters without a blank."""
     found = _WORD.findall(text)
     stretches = ("".join(found[start : start + words]) for start in range(0, len(found), words))
     return [" ".join(stretch.split()) for stretch in stretches]

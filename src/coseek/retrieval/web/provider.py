@@ -1,12 +1,12 @@
-"""Engine: what a web search API is asked, and what its answer says. Knows nothing of networks: see `calls`.
+"""Provider: the interface of a web search API: its requests and its answers. Sends nothing itself.
 
-A module of `coseek.retrieval.web.providers` offers
+A module of `coseek.retrieval.web.providers` defines
 
-    URL                                    where it answers
-    KEY                                    the environment variable that its key is in by custom
-    MOST                                   the most results of one call
-    request(query, count, key, parameters) an `Ask`
-    results(answer)                        what an answer holds, best first
+    URL                                    the address of the API
+    KEY                                    the usual environment variable of its key
+    MOST                                   the maximum number of results per call
+    request(query, count, key, parameters) a `ProviderRequest`
+    results(answer)                        the results of an answer, best first
 """
 
 import html
@@ -19,11 +19,11 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import replace_surrogates
 
 Parameters: TypeAlias = Mapping[str, str | int | bool]
-"""What a user adds to every call: country, language, dates …"""
+"""The user's additions to every call: country, language, dates, …"""
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _NO_CHARACTER = re.compile("&#[0-9]{100,}+;?")
-"""A number that is no character. Python refuses to read one of thousands of digits."""
+"""A numeric character reference that is too long for Python to parse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class ProviderRequest:
     """One call of an API."""
 
     method: Literal["GET", "POST"]
-    headers: Mapping[str, str] = field(repr=False)  # they hold the key
+    headers: Mapping[str, str] = field(repr=False)  # contain the key
     parameters: Parameters = field(default_factory=dict)
     body: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WebResult:
-    """A page that an engine found."""
+    """A search result."""
 
     url: str
     title: str
@@ -46,7 +46,7 @@ class WebResult:
 
 
 class SearchProvider(Protocol):
-    """What a module of `coseek.retrieval.web.providers` offers."""
+    """The interface of a provider module."""
 
     URL: str
     KEY: str
@@ -57,8 +57,7 @@ class SearchProvider(Protocol):
 
 
 def listed(answer: Json, *path: str) -> list[JsonObject]:
-    """The objects of a list inside an answer; nothing where an engine has left it out, as they do when they find
-    nothing. A value of another kind is a `ValueError`."""
+    """The objects of the list at a path of keys, empty if a key is missing. Another type is a `ValueError`."""
     value: Json = answer
     for name in path:
         if not isinstance(value, dict):
@@ -72,7 +71,7 @@ def listed(answer: Json, *path: str) -> list[JsonObject]:
 
 
 def result(row: JsonObject, url: str, title: str, snippet: str) -> WebResult:
-    """Read one result by the names that an engine gives its fields; a page may lack title and snippet."""
+    """Read a result by the provider's field names. Title and snippet may be missing."""
     address = row.get(url)
     if not isinstance(address, str):
         raise ValueError(f"a result without {url!r}")
@@ -80,18 +79,18 @@ def result(row: JsonObject, url: str, title: str, snippet: str) -> WebResult:
 
 
 def distinct(found: Sequence[WebResult]) -> list[WebResult]:
-    """Every address once, where it stands first; only pages of the web."""
+    """Keep the first result of every http(s) URL."""
     seen: dict[str, WebResult] = {}
     for page in found:
         address = page.url.partition("#")[0].strip()
-        # Blanks, controls and lone surrogates (which JSON can hold and no file can) are in no address.
+        # Valid URLs contain no blanks, control characters or lone surrogates.
         if address.startswith(("http://", "https://")) and address.isprintable() and " " not in address:
             seen.setdefault(address, WebResult(address, page.title, page.snippet))
     return list(seen.values())
 
 
 def plain(text: Json) -> str:
-    """A title or snippet as plain text: mark-up and entities undone, white space squeezed."""
+    """Convert a title or snippet to plain text: removes tags, decodes entities, collapses white space."""
     if not isinstance(text, str):
         return ""
     return " ".join(html.unescape(_NO_CHARACTER.sub("\ufffd", _TAG.sub("", replace_surrogates(text)))).split())

@@ -1,39 +1,68 @@
-"""Guarded: connections to public addresses only, each with one deadline for everything that happens on it.
+"""Public connections: HTTP connections to public addresses only, each with one deadline for all its operations.
 
-The transport's own timeouts count from one byte to the next, so that a server which sends a byte a second is never too
-slow for them.
+A page's URL comes from a provider or a redirect. An attacker could make it point at `http://127.0.0.1/…` or at the
+metadata service of a cloud. The deadline is needed because the transport's timeouts apply per read, so that a server
+sending one byte per second would never time out.
 """
 
+import ipaddress
+import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
-
-from coseek.retrieval.web.addresses import public_address
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 if TYPE_CHECKING:
     from httpcore import ConnectionPool, NetworkBackend, NetworkStream
 
-Now = Callable[[], float]
+IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class RefusedAddress(ValueError):
+    """A host that must not be fetched from; the message says why."""
+
+
+def public_address(host: str, port: int, allow_private: bool = False) -> str:
+    """Resolve a host to the IP address to connect to; all must be public. A second lookup might return another one."""
+    try:
+        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise RefusedAddress("the host has no address") from None
+    # A scope such as `%eth0` belongs to link-local addresses, which are refused anyway.
+    found = [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows]
+    if not allow_private and not all(is_public(address) for address in found):
+        raise RefusedAddress("the host is on this machine or in a private network")
+    return str(found[0])
+
+
+def is_public(address: IpAddress) -> bool:
+    """Whether an address is public, including an IPv4 address embedded in an IPv6 one."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner: list[IpAddress | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        if address in _NAT64:
+            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        if address.is_site_local or not all(is_public(one) for one in inner if one is not None):
+            return False
+        if address.ipv4_mapped is not None or address in _NAT64:
+            return True  # the embedded address is public
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment after which nothing is waited for."""
+    """A point in time after which operations fail."""
 
     end: float
-    now: Now
-
-    @classmethod
-    def after(cls, seconds: float, now: Now = time.monotonic) -> "Deadline":
-        return cls(now() + seconds, now)
+    """On the clock `time.monotonic`."""
 
     def left_s(self) -> float:
-        """Seconds that are left; at the deadline the transport's own timeout error."""
+        """The remaining seconds. Raises `httpcore.ReadTimeout` after the deadline."""
         from httpcore import ReadTimeout
 
-        left = self.end - self.now()
+        left = self.end - time.monotonic()
         if left <= 0:
             raise ReadTimeout("the deadline has passed")
         return left
@@ -41,7 +70,7 @@ class Deadline:
 
 @dataclass(frozen=True)
 class _Stream:
-    """A connection whose every wait ends at the deadline. Stands behind `httpcore.NetworkStream`."""
+    """An `httpcore.NetworkStream` whose operations all use the deadline."""
 
     stream: "NetworkStream"
     deadline: Deadline
@@ -67,8 +96,8 @@ class _Stream:
 
 @dataclass(frozen=True)
 class _Backend:
-    """Looks names up once, checks all their addresses, and connects to one that was checked. Stands behind
-    `httpcore.NetworkBackend`; TLS still asks for a certificate of the host's name."""
+    """An `httpcore.NetworkBackend` that resolves a host once, checks all its addresses, and connects to a checked one.
+    TLS still verifies the certificate against the host's name."""
 
     backend: "NetworkBackend"
     deadline: Deadline
@@ -88,7 +117,7 @@ class _Backend:
 
 
 def guarded_pool(deadline: Deadline, allow_private: bool, ssl_context: ssl.SSLContext) -> "ConnectionPool":
-    """A pool for one page and its redirects. No proxy: it would look names up itself, and past our check."""
+    """A pool for one page and its redirects. It uses no proxy, which would resolve names without the check."""
     from httpcore import ConnectionPool, SyncBackend
 
     backend = _Backend(SyncBackend(), deadline, allow_private)

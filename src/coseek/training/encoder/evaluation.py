@@ -25,7 +25,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.labels.label_set import LabelSet
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.vectors.embedding_retriever import passage_text
-from coseek.retrieval.vectors.encoder import Encoder, Vectors, _SentenceTransformer
+from coseek.retrieval.vectors.encoder import Encoder, Vectors
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.training.encoder.examples import Seen
 from coseek.training.encoder.recipe import HeldOutSettings
@@ -141,7 +141,7 @@ class EncoderEvaluator:
 
     def look(self, model: SentenceTransformer) -> EvaluationResult:
         """With the encoder's prompts, lengths and normalisation: as an index would be made and asked."""
-        card, encoder = self._card, Encoder(cast(_SentenceTransformer, model))
+        card, encoder = self._card, Encoder(model)
         passages_UD = encoder.encode(
             self._texts, card.passage_prompt, card.passage_tokens, BATCH, normalise=card.normalise
         )

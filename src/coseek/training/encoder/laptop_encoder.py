@@ -33,7 +33,7 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
     from sentence_transformers.sentence_transformer.modules import Pooling
     from transformers import BertConfig, BertModel
 
-    from coseek.retrieval.vectors.encoder import quiet
+    from coseek.models.pretrained import quiet
 
     config = BertConfig(
         vocab_size=len(tokenizer),

@@ -1,4 +1,4 @@
-"""Brave Search: GET with the key in a header; `web.results` holds the pages, at most twenty a call."""
+"""Brave Search: GET with the key in a header; results in `web.results`, at most twenty per call."""
 
 from coseek.core.files import JsonObject
 from coseek.retrieval.web.provider import Parameters, ProviderRequest, WebResult, listed, result
@@ -10,7 +10,7 @@ MOST = 20
 
 def request(query: str, count: int, key: str, parameters: Parameters) -> ProviderRequest:
     """`parameters`: `country`, `search_lang`, `freshness` …"""
-    # Without decorations a description holds no <strong>.
+    # Undecorated descriptions contain no <strong>.
     asked = {"text_decorations": False, **parameters, "q": query, "count": count}
     return ProviderRequest("GET", {"X-Subscription-Token": key, "Accept": "application/json"}, asked)
 

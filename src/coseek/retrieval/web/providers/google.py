@@ -1,6 +1,6 @@
-"""Google's Custom Search JSON API: GET with the search engine's id `cx`; `items` holds the pages, at most ten a call.
+"""Google's Custom Search JSON API: GET with the search engine's id `cx`; results in `items`, at most ten per call.
 
-The key goes into the header that Google's interfaces take beside the `key` parameter: addresses end up in logs.
+The key is sent in a header rather than the `key` parameter, since URLs are logged.
 """
 
 import os
@@ -12,7 +12,7 @@ from coseek.retrieval.web.provider import Parameters, ProviderRequest, WebResult
 URL = "https://www.googleapis.com/customsearch/v1"
 KEY = "GOOGLE_API_KEY"
 CX = "GOOGLE_CSE_ID"
-"""The environment variable with the id of the search engine, unless `parameters` has a `cx`."""
+"""The environment variable with the search engine's id, used unless `parameters` has `cx`."""
 MOST = 10
 
 
@@ -20,7 +20,7 @@ def request(query: str, count: int, key: str, parameters: Parameters) -> Provide
     """`parameters`: `cx` the search engine, `gl` country, `lr` language, `dateRestrict` …"""
     cx = parameters.get("cx") or os.environ.get(CX)
     if not cx:
-        raise SettingError(f"google searches with a search engine of yours: put its id into {CX}, or write it as cx")
+        raise SettingError(f"google needs the id of your search engine: put it into {CX}, or into parameters as cx")
     return ProviderRequest("GET", {"X-Goog-Api-Key": key}, {**parameters, "cx": cx, "q": query, "num": count})
 
 

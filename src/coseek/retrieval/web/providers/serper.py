@@ -1,4 +1,4 @@
-"""Serper (serper.dev): Google's results. POST /search with the key in a header; `organic` holds the pages."""
+"""Serper (serper.dev): Google's results. POST /search with the key in a header; results in `organic`."""
 
 from coseek.core.files import JsonObject
 from coseek.retrieval.web.provider import Parameters, ProviderRequest, WebResult, listed, result

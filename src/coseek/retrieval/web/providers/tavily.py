@@ -1,4 +1,4 @@
-"""Tavily: POST /search with a bearer key; `results` holds the pages with passages of their content."""
+"""Tavily: POST /search with a bearer key; results, with content passages, in `results`."""
 
 from coseek.core.files import JsonObject
 from coseek.retrieval.web.provider import Parameters, ProviderRequest, WebResult, listed, result
