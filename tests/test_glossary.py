@@ -32,8 +32,8 @@ def words_of(text: str) -> set[str]:
 
 TOO_SMALL = words_of(
     """
-    Action Batch Call CanConclude DataError Intent Move ProtocolFile Ranks Span TagFile ToolFile TurnSearches LeaderboardCell
-    KVCache CachedTextModel Place TokenBlock ValueModule
+    Action Batch Call CanConclude DataError Intent Move ProtocolFile Ranks Span TagFile ToolFile TurnSearches
+    KVCache LeaderboardCell CachedTextModel Place TokenBlock ValueModule
     """
 )
 """Classes of main modules that are details of one that has a row."""
