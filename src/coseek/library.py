@@ -183,8 +183,9 @@ def run_agent(
 def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
     """Compose a reward: part name or path of a `.py` file → weight or settings, or `preset` → name or YAML file.
 
-    `{"exact_match": 1.0, "searches": -0.02}`; docs/reference/rewards.md has the parts. Calling the result with a
-    finished trajectory gives a `Reward`, or `None` for a trajectory that a fault ended. Raises `UnknownName` with the nearest.
+    An example is `{"exact_match": 1.0, "searches": -0.02}`; docs/reference/rewards.md lists the parts. Called with a
+    finished trajectory, the result returns a `Reward`, or `None` where a fault ended the trajectory. Raises
+    `UnknownName` with the nearest name.
     """
     if not isinstance(spec, Mapping):
         raise SettingError(f"a reward is written as {{part: weight}}, such as {{'exact_match': 1.0}}, not {spec!r}")
