@@ -144,6 +144,10 @@ def test_a_policy_that_the_library_trained_is_opened_again_and_goes_on(index: Pa
     assert coseek.train_agent("quickstart", TINY, out=tmp_path / "run", resume=True) == folder
 
 
+def run_of(data: coseek.Dataset, index: Path) -> coseek.Run:
+    return coseek.run_agent(data.folder, "rules", index, data.folder.parent / "run", split="test", count=1)
+
+
 MISUSES: dict[str, tuple[Callable[[coseek.Dataset, Path], object], str]] = {
     "a list where a folder is wanted": (lambda data, index: coseek.Dataset([str(data.folder)]), "one path"),  # type: ignore[arg-type]
     "an empty path": (lambda data, index: coseek.Dataset(""), "one path"),
@@ -177,6 +181,16 @@ MISUSES: dict[str, tuple[Callable[[coseek.Dataset, Path], object], str]] = {
     "no samples": (lambda data, index: coseek.rollout("rules", "x", index, samples=0), "at least 1"),
     "a run instead of trajectories": (lambda data, index: coseek.score([str(index)], {"f1": 1.0}), "trajectories()"),  # type: ignore[list-item]
     "a reward that asks a judge": (lambda data, index: coseek.score([], {"preset": "s3"}), "generator"),
+    "limits that are a list": (lambda data, index: coseek.rollout("rules", "x", index, limits=[4]), "{'max_turns': 6}"),  # type: ignore[arg-type]
+    "a run where its trajectories are wanted": (
+        lambda data, index: coseek.score(run_of(data, index), {"f1": 1.0}),  # type: ignore[arg-type]
+        "trajectories()",
+    ),
+    "pairs of settings": (
+        lambda data, index: coseek.train_agent("quickstart", [("rl.steps", 4)], out="o"),  # type: ignore[list-item]
+        "'rl.steps=60'",
+    ),
+    "a setting of a world misspelt": (lambda data, index: coseek.make_world("w", trian=4), "did you mean 'train'"),
     "a recipe misspelt": (lambda data, index: coseek.train_agent("quikstart", out="o"), "did you mean 'quickstart'"),
     "a setting of a recipe": (
         lambda data, index: coseek.train_agent("quickstart", {"rl.stepps": 1}, out="o"),

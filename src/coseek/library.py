@@ -120,15 +120,14 @@ def rollout(
     if samples < 1:
         raise SettingError(f"samples counts the trajectories of a question and must be at least 1, not {samples}")
     check_gold(asked, index, index.name)
-    if not isinstance(limits, Limits):
-        limits = make_settings(Limits, {**dump_settings(factory.limits_of(who)), **(limits or {})})
+    budgets = make_settings(Limits, _laid_over(factory.limits_of(who), limits))
     rows = [(question, row_seed(seed, question.id, sample)) for question in asked for sample in range(samples)]
     return _rollout(
         who,
         index,
         [question for question, _ in rows],
         [own for _, own in rows],
-        limits,
+        budgets,
         concurrency=concurrency,
         overlap=overlap,
         on_done=on_done,
@@ -149,7 +148,7 @@ def run_agent(
     protocol: PathLike | None = None,
     prompt_template: PathLike | None = None,
     tokenizer: PathLike | None = None,
-    limits: Mapping[str, object] | None = None,
+    limits: Limits | Mapping[str, object] | None = None,
     resume: bool = False,
 ) -> Run:
     """Run an agent over a questions file, or a split of a data-set folder, into the run folder `out` (`coseek run`).
@@ -171,7 +170,7 @@ def run_agent(
         "count": count,
         "retriever": index,
         "agent": dump_settings(who),
-        "limits": {**dump_settings(suited), **(limits or {})},
+        "limits": _laid_over(suited, limits),
         "samples": samples,
         "seed": seed,
     }
@@ -205,7 +204,7 @@ def score(
     world's folder (its oracle judges), or the settings with `model` among them. Raises `SettingError` where it is
     missing, `DataError` for a question without what the reward compares with.
     """
-    rows = [trajectories] if isinstance(trajectories, Trajectory) else list(trajectories)
+    rows = list(trajectories) if isinstance(trajectories, Iterable) else [trajectories]
     for row in rows:
         if not isinstance(row, Trajectory):
             raise SettingError(f"a reward is for trajectories, not {row!r}; a run's are Run(folder).trajectories()")
@@ -317,6 +316,13 @@ def _agent_settings(
     return make_settings(factory.AgentSettings, {**dump_settings(found), **over}) if over else found
 
 
+def _laid_over(suited: Limits, given: Limits | Mapping[str, object] | None) -> dict[str, object]:
+    """The limits that suit an agent, with the given ones in their place."""
+    if given is not None and not isinstance(given, Limits | Mapping):
+        raise SettingError(f"limits are a mapping such as {{'max_turns': 6}} or Limits(…), not {given!r}")
+    return {**dump_settings(suited), **(dump_settings(given) if isinstance(given, Limits) else given or {})}
+
+
 def _retriever(given: Retriever | Source) -> Retriever:
     if isinstance(given, str | Path | Mapping):
         return open_retriever(given)
@@ -352,7 +358,14 @@ def _overrides(given: Overrides) -> list[str]:
     """Settings as `name=value` texts, as they are typed."""
     if isinstance(given, str):
         return [given]
-    return [f"{name}={_yaml(name, value)}" for name, value in given.items()] if isinstance(given, Mapping) else [*given]
+    if isinstance(given, Mapping):
+        return [f"{name}={_yaml(name, value)}" for name, value in given.items()]
+    for one in given:
+        if not isinstance(one, str):
+            raise SettingError(
+                f"settings are texts such as 'rl.steps=60', or a mapping of names to values, not {one!r}"
+            )
+    return list(given)
 
 
 def _yaml(name: str, value: object) -> str:

@@ -176,7 +176,7 @@ def test_an_agent_that_only_searches_owes_no_answer(index: Path, coseek: Type) -
         "ask", "Where was Ada born ?", "--agent", "rules", "--protocol", "deepretrieval", "--retriever", index
     )
     assert (outcome.code, outcome.out) == (0, "")
-    assert "wait for a generator" in outcome.err and "no answer" not in outcome.err
+    assert "are ready for a generator" in outcome.err and "no answer" not in outcome.err
 
 
 def test_ask_takes_a_budget_as_run_spells_it(index: Path, coseek: Type) -> None:

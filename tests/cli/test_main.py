@@ -100,7 +100,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(newcomer: Path, coseek: Type
     put(newcomer, "wait_here", "with resumable('coseek wait-here --resume'):\n        raise KeyboardInterrupt")
     outcome = coseek("wait-here")
     assert outcome.code == 130
-    assert "Go on with: coseek wait-here --resume" in outcome.err
+    assert "Resume with: coseek wait-here --resume" in outcome.err
 
 
 def test_a_missing_library_is_a_line_that_installs_it(newcomer: Path, coseek: Type) -> None:

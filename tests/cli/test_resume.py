@@ -61,7 +61,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(
     assert kept < 960, "the run was over before it could be stopped"
     if how is signal.SIGINT:
         assert done.returncode == 130
-        assert "Go on with: the same command with --resume" in done.stderr
+        assert "Resume with: the same command with --resume" in done.stderr
     assert coseek(*words, "--out", stopped, "--resume").code == 0
     assert coseek(*words, "--out", whole).code == 0
     assert len(rows(whole)) == 960

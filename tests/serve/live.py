@@ -12,6 +12,7 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
+from coseek.serve.app import make_app
 from coseek.serve.running import Server, bound
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ServeSettings
@@ -74,7 +75,7 @@ def live(retrievers: Mapping[str, Retriever], token: str | None = None, **settin
     service = RetrieverService({name: partial(_same, one) for name, one in retrievers.items()}, given)
     ready = threading.Event()
     service.when_open = ready.set
-    server = Server(service, token)
+    server = Server(service, make_app(service, token))
     server.grace_s = 0.0
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()

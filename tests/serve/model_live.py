@@ -7,9 +7,9 @@ from pathlib import Path
 
 from coseek.core.settings import make_settings
 from coseek.models.laptop import LaptopSettings, make_policy
-from coseek.serve.model_app import ModelServer
+from coseek.serve.model_app import make_model_app
 from coseek.serve.model_service import ModelService
-from coseek.serve.running import bound
+from coseek.serve.running import Server, bound
 from coseek.serve.settings import ModelServeSettings
 
 SMALL = LaptopSettings(hidden=32, feed_forward=48, vocabulary=320, max_positions=2048)
@@ -43,7 +43,7 @@ def live_model(folder: Path, token: str | None = None, **settings: float | str) 
     service = ModelService(folder, given, "policy")
     ready = threading.Event()
     service.when_open = ready.set
-    server = ModelServer(service, token)
+    server = Server(service, make_model_app(service, token))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:

@@ -89,11 +89,11 @@ def test_a_conversation_over_http_is_the_one_with_the_local_sampler(
 
 
 def test_a_next_turn_is_not_read_again(live: Live, tokenizer: HfTokenizer) -> None:
-    before = live[1].desk.reused_tokens
+    before = live[1].generation.reused_tokens
     first = choice(post(live, prompt=[5, 6, 7], max_tokens=6, temperature=0, return_token_ids=True))
     ids = [5, 6, 7, *first["token_ids"]]  # type: ignore[misc]
     again = choice(post(live, prompt=[*ids, 9], max_tokens=6, temperature=0, return_token_ids=True))
-    assert live[1].desk.reused_tokens - before == len(ids)
+    assert live[1].generation.reused_tokens - before == len(ids)
     with live_model(live[1]._folder) as fresh:
         told = choice(post(fresh, prompt=[*ids, 9], max_tokens=6, temperature=0, return_token_ids=True))
     assert told["token_ids"] == again["token_ids"]
@@ -237,7 +237,7 @@ def test_requests_join_while_others_are_written(folder: Path) -> None:
         thread = threading.Thread(target=write_long)
         thread.start()
         began.wait()
-        while live[1].desk.running == 0:
+        while live[1].generation.running == 0:
             time.sleep(0.001)
         post(live, prompt=[41], max_tokens=2, temperature=0.0)
         short = time.monotonic()
@@ -255,10 +255,10 @@ def test_nobody_writes_for_a_client_that_has_gone(folder: Path) -> None:
                 trust_env=False,
             )
         until = time.monotonic() + 2
-        while live[1].desk.running and time.monotonic() < until:
+        while live[1].generation.running and time.monotonic() < until:
             time.sleep(0.01)
-        assert live[1].desk.running == 0
-        assert live[1].desk.written_tokens == 0
+        assert live[1].generation.running == 0
+        assert live[1].generation.written_tokens == 0
 
 
 def test_a_full_queue_is_a_503_and_nothing_else_is_lost(folder: Path) -> None:
@@ -275,7 +275,7 @@ def test_many_kinds_of_draw_take_turns(folder: Path) -> None:
     with live_model(folder, max_rows=4) as live, ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(post, live, prompt=[40], max_tokens=20, temperature=n / 10, seed=1) for n in range(12)]
         assert [future.result().status_code for future in asked] == [200] * 12
-        assert len(live[1].desk._rooms) <= 8
+        assert len(live[1].generation._samplers) <= 8
 
 
 def test_a_token_is_asked_for(folder: Path) -> None:
@@ -292,7 +292,7 @@ def test_what_was_accepted_is_answered_before_the_end(folder: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with live_model(folder) as live:
             asked = pool.submit(post, live, prompt=[40], max_tokens=300, temperature=0)
-            while live[1].desk.running == 0:
+            while live[1].generation.running == 0:
                 time.sleep(0.001)
         assert asked.result().status_code == 200
 

@@ -22,6 +22,7 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.dense import Dense
+from coseek.serve.app import make_app
 from coseek.serve.running import Server, bound, is_loopback, serve, token_of
 from coseek.serve.service import RetrieverService, check_name, without_secrets
 from coseek.serve.settings import ServeSettings
@@ -197,7 +198,7 @@ def test_a_full_queue_is_a_503_with_a_time_to_come_back() -> None:
         reply = ask(url)
         assert reply.status_code == 503
         assert int(reply.headers["retry-after"]) >= 1
-        assert "come back later" in reply.json()["error"]
+        assert "retry later" in reply.json()["error"]
         gate.set()
         assert [one.result().status_code for one in (taken, *queued)] == [200] * 3
 
@@ -213,7 +214,7 @@ def test_health_says_what_is_still_being_opened() -> None:
     service.when_open = ready.set
     listening = bound("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(service)
+    server = Server(service, make_app(service))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:

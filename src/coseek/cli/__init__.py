@@ -1,1 +1,1 @@
-"""Faces in the terminal: the program `coseek` and its commands. Knows how nothing below works inside."""
+"""The command line: the program `coseek` and its commands. A command parses, calls a pipeline and prints."""

@@ -28,7 +28,7 @@ EXTRA_OF = {
     "trackio": "trackio",
     "mlflow": "mlflow",
 }
-"""Name of the module as Python imports it → extra of pyproject.toml. A test compares the two files."""
+"""Module as Python imports it → extra of pyproject.toml. A test compares the two."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Frozen parts by name: what stands behind `--answer-with` and `--judge`, and runs that are scored with them."""
+"""Grader options: `--answer-with` and `--judge`, the models behind them, and scoring runs with them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,22 +33,17 @@ AnswerWith: TypeAlias = Annotated[
     ),
 ]
 BudgetTokens: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Tokens of passages that the generator is given, at most.")
+    int, typer.Option(min=1, help="Tokens of passages in the generator's prompt, at most.")
 ]
 PromptFile: TypeAlias = Annotated[str | None, typer.Option(help="The generator's prompt: a YAML file of your own.")]
 JudgePromptFile: TypeAlias = Annotated[str, typer.Option(help="The judge's prompt: a YAML file of your own.")]
-CacheFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="A SQLite file that remembers what models wrote, whatever the run.")
-]
 OneJudge: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Who judges, for judge_acc and gen_acc: a model folder, a URL or YAML file, or the folder of a laptop "
+        help="The judge for judge_acc and gen_acc: a model folder, a URL or YAML file, or the folder of a laptop "
         "world (its oracle)."
     ),
 ]
-BootstrapSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
-"""Options that several commands share."""
 
 
 def open_parts(
@@ -75,17 +70,17 @@ def open_parts(
 
 @dataclass(frozen=True)
 class GraderSet:
-    """Who answers from passages, and who judges; the first judge's verdicts are the ones that are scored."""
+    """The generator and the judges of a command. Scores use the verdicts of the first judge."""
 
     generator: Generator | None = None
     judges: tuple[Judge, ...] = ()
 
     def names(self) -> list[str]:
-        """The judges as tables call them."""
+        """Names of the judges in tables."""
         return [f"judge {place}: {_name(judge)}" for place, judge in enumerate(self.judges, start=1)]
 
     def notes(self) -> list[str]:
-        """Whom the numbers rest on, for below a table."""
+        """Lines below a table: which generator and which judge made its numbers."""
         said = []
         if self.generator is not None:
             said.append(f"Generator: {self.generator.settings.model} ({self.generator.identity[:12]}).")
@@ -94,7 +89,7 @@ class GraderSet:
         return said
 
     def to_json(self) -> JsonObject:
-        """The same for programs, with everything that a number depends on."""
+        """The same as JSON, with everything that a number depends on."""
         found: JsonObject = {}
         if self.generator is not None:
             found["generator"] = {"identity": self.generator.identity, **self.generator.card}
@@ -105,18 +100,18 @@ class GraderSet:
 
 @dataclass(frozen=True)
 class ScoredBothWays:
-    """One run, scored by its own answers and as a component."""
+    """A run scored by its own answers, and by the generator's answers from its passages (as a component)."""
 
     own: ScoredRun
     component: ScoredRun | None
     verdicts: tuple[Verdicts, ...] = field(default=())
-    """By judge, over both kinds of answers."""
+    """One mapping a judge, over both kinds of answers."""
 
 
 def ask(run: Run, name: str, parts: GraderSet) -> ScoredBothWays:
-    """Give a run's passages to the generator and all answers to the judges; what is known already is not asked.
+    """Score a run: the generator answers from its passages, the judges judge all answers. Cached results are reused.
 
-    Without frozen parts the trajectories are read once and not kept.
+    Without generator and judges the trajectories are read once and not kept in memory.
     """
     if parts.generator is None and not parts.judges:
         return ScoredBothWays(score_run(name, run.trajectories()), None)
@@ -141,23 +136,23 @@ def ask(run: Run, name: str, parts: GraderSet) -> ScoredBothWays:
 
 
 def claims_of(trajectories: Sequence[Trajectory], answers: Answers) -> list[Claim]:
-    """Every answer that there is, the agents' own and the generator's."""
+    """Every answer to judge: the agent's own and the generator's."""
     own = [Claim(run.question, run.answer) for run in trajectories if run.answer is not None and not run.stop.is_fault]
     questions = {run.question.id: run.question for run in trajectories}
     return own + [Claim(questions[entry.question_id], entry.answer) for entry in answers.values() if entry.answer]
 
 
 def agreements_over(asked: Sequence[ScoredBothWays], parts: GraderSet) -> dict[tuple[str, str], Agreement]:
-    """How far the judges agree, over all runs."""
+    """Pairwise agreement of the judges over the responses of all runs."""
     together: dict[str, Verdicts] = {}
     for place, name in enumerate(parts.names()):
-        # A response to the same question may stand in several runs; it is one response.
+        # The same response to a question in several runs counts once.
         together[name] = {key: verdict for one in asked for key, verdict in one.verdicts[place].items()}
     return agreements(together)
 
 
 def warn_of_cuts(generator: Generator) -> None:
-    """Say so when prompts were too long for a local model: it was given less than the sheet says."""
+    """Print how many prompts were too long for a local model, which then read less than was recorded."""
     model = generator.model.model if isinstance(generator.model, CachedTextModel) else generator.model
     cut = getattr(model, "cut_prompts", 0)
     if cut:
@@ -168,7 +163,7 @@ def warn_of_cuts(generator: Generator) -> None:
 
 @contextmanager
 def _told(what: str) -> Iterator[Tell]:
-    """A bar that hears how far the work is."""
+    """A progress bar as a callback of (done, total)."""
     with resumable("the same command"), progress_bar() as bars:
         yield partial(bars.report, what)
 
@@ -179,7 +174,7 @@ def _name(judge: Judge) -> str:
 
 
 def intended(runs: Sequence[Run]) -> list[Question]:
-    """The questions that the runs were to answer, where their files are still there: a run may have been stopped."""
+    """The questions that the runs were asked, where the files still exist: a stopped run lacks some of them."""
     found: list[Question] = []
     for run in runs:
         source, split, count = (run.settings.get(name) for name in ("questions", "split", "count"))

@@ -5,8 +5,8 @@
     2    a mistake that the user can mend: one sentence with the way out
     130  Ctrl-C
 
-Only the command that was asked for is imported, so help is quick and torch sleeps until it is needed.
-A bug is none of these: it shows its traceback.
+Only the named command is imported, so help is fast and torch is imported only where it is needed. A bug shows its
+traceback.
 """
 
 import ast
@@ -30,11 +30,11 @@ from coseek.core.settings import mistakes
 from coseek.core.strict_json import replace_surrogates
 
 COMMANDS = "coseek.cli.commands"
-_FULL = "what was there before is untouched; free some space and go on"
-_CLOSED = "choose a place that you may read and write"
+_FULL = "nothing was overwritten; free some space and try again"
+_CLOSED = "choose a folder that you can read and write"
 _OTHER = "choose another place"
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Libraries leave the terminal to us, unless the environment says otherwise; they read this when they are imported."""
+"""Variables that keep libraries from printing; libraries read them at import. The user's own values win."""
 DISK_FAULTS: dict[int | None, str] = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
@@ -47,11 +47,11 @@ DISK_FAULTS: dict[int | None, str] = {
     errno.EISDIR: _OTHER,
     errno.ENAMETOOLONG: _OTHER,
 }
-"""Faults of the disk, which are neither bugs nor to be read as tracebacks, and the way out."""
+"""Errors of the file system that a user can mend → the way out. Other `OSError`s are bugs."""
 
 
 class StderrHandler(logging.Handler):
-    """Shows the package's warnings as plain lines, as `say` shows the program's own."""
+    """Prints the package's warnings as plain lines on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
@@ -64,29 +64,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.addHandler(StderrHandler(logging.WARNING))
     try:
         code = dispatch(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()  # here, where a reader that has gone is understood
+        sys.stdout.flush()  # here, where a closed pipe is handled
         return code
     except UserError as error:
         return complain(error, code=2)
-    except ValidationError as error:  # in settings that were made of others, which were not read by `make_settings`
+    except ValidationError as error:  # from settings derived from others, which `make_settings` did not read
         return complain(SettingError(*(sentence for _, sentence in mistakes(error))), code=2)
     except CoseekError as error:
         return complain(error, code=1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # `coseek search … | head`: the reader has gone. Python would complain again when it flushes at exit.
+        # The reader closed the pipe (`coseek search … | head`). Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         if error.errno not in DISK_FAULTS:
             raise
-        place = error.filename2 or error.filename or "the disk"  # of a renaming, where it was to go
+        place = error.filename2 or error.filename or "the disk"  # the target of a rename
         return complain(DiskFault(f"{place}: {error.strerror}; {DISK_FAULTS[error.errno]}"), code=2)
 
 
 def complain(error: CoseekError, code: int) -> int:
-    """One line on stderr for each mistake, whatever the message holds."""
+    """Print one line on stderr for each mistake, also where a message holds newlines."""
     for sentence in error.sentences if isinstance(error, UserError) else (str(error),):
         print("coseek:", " ".join(sentence.split()), file=sys.stderr)
     return code
@@ -95,7 +95,7 @@ def complain(error: CoseekError, code: int) -> int:
 def dispatch(arguments: Sequence[str]) -> int:
     """Help, version, or the command that is named first."""
     for number, argument in enumerate(arguments, start=1):
-        if replace_surrogates(argument) != argument:  # bytes that are no UTF-8 come as halves of surrogate pairs
+        if replace_surrogates(argument) != argument:  # bytes that are not UTF-8 arrive as surrogates
             raise UserError(
                 f"argument {number} ({replace_surrogates(argument)!r}) is not UTF-8 text; write or rename it as UTF-8"
             )
@@ -109,7 +109,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
-    """Run one command. A mistake in its options says where to read on; a missing library says how to get it."""
+    """Run one command. A wrong option names the help page; a missing library names the line that installs it."""
     for setting, value in QUIET.items():
         os.environ.setdefault(setting, value)
     try:
@@ -122,7 +122,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except typer.Exit as done:  # --help
         return done.exit_code
     except typer.TyperException as error:
-        where = getattr(error, "ctx", None)  # of the very command, which may be one of a group
+        where = getattr(error, "ctx", None)  # of the subcommand, where there is one
         path = where.command_path if where else f"coseek {name}"
         raise UserError(f"{error.format_message().rstrip('.')}{given(error)}; see `{path} --help`") from None
     return code if isinstance(code, int) else 0
@@ -143,11 +143,11 @@ def overview() -> str:
         [
             "coseek: train search agents and the retrievers that serve them, and measure both.",
             "",
-            "usage: coseek COMMAND …      `coseek COMMAND --help` tells all about one of them",
+            "usage: coseek COMMAND …      `coseek COMMAND --help` explains one of them",
             "",
             *lines,
             "",
-            "New here? `coseek quickstart` shows a search agent learn; `coseek doctor` shows what works here.",
+            "New here? `coseek quickstart` trains a small search agent; `coseek doctor` shows what works here.",
         ]
     )
 

@@ -1,6 +1,6 @@
-"""Settings list: every setting of a recipe by the name that is typed, with its value there and what it means.
+"""Settings list: every setting of a recipe by the name that is typed, with its value and its meaning.
 
-What is said of a setting is the docstring where it is declared, so this is the reference that cannot be out of date.
+The meaning is the docstring where the setting is declared, so the list is always up to date.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
 
 WIDEST = 120
-"""Longer lines are hard to read, however wide the terminal is."""
+"""Columns of a line, at most; longer lines are hard to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Setting:
     about: str
     value: Json = None
     is_group: bool = False
-    """Has no value of its own; its settings follow."""
+    """Whether it is a group, which has no value of its own; its settings follow."""
     only_with: str | None = None
-    """The group that is not set in this recipe, so that this value is the default that it would have."""
+    """The group that this recipe leaves unset; the value is then the default inside that group."""
     required: bool = False
-    """Has no default: has to be given where its group is."""
+    """Whether it has no default, and must be given with its group."""
 
     def to_json(self) -> JsonObject:
         shown: JsonObject = {"name": self.name, "value": self.value, "about": self.about}
@@ -42,7 +42,7 @@ class Setting:
 
 
 def print_settings(settings: Settings, as_json: bool) -> None:
-    """The list, for people or for programs."""
+    """Print the list as text or as JSON."""
     if as_json:
         print_json([one.to_json() for one in listed(settings) if not one.is_group])
         return
@@ -52,7 +52,7 @@ def print_settings(settings: Settings, as_json: bool) -> None:
 
 
 def listed(settings: Settings, prefix: str = "") -> Iterator[Setting]:
-    """Every setting in the order of its declaration, groups before what is in them."""
+    """Every setting in the order of declaration, a group before its settings."""
     tree = dump_settings(settings)
     for name, field in type(settings).model_fields.items():
         value, full = getattr(settings, name), prefix + name
@@ -82,7 +82,7 @@ def _unset(kind: type[Settings], group: str, only_with: str) -> Iterator[Setting
 
 
 def in_words(one: Setting, width: int) -> str:
-    """A setting as it would be typed, and below it what it means; a group as a heading."""
+    """A setting as it is typed, with its meaning below; a group as a heading."""
     about = one.about
     if one.only_with is not None and not one.is_group:
         about += f" (Must be given with {one.only_with}.)" if one.required else f" (Only with {one.only_with}.)"

@@ -1,4 +1,4 @@
-"""Terminal: what every command shares. Results go to stdout, everything said along the way to stderr."""
+"""Terminal: output, typed settings and progress bars of all commands. Results go to stdout, all else to stderr."""
 
 import json
 import os
@@ -28,20 +28,20 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import apply_overrides
 
 Clock: TypeAlias = Callable[[], float]
-"""Seconds, which never go back."""
+"""A monotonic clock, in seconds."""
 
 QUIET_S = 20.0
-"""A stage says a line at most this often, and once more at its end."""
+"""Seconds between two progress lines of a stage, at least. Its end always has a line."""
 WIDE = 10_000
-"""Columns of a file or a pipe: nothing is cut or folded."""
+"""Width of a file or a pipe in columns, so that nothing is cut or folded."""
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
-"""Type of the `--json` option of every command that has one."""
+"""Type of the option `--json`."""
 
 
 def new_app() -> typer.Typer:
-    """An empty command with the habits of the house: `-h`, plain text in help, tracebacks for bugs."""
-    # Rich markup would eat the square brackets of `[a.b=c …]`; Markdown leaves them alone.
+    """An empty command with the settings of all commands: `-h`, help as Markdown, plain tracebacks for bugs."""
+    # Rich markup would drop the square brackets of `[a.b=c …]`; Markdown keeps them.
     return typer.Typer(
         add_completion=False,
         rich_markup_mode="markdown",
@@ -51,34 +51,34 @@ def new_app() -> typer.Typer:
 
 
 def say(text: str) -> None:
-    """A line for the person who waits."""
+    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def print_json(value: Json) -> None:
-    """The result for a program that reads: one JSON document on stdout."""
+    """Print the result as one JSON document to stdout."""
     print(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
 
 
 class _Console(Console):
-    """Leaves a reader that has gone (`| head`) to the program, which knows that it is no failure."""
+    """Raises `BrokenPipeError` where the reader closed the pipe (`| head`); `main` treats it as success."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def stdout_console() -> Console:
-    """For tables. Made when asked for, so that it writes to the stdout of now."""
+    """A console for tables. Made for each use, so that it writes to the current `sys.stdout`."""
     return _uncut(_Console(highlight=False))
 
 
 def stderr_console(quiet: bool = False) -> Console:
-    """For what is said along the way."""
+    """A console for messages and progress."""
     return _uncut(Console(stderr=True, highlight=False, quiet=quiet))
 
 
 def _uncut(console: Console) -> Console:
-    """The console, in a file or a pipe as wide as its text, unless COLUMNS says how wide: the library cuts at 80."""
+    """Lift rich's limit of 80 columns where the output is a file or a pipe, unless COLUMNS sets a width."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE
     return console
@@ -90,13 +90,13 @@ def assignments(texts: Iterable[str], onto: JsonObject | None = None) -> JsonObj
 
 
 def stamped(line: str) -> str:
-    """A line with the date, the time and the zone in front."""
+    """The line behind date, time and zone."""
     return f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')} {line}"
 
 
 @dataclass
 class StageTimer:
-    """How fast one stage goes."""
+    """Measures the pace of one stage, and decides when a progress line is due."""
 
     name: str
     total: int | None = None
@@ -104,14 +104,14 @@ class StageTimer:
     clock: Clock = time.monotonic
     _began: float = field(init=False, default=0.0)
     _first: tuple[float, int] | None = None
-    """When the stage was first heard of, and what was done: what a resumed stage brings along took no time now."""
+    """(time, done) at the first report. What a resumed stage had done before does not count for the pace."""
     _said: float | None = None
 
     def __post_init__(self) -> None:
         self._began = self.clock()
 
     def due(self, wait_s: float = 0.0) -> bool:
-        """Whether a line should be said now: not before `wait_s`, then every `QUIET_S`, and at the end."""
+        """Whether a line is due now: after `wait_s` seconds, then every `QUIET_S`, and at the end."""
         now = self.clock()
         self._first = self._first or (now, self.done)
         lately = self._said is not None and now - self._said < QUIET_S and self.done != self.total
@@ -129,7 +129,7 @@ class StageTimer:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end at the pace so far; `None` while nothing was done, and at the end."""
+        """Seconds until the end at the pace so far; `None` before the first progress and at the end."""
         since, done = self._first or (self._began, 0)
         if self.total is None or not done < self.done < self.total:
             return None
@@ -179,7 +179,7 @@ class Bar:
             self.say(self._pace.line(note))
 
     def say(self, line: str) -> None:
-        """With the minutes since the beginning in a terminal, and with the date and the time in a file."""
+        """Print a line: behind the minutes since the start in a terminal, behind date and time in a file."""
         minutes, seconds = divmod(int(self._clock() - self._began), 60)
         shown = f"{minutes:2d}:{seconds:02d} {line}" if self._console.is_terminal else stamped(line)
         self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
@@ -210,9 +210,9 @@ def _progress(*more: ProgressColumn) -> Iterator[tuple[Progress, Console]]:
 
 @contextmanager
 def resumable(how_to_go_on: str) -> Iterator[None]:
-    """On Ctrl-C, say that nothing finished was lost and how to go on; the program then ends with 130."""
+    """On Ctrl-C, print how to resume, and let the program end with 130."""
     try:
         yield
     except KeyboardInterrupt:
-        say(f"\nstopped; what was finished is kept. Go on with: {how_to_go_on}")
+        say(f"\nstopped; finished work is kept. Resume with: {how_to_go_on}")
         raise

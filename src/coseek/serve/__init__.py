@@ -1,1 +1,1 @@
-"""Serve: coseek behind HTTP, for programs that are not coseek. Needs the extra `serve`."""
+"""Serve: retrievers and models over HTTP. Needs the extra `serve`."""

@@ -1,4 +1,4 @@
-"""App: the paths of the service. Each answers with JSON; a refusal is `{"error": sentence}`."""
+"""App: the HTTP paths of a retriever service. All answer with JSON; an error is `{"error": sentence}`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +25,7 @@ from coseek.serve.settings import ListenSettings
 from coseek.serve.worker import AnyService
 
 _MANY_HITS = 2_000
-"""So many are written out in a thread, so that other requests are not held up."""
+"""Hits from which an answer is serialised in a thread, so that other requests are not blocked."""
 _STOP_S = 5.0
 
 
@@ -33,8 +33,9 @@ ErrorBody: TypeAlias = Callable[[int, str, str], JsonObject]
 """(status, sentence, kind) → the body of an answer that is an error."""
 
 
-def make_app(service: RetrieverService, token: str | None = None, log: Log | None = None) -> App:
-    """The whole application, ready for a server: it starts the service with its own lifespan."""
+def make_app(service: RetrieverService, token: str | None = None) -> App:
+    """The whole application. It starts and closes the service with its own lifespan."""
+    log = Log() if service.settings.log else None
     app = new_app(service, log, lambda status, sentence, kind: {"error": sentence}, openapi=True)
     for name in (None, *service.names):
         _add_index(app, service, name)
@@ -47,7 +48,7 @@ def make_app(service: RetrieverService, token: str | None = None, log: Log | Non
 
 
 def new_app(service: AnyService, log: Log | None, error_body: ErrorBody, openapi: bool) -> FastAPI:
-    """An application with `/health` and the answers to refused requests; it starts and ends with the service."""
+    """An application with `/health` and error answers, whose lifespan starts and closes the service and its log."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -94,7 +95,7 @@ def new_app(service: AnyService, log: Log | None, error_body: ErrorBody, openapi
 
 
 def _add_index(app: FastAPI, service: RetrieverService, name: str | None) -> None:
-    """The paths of one index; `None`: those of the default."""
+    """Add the paths of one index; `None` stands for the default index."""
     prefix = "" if name is None else f"/{name}"
     known = name or service.names[0]
     app.add_api_route(
@@ -142,7 +143,7 @@ def _retrieve(service: RetrieverService, name: str) -> Callable[[Request], Await
 
 
 async def whole_body(request: Request, limits: ListenSettings) -> bytes:
-    """The whole body, within its limits of size and time."""
+    """Read the whole body, within the limits of size and time."""
     most = limits.max_body_bytes
     too_large = RefusedRequest(413, f"the request has more than {most} bytes; send less at a time")
     length = request.headers.get("content-length", "0")
@@ -157,14 +158,14 @@ async def whole_body(request: Request, limits: ListenSettings) -> bytes:
                 if most < 0:
                     raise too_large
     except TimeoutError:
-        raise RefusedRequest(408, f"the request had not come whole after {limits.body_s:g} seconds") from None
+        raise RefusedRequest(408, f"the request was not complete after {limits.body_s:g} seconds") from None
     except ClientDisconnect:
-        raise RefusedRequest(400, "the connection was closed before the request had come whole") from None
+        raise RefusedRequest(400, "the connection was closed before the request was complete") from None
     return b"".join(parts)
 
 
 def _in_place(wish: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
-    """A list a query, an empty one where nothing was asked."""
+    """One list for each query, an empty one for a blank query."""
     if len(lists) == len(wish.queries):
         return lists
     found = iter(lists)

@@ -1,7 +1,7 @@
 """Batching: the queries of several requests become one search. One thread searches; requests wait in its queue.
 
-Requests arrive in the thread of the event loop and are answered there. The searching thread takes its next batch by
-itself, so that it never waits for the event loop while there is work.
+Requests arrive and are answered in the event loop's thread. The search thread takes its next batch by itself, so that
+it never waits for the event loop while there is work.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from coseek.serve.contract import RefusedRequest
 from coseek.serve.worker import Worker
 
 ECHO = 0.25
-"""Share of a search's duration that the next one waits for those who were just answered to ask again."""
+"""Share of a search's duration for which the next one waits for the clients just answered to ask again."""
 ECHO_MOST_S = 0.005
 
 
@@ -38,17 +38,17 @@ class SearchJob:
     arrived: float = field(default_factory=time.perf_counter)
     lists: list[list[Hit]] = field(default_factory=list)
     fault: Exception | None = None
-    """What the retriever failed with; a `RetrieverError`, or a bug."""
+    """The retriever's failure: a `RetrieverError`, or a bug."""
     taken: int = 0
-    """Queries that were handed to the retriever."""
+    """How many queries were passed to the retriever."""
     began: float = 0.0
     ended: float = 0.0
     batch: int = 0
-    """Size of the largest search that it took part in."""
+    """Queries of the largest search that it was part of."""
 
 
 Piece: TypeAlias = tuple[SearchJob, Sequence[QueryLike]]
-"""A stretch of a job's queries, as one search takes it."""
+"""A job, and those of its queries that one search takes."""
 
 
 class Batcher(Worker):
@@ -60,12 +60,12 @@ class Batcher(Worker):
         self.queue = queue
         self.wait_s = wait_s
         self.faults = 0
-        """Requests that a retriever failed."""
+        """Requests that failed in a retriever."""
         self._groups: OrderedDict[tuple[int, int], deque[SearchJob]] = OrderedDict()
-        """Waiting jobs by (retriever, k): only those can be searched together. The first group is next."""
+        """Waiting jobs by (retriever, k); only jobs of one group can be searched together. The first group is next."""
         self._waiting = 0
         self._wanted = 1
-        """The searching thread is woken when so many queries wait."""
+        """The search thread is woken once so many queries wait."""
         self._per_query_s = 0.0
         self._ended, self._searched, self._took_s = -math.inf, 0, 0.0
 
@@ -75,13 +75,11 @@ class Batcher(Worker):
         return self._waiting
 
     async def search(self, retriever: Retriever, queries: Sequence[QueryLike], k: int) -> SearchJob:
-        """Wait in the queue, and be searched. `Refused` with 503 when the queue is full."""
+        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full."""
         job = SearchJob(retriever, queries, k, asyncio.get_running_loop().create_future())
         with self._changed:
             if self._waiting + len(queries) > self.queue:
-                raise RefusedRequest(
-                    503, f"{self._waiting} queries are waiting already; come back later", self._patience()
-                )
+                raise RefusedRequest(503, f"{self._waiting} queries are waiting already; retry later", self._patience())
             self._groups.setdefault((id(retriever), k), deque()).append(job)
             self._waiting += len(queries)
             if self._waiting >= self._wanted:
@@ -90,7 +88,7 @@ class Batcher(Worker):
         return job
 
     def _patience(self) -> int:
-        """Seconds until the queue of now will be about done."""
+        """Seconds until the current queue is about done."""
         return min(60, max(1, math.ceil(self._waiting * self._per_query_s)))
 
     def _work(self) -> None:
@@ -101,7 +99,7 @@ class Batcher(Worker):
             self._wake(self._searched_pieces(pieces))
 
     def _next(self) -> list[Piece]:
-        """The next batch, as soon as there is one; nothing when closed."""
+        """Wait for the next batch; empty when closed."""
         with self._changed:
             self._wanted = 1
             while not self._waiting:
@@ -112,7 +110,7 @@ class Batcher(Worker):
             return self._take()
 
     def _gather(self) -> None:
-        """Wait for company, within bounds: clients that were answered together mostly ask again together."""
+        """Wait a little for more queries: clients that were answered together mostly ask again together."""
         now = time.perf_counter()
         first = next(iter(self._groups.values()))[0].arrived
         echo_until = self._ended + min(ECHO * self._took_s, ECHO_MOST_S)
@@ -124,7 +122,7 @@ class Batcher(Worker):
             now = time.perf_counter()
 
     def _take(self) -> list[Piece]:
-        """A batch of the group whose turn it is: as equal shares of its requests as can be."""
+        """Take a batch of the next group, shared equally among its requests."""
         key, jobs = self._groups.popitem(last=False)
         members = list(islice(jobs, self.batch))
         pieces: list[Piece] = []
@@ -140,13 +138,13 @@ class Batcher(Worker):
         return [piece for piece in pieces if piece[1]]
 
     def _keep(self, key: tuple[int, int], jobs: deque[SearchJob]) -> None:
-        """What is left of a group goes behind the others."""
+        """Put what is left of a group behind the others."""
         left = deque(job for job in jobs if job.taken < len(job.queries))
         if left:
             self._groups[key] = left
 
     def _searched_pieces(self, pieces: list[Piece]) -> list[SearchJob]:
-        """Search a batch; the jobs that are finished now."""
+        """Search a batch; returns the jobs that are finished by it."""
         began = time.perf_counter()
         size = sum(len(queries) for _, queries in pieces)
         if not self._together(pieces):
@@ -160,17 +158,17 @@ class Batcher(Worker):
         return [job for job, _ in pieces if job.fault or len(job.lists) == len(job.queries)]
 
     def _together(self, pieces: list[Piece]) -> bool:
-        """Search for several requests at once; false if that failed, whosever fault it was."""
+        """Search for several requests at once; false if that failed, whichever request caused it."""
         if len(pieces) == 1:
             return False
         try:
             self._fill(pieces)
-        except Exception:  # noqa: BLE001 (it is met again, and told, when the request that it concerns is alone)
+        except Exception:  # noqa: BLE001 (the request that causes it fails again alone, and is told)
             return False
         return True
 
     def _alone(self, piece: Piece) -> None:
-        """Search for one request; its fault is its own."""
+        """Search for one request, and record its failure."""
         job = piece[0]
         try:
             self._fill([piece])
@@ -184,7 +182,7 @@ class Batcher(Worker):
             self._drop_rest(job)
 
     def _drop_rest(self, job: SearchJob) -> None:
-        """A request that failed needs no further search."""
+        """Drop the unsearched queries of a failed request."""
         with self._changed:
             left = len(job.queries) - job.taken
             if left:
@@ -194,7 +192,7 @@ class Batcher(Worker):
                 self._keep(key, self._groups.pop(key))
 
     def _fill(self, pieces: list[Piece]) -> None:
-        """One search for all pieces, which are of the same retriever and k."""
+        """Make one search for all pieces, which share retriever and k."""
         first = pieces[0][0]
         queries = [query for _, part in pieces for query in part]
         found = first.retriever.search(queries, first.k)
@@ -207,7 +205,7 @@ class Batcher(Worker):
 
 
 def shares(wanted: Sequence[int], room: int) -> list[int]:
-    """Deal `room` out: nobody gets more than is wanted, and nobody less than another unless content with less."""
+    """Share `room` out (max-min fair): no one gets more than wanted, or less than another unless it wants less."""
     given = [0] * len(wanted)
     hungry = [place for place, want in enumerate(wanted) if want]
     while room and hungry:

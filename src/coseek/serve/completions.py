@@ -1,7 +1,7 @@
-"""Completions: what the two OpenAI-compatible paths may be asked, and how they answer. Knows JSON; not HTTP, no rows.
+"""Completions: requests and answers of the two OpenAI-compatible paths, as JSON. Knows neither HTTP nor the sampler.
 
-`/v1/completions` takes text or ids and gives, when asked, the ids that were sampled with their log-probabilities: the
-fields that vLLM has for it. Streaming is not offered.
+`/v1/completions` takes text or ids, and returns the sampled ids and their log-probabilities on request, in vLLM's
+fields. There is no streaming.
 """
 
 import json
@@ -41,7 +41,7 @@ _ONLY: dict[str, tuple[Json, ...]] = {
     "tools": ([],),
     "store": (False,),
 }
-"""Fields of others that change nothing with these values (or null), and are refused with any other."""
+"""Fields of the API that are not offered → the values (besides null) that are accepted since they change nothing."""
 _PASSED_OVER = ("user", "metadata")
 _SENTENCE = 400
 _MOST_STOPS = 64
@@ -51,7 +51,7 @@ IdList = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length
 
 
 class _Asked(Settings):
-    """What both paths may be asked."""
+    """Fields of a request that both paths have."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
 
@@ -66,13 +66,13 @@ class _Asked(Settings):
     top_k: int | None = Field(default=None, ge=-1)
     """Draw from this many most likely tokens only; 0 and -1 mean all."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    """What is drawn depends on it and on the row's own tokens alone; by chance when not set."""
+    """The draw depends on it and on the row's own tokens alone. A random one when not set."""
     stop: str | list[str] | None = None
-    """Strings that end a text."""
+    """Strings that end the text."""
     include_stop_str_in_output: bool = False
-    """Leave the stop string in the text. The ids hold it in any case."""
+    """Keep the stop string in the text. The ids hold it in any case."""
     return_token_ids: bool | None = None
-    """Give the ids of the prompt and of what was written."""
+    """Return the ids of the prompt and of the generated tokens."""
 
     @property
     def kind(self) -> SamplingKind:
@@ -92,18 +92,18 @@ class _Asked(Settings):
 
 
 class CompletionAsked(_Asked):
-    """What `/v1/completions` may be asked."""
+    """A request to `/v1/completions`."""
 
     prompt: str | list[str] | IdList | list[IdList]
-    """Text or ids, or a list of either. Special tokens in text are special tokens."""
+    """Text or ids, or a list of either. Special tokens in the text are read as such."""
     logprobs: int | None = Field(default=None, ge=0)
-    """Any number: the log-probability of each token that was written; those of others are not given."""
+    """Any number returns the log-probability of each generated token; those of other tokens are not offered."""
     add_special_tokens: bool = True
-    """Put the beginning of text in front of text where the tokenizer has one."""
+    """Put the beginning-of-text token in front of text, where the tokenizer has one."""
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One prompt a text."""
+        """One prompt for each text to generate."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0] if self.prompt else None, int):
             return [cast("str | list[int]", self.prompt)]
         return cast("list[str | list[int]]", self.prompt)
@@ -115,29 +115,29 @@ class MessageAsked(Settings):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
 
     role: Literal["system", "user", "assistant"]
-    """Who says it."""
+    """The author."""
     content: str
-    """What is said; a special token in it is ordinary characters."""
+    """The text; a special token in it is read as ordinary characters."""
 
 
 class ChatAsked(_Asked):
-    """What `/v1/chat/completions` may be asked."""
+    """A request to `/v1/chat/completions`."""
 
     messages: list[MessageAsked] = Field(min_length=1)
     """The chat so far."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """Another name of `max_tokens`."""
     logprobs: bool | None = None
-    """Give the log-probability of each token that was written."""
+    """Return the log-probability of each generated token."""
     top_logprobs: Literal[0] | None = None
-    """Log-probabilities of other tokens are not given."""
+    """Log-probabilities of other tokens are not offered."""
 
 
 A = TypeVar("A", CompletionAsked, ChatAsked)
 
 
 def read_asked(kind: type[A], body: bytes) -> A:
-    """Read a request; what it may not hold is `Refused` with 400 and a sentence."""
+    """Read a request. Raises `RefusedRequest` (400) for anything that is not offered."""
     try:
         row = json.loads(body)
     except (ValueError, RecursionError):
@@ -161,13 +161,13 @@ def read_asked(kind: type[A], body: bytes) -> A:
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A text that was written, in the words of an answer."""
+    """A generated text, as answers need it."""
 
     turn: Turn
     pieces: tuple[str, ...]
-    """What each token decodes to by itself."""
+    """Each token decoded by itself."""
     text: str
-    """What all of them decode to, without the end of text."""
+    """All tokens decoded together, without the end-of-text token."""
     stop: str | None
     """The stop string that ended it."""
     prompt_ids: tuple[int, ...]
@@ -177,11 +177,11 @@ class WrittenText:
         return {"finish_reason": "length" if self.turn.end is TurnEnd.LENGTH else "stop", "stop_reason": self.stop}
 
     def shown(self, with_stop: bool) -> str:
-        """The text up to its stop string, or with it."""
+        """The text up to its stop string, or including it."""
         if self.stop is None:
             return self.text
         end = self.text.find(self.stop)
-        # With it means with all of its last token, which may reach further: the text is then what the ids say.
+        # Including it means with the whole last token, which may be longer, so that text and ids agree.
         return self.text if with_stop else self.text[:end]
 
 

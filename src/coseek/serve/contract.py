@@ -1,4 +1,4 @@
-"""Contract: what a `/retrieve` request may say, and how it is answered. Knows JSON, but neither HTTP nor any index.
+"""Contract: requests to `/retrieve` and their answers, as JSON. Knows neither HTTP nor any index.
 
 A request is `{"queries": [str, …], "topk": int | null, "return_scores": bool}`; docs/reference/service.md has every
 dialect.
@@ -17,11 +17,11 @@ from coseek.serve.settings import ServeSettings
 
 BUG = "a bug of the service; its log has the details"
 _QUOTED = 200
-"""A sentence quotes at most so many characters of what it refuses."""
+"""Characters of a refused value that a message quotes, at most."""
 
 
 class RefusedRequest(CoseekError):
-    """A request that is turned away: an HTTP status and one sentence for whoever sent it."""
+    """A request that is refused, with an HTTP status and one sentence for the client."""
 
     def __init__(self, status: int, sentence: str, retry_after_s: int | None = None) -> None:
         super().__init__(sentence)
@@ -31,7 +31,7 @@ class RefusedRequest(CoseekError):
 
 @dataclass(frozen=True, slots=True)
 class RetrieveRequest:
-    """What a request asks for."""
+    """A parsed request."""
 
     queries: tuple[QueryLike, ...]
     topk: int | None
@@ -41,7 +41,7 @@ class RetrieveRequest:
 
 
 def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
-    """Read a request; what breaks the contract is `Refused` with 400 (no JSON), 413 (too much) or 422."""
+    """Read a request. Raises `RefusedRequest` with 400 (no JSON), 413 (too large) or 422 (not the contract)."""
     row = _object(body)
     texts = _texts(row)
     if len(texts) > limits.max_queries:
@@ -61,33 +61,33 @@ def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
 
 
 def passages_of(wish: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
-    """How many passages a query gets: never more than the corpus holds, where that is known."""
+    """The number of passages for each query, at most the size of the corpus where that is known."""
     k = wish.topk or limits.topk
     k = k if corpus is None else min(k, corpus)
     if k > limits.max_topk:
         raise RefusedRequest(
-            422, f'"topk" is {_quoted(wish.topk)}, and at most {limits.max_topk} passages a query are given'
+            422, f'"topk" is {_quoted(wish.topk)}, and at most {limits.max_topk} passages for each query are returned'
         )
     return k
 
 
 def blank(query: QueryLike) -> bool:
-    """Whether nothing is asked, whatever led to it."""
+    """Whether the query's text is blank, whatever its context."""
     return not Query.of(query).text.strip()
 
 
 def answer(lists: Sequence[Sequence[Hit]], scores: bool) -> bytes:
-    """The body of an answer: one list a query, in input order. A score that is no number is a `ValueError`."""
+    """The body of an answer: one list for each query, in order. A score that is not finite raises `ValueError`."""
     result: list[list[JsonObject]] = [
         [{"document": document(hit), "score": float(hit.score)} if scores else document(hit) for hit in hits]
         for hits in lists
     ]
-    # Not `ensure_ascii=False`: escapes carry the half surrogates of broken passages, too, which UTF-8 cannot.
+    # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
     return json.dumps({"result": result}, allow_nan=False, separators=(",", ":")).encode()
 
 
 def document(hit: Hit) -> JsonObject:
-    """What every client reads is `contents`; the rest is there for those that know better."""
+    """A hit as JSON. All clients read `contents`; some read the other fields."""
     passage = hit.passage
     return {"id": passage.id, "contents": passage.contents, "title": passage.title, "text": passage.text}
 
@@ -102,7 +102,7 @@ def _object(body: bytes) -> JsonObject:
         raise RefusedRequest(
             422, 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
         )
-    # A half surrogate can only come as an escape. Tokenizers and databases refuse such text.
+    # A half surrogate can only come as an escape. Tokenizers and databases refuse it.
     return cast(JsonObject, _mended(row)) if b"\\u" in body else row
 
 
@@ -134,7 +134,7 @@ def _texts(row: JsonObject) -> list[str]:
 
 
 def _topk(given: Json) -> int | None:
-    """0 is as good as null: the servers that others wrote for take it so."""
+    """Parse `topk`. 0 means null, as in the servers that clients were written for."""
     if given is None:
         return None
     if isinstance(given, float) and given.is_integer():
@@ -149,13 +149,13 @@ def _topk(given: Json) -> int | None:
 
 
 def _in_context(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:
-    """Queries with what led to them, where the client tells it."""
+    """Queries with their contexts, where the client sends any."""
     if contexts is None:
         return list(texts)
     if not isinstance(contexts, list) or len(contexts) != len(texts):
         length = f"{len(contexts)} items" if isinstance(contexts, list) else _quoted(contexts)
         raise RefusedRequest(
-            422, f'"contexts" is a list of one object (or null) a query: {len(texts)} here, not {length}'
+            422, f'"contexts" is a list of one object (or null) for each query: {len(texts)} here, not {length}'
         )
     return [_one_in_context(text, context, limits) for text, context in zip(texts, contexts, strict=True)]
 
@@ -182,7 +182,7 @@ def _length(query: Query) -> int:
 
 
 def _quoted(value: object) -> str:
-    """The value as a sentence shows it, short enough to read."""
+    """The value as a message shows it, shortened."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_QUOTED:
         return "a number of more than 200 digits"  # writing one out can take minutes, and Python refuses to
     text = repr(value)

@@ -1,7 +1,7 @@
-"""Writing: the rows of many requests in one sampler. One thread writes; requests join while others are written.
+"""Generation: continuous batching of many requests in one sampler, in one thread.
 
-A row stays in the sampler after its text is done, so that a request which goes on with it (an agent's next turn) does
-not have it read again; the one unused for the longest makes room.
+A row stays in the sampler after its text is done, so that a request that continues it (an agent's next turn) does not
+have to read it again. The least recently used row makes room.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from coseek.models.sampler import Sampler
 
 STRETCH = 4
-"""Tokens a row between two looks at the queue: joining late costs little, looking costs less."""
+"""Tokens of a row between two looks at the queue."""
 MOST_KINDS = 8
-"""Samplers at once: each kind of draw has its own."""
+"""Samplers open at once; each kind of sampling has its own."""
 _NOBODY = EpisodeState(Question("served", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingKind:
-    """How tokens are drawn, and what ends a text. Rows of one kind are written together."""
+    """Sampling parameters and stop strings. Rows of one kind share a sampler."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -42,7 +42,7 @@ class SamplingKind:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A text that is wanted."""
+    """One text to generate."""
 
     ids: tuple[int, ...]
     max_tokens: int
@@ -52,46 +52,46 @@ class GenerationRequest:
 
 @dataclass(slots=True, eq=False)
 class GenerationJob:
-    """An order on its way."""
+    """A request in the queue or in a sampler."""
 
-    order: GenerationRequest
+    request: GenerationRequest
     done: "asyncio.Future[None]"
     arrived: float = field(default_factory=time.perf_counter)
     turn: Turn | None = None
     fault: Exception | None = None
-    """A bug that the sampler met."""
+    """The exception of a sampler with a bug."""
     reused: int = 0
-    """Tokens of the prompt that had been read before."""
+    """Prompt tokens that a kept row had read before."""
 
 
-class _Room:
-    """The sampler of one kind, the jobs it writes, and the rows it keeps."""
+class _SamplerRows:
+    """The sampler of one kind, its jobs under way, and the finished rows that it keeps."""
 
     def __init__(self, sampler: "Sampler") -> None:
         self.sampler = sampler
         self.jobs: dict[int, GenerationJob] = {}
         self.kept: dict[int, tuple[int, ...]] = {}
-        """Row → all that it has read and written; the first was used longest ago."""
+        """Row → all its tokens; least recently used first."""
 
     def take(self, key: int, job: GenerationJob) -> None:
-        """Go on with a kept row, or open one."""
-        order = job.order
-        known = self._longest_kept(order.ids)
+        """Continue a kept row, or open a new one."""
+        request = job.request
+        known = self._longest_kept(request.ids)
         if known is None:
             self.jobs[key] = job
-            self.sampler.start(Request(key, order.ids, order.max_tokens, order.seed, _NOBODY))
+            self.sampler.start(Request(key, request.ids, request.max_tokens, request.seed, _NOBODY))
         else:
             job.reused = len(self.kept.pop(known))
             self.jobs[known] = job
-            told = order.ids[job.reused :]
-            self.sampler.extend(Request(known, told, order.max_tokens, order.seed, _NOBODY))
+            told = request.ids[job.reused :]
+            self.sampler.extend(Request(known, told, request.max_tokens, request.seed, _NOBODY))
 
     def keep(self, turn: Turn) -> GenerationJob:
-        """The job that a turn ends; its row stays, unless it failed."""
+        """Finish the job of a turn; its row is kept, unless it failed."""
         job = self.jobs.pop(turn.key)
         job.turn = turn
         if turn.ids and not turn.fault:
-            self.kept[turn.key] = job.order.ids + turn.ids
+            self.kept[turn.key] = job.request.ids + turn.ids
         else:
             self.sampler.close(turn.key)
         return job
@@ -102,7 +102,7 @@ class _Room:
         self.sampler.close(key)
 
     def drop_cancelled(self) -> None:
-        """Rows whose clients have gone."""
+        """Close the rows whose clients have disconnected."""
         for key in [key for key, job in self.jobs.items() if job.done.cancelled()]:
             del self.jobs[key]
             self.sampler.close(key)
@@ -113,17 +113,17 @@ class _Room:
 
 
 class GenerationWorker(Worker):
-    """Takes orders in the event loop, and has them written in its thread."""
+    """Takes requests in the event loop, and generates in its thread."""
 
     def __init__(self, open_sampler: Callable[[SamplingKind], "Sampler"], max_rows: int, queue: int) -> None:
         super().__init__("coseek-write")
         self.max_rows, self.queue = max_rows, queue
         self.faults = 0
         self.reused_tokens = 0
-        """Tokens of prompts that had been read before."""
+        """Prompt tokens that kept rows had read before."""
         self.written_tokens = 0
         self._open_sampler = open_sampler
-        self._rooms: dict[SamplingKind, _Room] = {}
+        self._samplers: dict[SamplingKind, _SamplerRows] = {}
         self._keys = itertools.count()
         self._waiting: deque[GenerationJob] = deque()
         self._running = 0
@@ -135,20 +135,20 @@ class GenerationWorker(Worker):
 
     @property
     def running(self) -> int:
-        """Texts being written."""
+        """Texts under way."""
         return self._running
 
-    async def write(self, orders: list[GenerationRequest]) -> list[GenerationJob]:
-        """Wait for the texts of one request. `Refused` with 503 when the queue is full.
+    async def write(self, requests: list[GenerationRequest]) -> list[GenerationJob]:
+        """Queue the texts of one HTTP request and wait for them. Raises `RefusedRequest` (503) when the queue is full.
 
-        Cancelled, it takes the orders back.
+        When cancelled, it withdraws them.
         """
         loop = asyncio.get_running_loop()
-        jobs = [GenerationJob(order, loop.create_future()) for order in orders]
+        jobs = [GenerationJob(request, loop.create_future()) for request in requests]
         with self._changed:
             if len(self._waiting) + len(jobs) > self.queue:
                 wait_s = min(60, max(1, math.ceil(len(self._waiting) * self._per_job_s)))
-                raise RefusedRequest(503, f"{len(self._waiting)} texts are waited for already; come back later", wait_s)
+                raise RefusedRequest(503, f"{len(self._waiting)} texts are waiting already; retry later", wait_s)
             self._waiting += jobs
             self._changed.notify()
         try:
@@ -161,66 +161,66 @@ class GenerationWorker(Worker):
 
     def _work(self) -> None:
         while self._admit():
-            for kind in list(self._rooms):
-                if self._rooms[kind].jobs:
+            for kind in list(self._samplers):
+                if self._samplers[kind].jobs:
                     self._tell(self._written(kind))
 
     def _admit(self) -> bool:
-        """Wait for work and take up what there is room for; false when closed and done."""
+        """Wait for work, and start what there is room for; false when closed and done."""
         with self._changed:
             while not self._waiting and not self._running:
                 if self._closed:
                     return False
                 self._changed.wait()
             arrived = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.max_rows - self._running))]
-        for room in self._rooms.values():
-            room.drop_cancelled()
+        for rows in self._samplers.values():
+            rows.drop_cancelled()
         for place, job in enumerate(arrived):
             if job.done.cancelled():
                 continue
             if not self._taken(job):
-                with self._changed:  # first come, first served: nobody passes one who waits for a sampler
+                with self._changed:  # first come, first served, also for a job that waits for a sampler
                     self._waiting.extendleft(reversed(arrived[place:]))
                 break
-        self._running = sum(len(room.jobs) for room in self._rooms.values())
+        self._running = sum(len(rows.jobs) for rows in self._samplers.values())
         return True
 
     def _taken(self, job: GenerationJob) -> bool:
         """Give a job to the sampler of its kind; false when all samplers are busy with other kinds."""
-        kind = job.order.kind
+        kind = job.request.kind
         try:
-            room = self._rooms.get(kind)
-            if room is None:
-                idle = next((old for old, other in self._rooms.items() if not other.jobs), None)
-                if len(self._rooms) >= MOST_KINDS:
+            rows = self._samplers.get(kind)
+            if rows is None:
+                idle = next((old for old, other in self._samplers.items() if not other.jobs), None)
+                if len(self._samplers) >= MOST_KINDS:
                     if idle is None:
                         return False
-                    del self._rooms[idle]
-                room = self._rooms[kind] = _Room(self._open_sampler(kind))
+                    del self._samplers[idle]
+                rows = self._samplers[kind] = _SamplerRows(self._open_sampler(kind))
             else:
-                self._rooms[kind] = self._rooms.pop(kind)  # the one unused for the longest stands first
-            while len(room.jobs) + len(room.kept) >= self.max_rows and room.kept:
-                room.forget_oldest()
-            room.take(next(self._keys), job)
+                self._samplers[kind] = self._samplers.pop(kind)  # least recently used first
+            while len(rows.jobs) + len(rows.kept) >= self.max_rows and rows.kept:
+                rows.forget_oldest()
+            rows.take(next(self._keys), job)
             self.reused_tokens += job.reused
         except Exception as error:  # noqa: BLE001 (a bug fails its request and not the service)
             self._broken(kind, error, [job])
         return True
 
     def _written(self, kind: SamplingKind) -> list[GenerationJob]:
-        """Write a stretch in one room; the jobs that are finished now."""
-        room = self._rooms[kind]
+        """Generate `STRETCH` tokens a row with one sampler; returns the jobs that are finished by it."""
+        rows = self._samplers[kind]
         try:
-            return [room.keep(turn) for turn in room.sampler.step(STRETCH)]
+            return [rows.keep(turn) for turn in rows.sampler.step(STRETCH)]
         except Exception as error:  # noqa: BLE001 (the same)
             self._broken(kind, error, [])
             return []
 
     def _broken(self, kind: SamplingKind, error: Exception, jobs: list[GenerationJob]) -> None:
-        """A sampler that met a bug is put away, and its jobs with it."""
+        """Discard a sampler that raised, and fail its jobs."""
         traceback.print_exc(file=sys.stderr)
-        room = self._rooms.pop(kind, None)
-        lost = [*jobs, *(room.jobs.values() if room is not None else ())]
+        rows = self._samplers.pop(kind, None)
+        lost = [*jobs, *(rows.jobs.values() if rows is not None else ())]
         for job in lost:
             job.fault = error
         self._tell(list(dict.fromkeys(lost)))
@@ -231,5 +231,5 @@ class GenerationWorker(Worker):
             self.faults += job.fault is not None or (job.turn is not None and bool(job.turn.fault))
             self.written_tokens += len(job.turn.ids) if job.turn is not None else 0
             self._per_job_s = 0.9 * self._per_job_s + 0.1 * (now - job.arrived) / max(1, self._running)
-        self._running = sum(len(room.jobs) for room in self._rooms.values())
+        self._running = sum(len(rows.jobs) for rows in self._samplers.values())
         self._wake(jobs)

@@ -1,4 +1,4 @@
-"""Logs: one JSON line a request. A reader of stderr that stalls costs lines, and never a request."""
+"""Logs: one JSON line for each request. A reader of stderr that stalls costs lines, and never delays a request."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from coseek.core.files import JsonObject
 
 _EVERY_S = 0.1
 _MOST_WAITING = 600
-"""Blocks of lines that may wait for a reader of stderr: a minute's worth."""
+"""Blocks of lines that may wait for a reader of stderr: one minute."""
 
 
 class Log:
@@ -29,7 +29,7 @@ class Log:
         self._thread.start()
 
     def add(self, record: JsonObject) -> None:
-        """One line; called in the event loop."""
+        """Add one line; called in the event loop."""
         self._lines.append(json.dumps(record))
         if len(self._lines) == 1:
             asyncio.get_running_loop().call_later(_EVERY_S, self.hand_over)
@@ -49,7 +49,7 @@ class Log:
         return self._blocks.qsize()
 
     def hand_over(self) -> None:
-        """Give the lines of now to the thread that writes."""
+        """Pass the collected lines to the writing thread."""
         if not self._lines:
             return
         lost = [json.dumps({"dropped_log_lines": self._dropped})] if self._dropped else []
@@ -61,7 +61,7 @@ class Log:
         self._lines.clear()
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # nobody reads stderr any more
+        with contextlib.suppress(OSError):  # stderr is closed
             while (block := self._blocks.get()) is not None:
                 self._file.write(block)
                 self._file.flush()

@@ -1,6 +1,6 @@
-"""Door: what every request passes on its way in and out: its id, the token, the time it took, the line in the log.
+"""Middleware: the id, the token check, the time and the log line of every request.
 
-Plain ASGI around the application, since frameworks' middlewares cost more than the rest of a request.
+Plain ASGI, since a framework's middleware costs more than the rest of a request.
 """
 
 import hmac
@@ -22,14 +22,14 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 RECORD = "coseek.record"
-"""Where, in an ASGI scope, an endpoint finds the JSON object that becomes the line in the log."""
+"""Key of the ASGI scope under which an endpoint finds the JSON object of its log line."""
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = frozenset({"/health"})
 """Paths that need no token."""
 
 
 class Stoppable(Protocol):
-    """A service that may be about to stop."""
+    """A service that can be stopping."""
 
     stopping: bool
 
@@ -98,7 +98,7 @@ async def _turn_away(send: Send) -> None:
     body = json.dumps({"error": "this service needs a token: send the header Authorization: Bearer …"}).encode()
     headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
     headers.append((b"content-length", str(len(body)).encode()))
-    # Its body was not read, so nothing else can come over this connection.
+    # The body was not read, so the connection cannot be used again.
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": 401, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Model app: the paths of a model's service. All answer with JSON; a refusal is `{"error": {"message": sentence}}`."""
+"""Model app: the HTTP paths of a model service. They answer with JSON; an error is `{"error": {"message": …}}`."""
 
 import asyncio
 import json
@@ -17,28 +17,22 @@ from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_service import ModelService
-from coseek.serve.running import Listener, run, token_of
+from coseek.serve.running import run, token_of
 from coseek.serve.settings import ModelServeSettings
 
 T = TypeVar("T")
 
 
 def serve_model(folder: Path, settings: ModelServeSettings, name: str | None, ready: Callable[[str], None]) -> None:
-    """Serve until a signal comes; `ready` is told the URL once the model is open."""
+    """Serve until a signal comes; `ready` is called with the URL once the model is open."""
     token = token_of(settings)
     service = ModelService(folder, settings, name)
-    run(service, ModelServer(service, token), ready)
+    run(service, make_model_app(service, token), ready)
 
 
-class ModelServer(Listener):
-    """The server of a model."""
-
-    def __init__(self, service: ModelService, token: str | None = None) -> None:
-        super().__init__(service, make_model_app(service, token, Log() if service.settings.log else None))
-
-
-def make_model_app(service: ModelService, token: str | None = None, log: Log | None = None) -> App:
-    """The whole application, ready for a server: it starts the service with its own lifespan."""
+def make_model_app(service: ModelService, token: str | None = None) -> App:
+    """The whole application. It starts and closes the service with its own lifespan."""
+    log = Log() if service.settings.log else None
     app = new_app(service, log, _error, openapi=False)
 
     async def info() -> Response:
@@ -59,7 +53,7 @@ def make_model_app(service: ModelService, token: str | None = None, log: Log | N
 
 
 def _error(status: int, sentence: str, kind: str) -> JsonObject:
-    """An error as OpenAI's clients read it."""
+    """The body of an error in OpenAI's format."""
     return {"error": {"message": sentence, "type": kind, "code": status}}
 
 
@@ -76,7 +70,7 @@ def _endpoint(
 
 
 async def _while_wanted(request: Request, work: Awaitable[T]) -> T:
-    """The result, unless the client goes away first: then the work is broken off."""
+    """The result of the work, which is cancelled when the client disconnects first."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(request.receive())
     try:

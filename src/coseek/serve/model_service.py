@@ -1,4 +1,4 @@
-"""Model service: a folder's model behind a desk, and the way from what is asked to ids. Knows no HTTP."""
+"""Model service: a model, and the way from a request to token ids and back. Knows no HTTP."""
 
 import asyncio
 from dataclasses import dataclass
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from coseek.models.sampler import Sampler
 
 _DEFAULT_TOKENS = 16
-"""Tokens of a completion that does not say how many: OpenAI's."""
+"""Tokens of a completion without `max_tokens`, as in OpenAI's API."""
 _LONG = 20_000
-"""Characters from which a prompt is encoded in a thread, so that other requests are not held up."""
+"""Characters from which a prompt is encoded in a thread, so that other requests are not blocked."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model that is open."""
+    """An open model."""
 
     network: "PreTrainedModel"
     tokenizer: HfTokenizer
     vocabulary: int
     context: int
-    """Tokens that prompt and text may have together."""
+    """Tokens of prompt and text together, at most."""
     bos_ids: tuple[int, ...]
     identity: str
     precision: Precision
@@ -68,21 +68,21 @@ class Weights:
 
 
 class ModelService(Service[ModelServeSettings]):
-    """Opens the model in the writing thread, so that `/health` answers while it is being read."""
+    """Serves one model, which is opened in the worker's thread."""
 
     def __init__(self, folder: Path, settings: ModelServeSettings, name: str | None = None) -> None:
         self.name = name or folder.resolve().name
-        self.desk = GenerationWorker(self._sampler, settings.max_rows, settings.queue)
+        self.generation = GenerationWorker(self._sampler, settings.max_rows, settings.queue)
         self.weights: Weights | None = None
         self._folder = folder
-        super().__init__(settings, self.desk)
+        super().__init__(settings, self.generation)
 
     def _open(self) -> None:
         self.weights = Weights.of(self._folder, self.settings)
 
     @property
     def not_ready(self) -> str:
-        """Why nothing can be written now; empty when it can."""
+        """Why nothing can be generated now; empty when it can."""
         if self.stopping:
             return "the service is stopping"
         if self.failure is not None:
@@ -90,8 +90,9 @@ class ModelService(Service[ModelServeSettings]):
         return "" if self.weights is not None else f"{self.name} is being opened"
 
     def health(self) -> JsonObject:
-        why, desk = self.not_ready, self.desk
-        return {"ready": not why, "why": why, "waiting": desk.waiting, "running": desk.running, "faults": desk.faults}
+        why, worker = self.not_ready, self.generation
+        counts: JsonObject = {"waiting": worker.waiting, "running": worker.running, "faults": worker.faults}
+        return {"ready": not why, "why": why, **counts}
 
     def models(self) -> JsonObject:
         """What `/v1/models` lists."""
@@ -110,24 +111,24 @@ class ModelService(Service[ModelServeSettings]):
             "max_context": weights.context,
             "chat_template": weights.tokenizer.fast.chat_template is not None,
             "precision": weights.precision,
-            "written_tokens": self.desk.written_tokens,
-            "reused_tokens": self.desk.reused_tokens,
+            "written_tokens": self.generation.written_tokens,
+            "reused_tokens": self.generation.reused_tokens,
             "coseek": __version__,
         }
 
     async def complete(self, asked: CompletionAsked, record: JsonObject) -> JsonObject:
-        """Answer `/v1/completions`; what happened is added to the log's `record`."""
+        """Answer `/v1/completions`; counts are added to the log's `record`."""
         weights = self._named(asked.model)
         prompts = asked.prompts
         if not 0 < len(prompts) <= self.settings.max_prompts:
             raise RefusedRequest(400, f"a request has 1 to {self.settings.max_prompts} prompts, not {len(prompts)}")
         bos = weights.bos_ids if asked.add_special_tokens else ()
-        orders = []
+        requests = []
         for prompt in prompts:
             ids = (*bos, *await self._encoded(prompt)) if isinstance(prompt, str) else tuple(prompt)
             wanted = asked.max_tokens or _DEFAULT_TOKENS
-            orders.append(self._order(weights, ids, wanted, asked.drawn_seed, asked.kind))
-        jobs = await self.desk.write(orders)
+            requests.append(self._request(weights, ids, wanted, asked.drawn_seed, asked.kind))
+        jobs = await self.generation.write(requests)
         return completion(asked, self.name, self._told(weights, jobs, record))
 
     async def chat(self, asked: ChatAsked, record: JsonObject) -> JsonObject:
@@ -140,12 +141,12 @@ class ModelService(Service[ModelServeSettings]):
         except DataError as error:
             raise RefusedRequest(400, str(error)) from None
         wanted = asked.max_tokens or asked.max_completion_tokens or max(1, weights.context - len(ids))
-        jobs = await self.desk.write([self._order(weights, ids, wanted, asked.drawn_seed, asked.kind)])
+        jobs = await self.generation.write([self._request(weights, ids, wanted, asked.drawn_seed, asked.kind)])
         return chat_completion(asked, self.name, self._told(weights, jobs, record)[0])
 
     def _open_weights(self) -> Weights:
         if self.weights is None:
-            raise RefusedRequest(503, f"{self.not_ready or 'not ready'}; come back later", retry_after_s=1)
+            raise RefusedRequest(503, f"{self.not_ready or 'not ready'}; retry later", retry_after_s=1)
         return self.weights
 
     def _named(self, name: str | None) -> Weights:
@@ -161,17 +162,17 @@ class ModelService(Service[ModelServeSettings]):
     def _check_length(self, chars: int) -> None:
         if chars > self.settings.max_prompt_chars:
             raise RefusedRequest(
-                413, f"a prompt has {chars} characters, and at most {self.settings.max_prompt_chars} go in"
+                413, f"a prompt has {chars} characters, and at most {self.settings.max_prompt_chars} are accepted"
             )
 
-    def _order(
+    def _request(
         self, weights: Weights, ids: tuple[int, ...], max_tokens: int, seed: int, kind: SamplingKind
     ) -> GenerationRequest:
         if not ids:
-            raise RefusedRequest(400, "the prompt is empty; a model needs something to go on from")
+            raise RefusedRequest(400, "the prompt is empty; give at least one token")
         if len(ids) >= weights.context:
             raise RefusedRequest(
-                400, f"the prompt has {len(ids)} tokens, which leaves no room in the {weights.context} that fit"
+                400, f"the prompt has {len(ids)} tokens, which leaves no room in a context of {weights.context}"
             )
         if max(ids) >= weights.vocabulary:
             raise RefusedRequest(
@@ -181,7 +182,7 @@ class ModelService(Service[ModelServeSettings]):
 
     def _told(self, weights: Weights, jobs: list[GenerationJob], record: JsonObject) -> list[WrittenText]:
         record["texts"] = len(jobs)
-        record["read"] = sum(len(job.order.ids) for job in jobs)
+        record["read"] = sum(len(job.request.ids) for job in jobs)
         record["reused"] = sum(job.reused for job in jobs)
         record["written"] = sum(len(job.turn.ids) for job in jobs if job.turn is not None)
         for job in jobs:
@@ -200,7 +201,7 @@ class ModelService(Service[ModelServeSettings]):
             max_rows=self.settings.max_rows,
             max_tokens=weights.context,
             dtype=weights.precision,
-            patience=0.0,  # every text goes out as soon as it is done
+            patience=0.0,  # a text is returned as soon as it is done
         )
         return Sampler(weights.network, weights.tokenizer, kind.stops, settings)
 
@@ -213,5 +214,5 @@ def _told(tokenizer: HfTokenizer, job: GenerationJob) -> WrittenText:
     text = tokenizer.decode(turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids)
     stop = None
     if turn.end is TurnEnd.STOP:
-        stop = min((stop for stop in job.order.kind.stops if stop in text), key=text.find)
-    return WrittenText(turn, tuple(tokenizer.decode((ident,)) for ident in turn.ids), text, stop, job.order.ids)
+        stop = min((stop for stop in job.request.kind.stops if stop in text), key=text.find)
+    return WrittenText(turn, tuple(tokenizer.decode((ident,)) for ident in turn.ids), text, stop, job.request.ids)

@@ -1,4 +1,4 @@
-"""OpenAPI: the contract as a document that programs read. `contract.py` is what holds; a fuzzer compares the two."""
+"""OpenAPI: the contract as a document for programs. `contract.py` decides; a fuzz test compares the two."""
 
 from coseek.core.files import JsonObject
 from coseek.serve.settings import ServeSettings
@@ -12,18 +12,18 @@ def request_body(limits: ServeSettings) -> JsonObject:
 
 
 def answers() -> dict[int | str, dict[str, object]]:
-    """What `/retrieve` answers, by status."""
+    """The answers of `/retrieve`, by status."""
     said = {
         400: "not JSON in UTF-8",
         401: "no token, or a wrong one",
-        408: "the request took too long to come",
-        413: "too much for one request",
+        408: "the request was not complete in time",
+        413: "more than one request may hold",
         422: "JSON that breaks the contract",
         502: "the retriever failed",
-        503: "the queue is full, or the service is not ready; Retry-After says when to come back",
+        503: "the queue is full, or the service is not ready; Retry-After says when to retry",
     }
     found: dict[int | str, dict[str, object]] = {status: _answer(text, _ERROR) for status, text in said.items()}
-    return {200: _answer("one list a query, in input order", _RESULT), **found}
+    return {200: _answer("one list for each query, in input order", _RESULT), **found}
 
 
 def _answer(description: str, schema: JsonObject) -> dict[str, object]:
@@ -44,13 +44,13 @@ def _request(limits: ServeSettings) -> JsonObject:
             "topk": {
                 "type": ["integer", "null"],
                 "minimum": 0,
-                "description": f"Passages a query; null and 0 mean {limits.topk}.",
+                "description": f"Passages for each query; null and 0 mean {limits.topk}.",
             },
             "return_scores": {"type": "boolean", "default": False},
             "contexts": {
                 "type": ["array", "null"],
                 "items": {"oneOf": [{"type": "null"}, _CONTEXT]},
-                "description": "What led to each query, for retrievers whose view reads it; as many as queries.",
+                "description": "The context of each query, for retrievers whose view reads it; as many as queries.",
             },
         },
     }

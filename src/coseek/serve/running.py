@@ -1,4 +1,4 @@
-"""Running: a service on a socket until it is told to stop. One signal lets it finish, a second ends it at once."""
+"""Running: a service on a socket until a signal stops it. The first signal lets it finish, a second ends it at once."""
 
 import asyncio
 import ipaddress
@@ -14,7 +14,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from coseek.core.errors import SettingError
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.app import make_app
-from coseek.serve.logs import Log
 from coseek.serve.middleware import App
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings, ServeSettings
@@ -26,14 +25,15 @@ _BACKLOG = 1_024
 def serve(
     openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings, ready: Callable[[str], None]
 ) -> None:
-    """Serve until a signal comes; `ready` is told the URL once everything is open."""
+    """Serve until a signal comes; `ready` is called with the URL once everything is open."""
     token = token_of(settings)
     service = RetrieverService(openers, settings)
-    run(service, Server(service, token), ready)
+    run(service, make_app(service, token), ready)
 
 
-def run(service: AnyService, server: "Listener", ready: Callable[[str], None]) -> None:
+def run(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
     """Listen until a signal comes."""
+    server = Server(service, app)
     listening = bound(service.settings.host, service.settings.port)
     host, port = listening.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -49,16 +49,16 @@ def run(service: AnyService, server: "Listener", ready: Callable[[str], None]) -
     if service.failure is not None:
         raise service.failure
     if not service.close(0.0):
-        # A search that does not end must not keep the program from ending, and cannot be ended itself.
+        # A thread in a search cannot be ended, and must not keep the process alive.
         sys.stdout.flush()
         os._exit(0)
 
 
-class Listener(uvicorn.Server):
-    """uvicorn, with an end that loses no request."""
+class Server(uvicorn.Server):
+    """uvicorn, with a shutdown that loses no request."""
 
     grace_s = 0.25
-    """After the signal, requests that are on their way over open connections are still taken for so long."""
+    """Seconds after the signal in which requests over open connections are still accepted."""
 
     def __init__(self, service: AnyService, app: App) -> None:
         settings = service.settings
@@ -78,7 +78,7 @@ class Listener(uvicorn.Server):
         super().__init__(config)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn's own raises the signal again when all is done; a stop that was asked for is no failure."""
+        """Stop; a second signal ends the process. uvicorn's own handler would raise the signal again at the end."""
         if self.should_exit:
             os._exit(128 + sig)
         self.should_exit = True
@@ -92,15 +92,8 @@ class Listener(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class Server(Listener):
-    """The server of retrievers."""
-
-    def __init__(self, service: RetrieverService, token: str | None = None) -> None:
-        super().__init__(service, make_app(service, token, Log() if service.settings.log else None))
-
-
 def _patient(headers_s: float) -> type[HttpToolsProtocol]:
-    """uvicorn's HTTP with a limit to how long a request's headers may take: it has none of its own."""
+    """uvicorn's HTTP protocol with a time limit for a request's headers, which it lacks."""
 
     class Patient(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
@@ -134,7 +127,7 @@ def _patient(headers_s: float) -> type[HttpToolsProtocol]:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens; a port that is taken is a mistake of the user."""
+    """A listening socket. Raises `SettingError` where the address or port cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -148,7 +141,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def token_of(settings: ListenSettings) -> str | None:
-    """The token that requests must bring, from the environment; none is needed on this machine's own loopback."""
+    """The token that requests must carry, from the environment; `None` on the loopback without `token_env`."""
     if settings.token_env is None:
         if not is_loopback(settings.host):
             raise SettingError(

@@ -1,4 +1,4 @@
-"""Service: several retrievers behind names, one batcher, and what is said about them. Knows no HTTP."""
+"""Retriever service: several named retrievers and one batcher. Knows no HTTP."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,20 +17,20 @@ from coseek.serve.settings import ServeSettings
 from coseek.serve.worker import Service
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""What an index may be called: it becomes a part of a path."""
+"""Names of indexes, which become parts of URLs."""
 TAKEN = frozenset({"retrieve", "info", "health", "openapi.json"})
 _SECRET = frozenset({"token", "secret", "password", "key", "authorization"})
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A retriever that is open."""
+    """An open retriever."""
 
     retriever: Retriever
     passages: int | None
-    """`None` where the corpus is far away."""
+    """`None` where the corpus is remote."""
     card: JsonObject
-    """What `/info` says of it."""
+    """Its part of the answer of `/info`."""
 
     @classmethod
     def of(cls, name: str, retriever: Retriever) -> "Index":
@@ -51,10 +51,10 @@ class Index:
 
 
 class RetrieverService(Service[ServeSettings]):
-    """Opens retrievers in the searching thread, so that `/health` answers while they are being read."""
+    """Serves named retrievers, which are opened in the search thread."""
 
     def __init__(self, openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings) -> None:
-        """`openers`: by the names that they will be served under; the first is the default."""
+        """`openers`: name → a function that opens the retriever; the first is the default."""
         for name in openers:
             check_name(name)
         if not openers:
@@ -79,9 +79,9 @@ class RetrieverService(Service[ServeSettings]):
         return f"{self._opening} is being opened" if len(self.indexes) < len(self.names) else ""
 
     def index(self, name: str) -> Index:
-        """An open index, or `Refused` with 503. The thread that searches has to open all of them first."""
+        """An open index. Raises `RefusedRequest` (503) until all indexes are open."""
         if self.unopened:
-            raise RefusedRequest(503, f"{self.unopened}; come back later", retry_after_s=1)
+            raise RefusedRequest(503, f"{self.unopened}; retry later", retry_after_s=1)
         return self.indexes[name]
 
     def health(self) -> JsonObject:
@@ -95,21 +95,21 @@ class RetrieverService(Service[ServeSettings]):
         for name, opener in self._openers.items():
             self._opening = name
             index = Index.of(name, opener())
-            if index.passages is not None:
+            if index.passages is not None:  # a search of a remote retriever may cost money
                 _warm_up(index.retriever)
             self.indexes[name] = index
 
 
 def _warm_up(retriever: Retriever) -> None:
-    """One search, so that encoders are loaded before the first request. Not far away: that may cost money."""
+    """Search once, so that encoders are loaded before the first request."""
     try:
         retriever.search(["warm up"], 1)
     except RetrieverError:
-        return  # a request that meets it, too, is told
+        return  # a request that meets the same error reports it
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that could not be part of a path, or is one of the service's own."""
+    """Refuse a name that cannot be part of a URL, or that is a path of the service."""
     if not NAME.fullmatch(name):
         raise SettingError(f"an index cannot be served as {name!r}; use letters, digits, '-', '_' and '.'")
     if name in TAKEN:
@@ -117,7 +117,7 @@ def check_name(name: str) -> None:
 
 
 def without_secrets(value: Json) -> JsonObject:
-    """Settings as strangers may see them: no value of a `key` or `token`, no name or password inside a URL."""
+    """Settings without secrets: no value of a `key` or `token`, no user or password inside a URL."""
     return cast(JsonObject, _open_to_all(value))
 
 

@@ -1,4 +1,4 @@
-"""Worker: a thread that takes requests from a queue, beside an event loop; and a service that opens its parts there."""
+"""Worker: a thread with a queue beside an event loop, and the service around it."""
 
 import asyncio
 import contextlib

@@ -10,7 +10,7 @@ from rich.text import Text
 from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
-from coseek.cli.agent_options import PromptTemplateName, ProtocolName, Temperature, TokenizerName
+from coseek.cli.options import PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin, plugin_names
@@ -36,13 +36,13 @@ def ask(
             f"({', '.join(name for name in plugin_names(SCRIPTED) if name != 'rules')}) need a data set: `coseek run`."
         ),
     ],
-    retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
+    retriever: RetrieverName,
     limits: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6 or limits.max_turns=6."),
     ] = None,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
@@ -55,7 +55,7 @@ def ask(
     console = stderr_console(quiet=as_json)
     chosen = settings_for(agent, protocol, prompt_template, tokenizer).model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
-    typed = [text.removeprefix("limits.") for text in limits or []]  # as `coseek run` spells them
+    typed = [text.removeprefix("limits.") for text in limits or []]  # `coseek run` has them in the group `limits`
     budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
     who = open_agent(chosen)
     index = RetrieverDisplay(open_retriever(retriever), console)
@@ -68,7 +68,7 @@ def ask(
 
 
 def refuse_knowing(name: str) -> None:
-    """Refuse a scripted agent that must know more of a question than its words."""
+    """Refuse a scripted agent that needs more of a question than its text."""
     needs = getattr(find_plugin("scripted agent", SCRIPTED, name, CONTRACT), "NEEDS", "") if is_scripted(name) else ""
     if needs:
         raise SettingError(
@@ -78,10 +78,12 @@ def refuse_knowing(name: str) -> None:
 
 
 def conclude(trajectory: Trajectory, console: Console) -> None:
-    """The answer, or why there is none."""
+    """Print the answer, or why there is none."""
     if trajectory.stop is StopReason.COMPLETE:
         served = len(served_context(trajectory))
-        console.print(f"complete: this protocol only searches; {served} passages wait for a generator", markup=False)
+        console.print(
+            f"complete: this protocol only searches; {served} passages are ready for a generator", markup=False
+        )
     elif trajectory.answer is None:
         detail = f" ({trajectory.stop_detail})" if trajectory.stop_detail else ""
         console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
@@ -90,7 +92,7 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
 
 
 class ModelDisplay:
-    """Shows every turn and the result of every tool call; otherwise the model that it is given."""
+    """Wraps a model, and prints every turn and the result of every tool call."""
 
     def __init__(self, model: Model, console: Console) -> None:
         self.model, self.console = model, console
@@ -120,7 +122,7 @@ class ModelDisplay:
 
 
 class RetrieverDisplay:
-    """Shows what every search finds; otherwise the retriever that it is given."""
+    """Wraps a retriever, and prints the hits of every search."""
 
     def __init__(self, retriever: Retriever, console: Console) -> None:
         self.retriever, self.console = retriever, console
@@ -138,5 +140,5 @@ class RetrieverDisplay:
 
 
 def watched(agent: Agent, console: Console) -> Agent:
-    """The same agent, with its turns shown."""
+    """The same agent, whose turns are printed."""
     return Agent(agent.protocol, ModelDisplay(agent.model, console))

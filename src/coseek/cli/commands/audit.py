@@ -33,9 +33,9 @@ def audit(
 
 
 def report(run: Path, found: Audit) -> None:
-    """One line for a sound run; the violations of another."""
+    """Print one line for a sound run, else the first violations."""
     if not found.decoded:
-        say(f"{run}: the agent's tokenizer is not at hand, so ids were not compared with text")
+        say(f"{run}: the agent's tokenizer is missing, so ids were not compared with text")
     if not found.violations:
         print(f"{run}: sound; {found.rows:,} trajectories checked")
         return

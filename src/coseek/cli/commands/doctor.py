@@ -1,6 +1,6 @@
 """Show what is installed, what works, what is missing and how to get it.
 
-A finding rests on something that was done (a product computed, a passage found), never on a version number alone.
+Each check does something (computes a product, finds a passage); a version number alone proves nothing.
 """
 
 import importlib
@@ -29,18 +29,18 @@ GIB = 1 << 30
 
 
 class CheckStatus(StrEnum):
-    """How a part is."""
+    """The state of a part."""
 
     WORKS = "works"
     MISSING = "missing"
-    """Not installed; coseek does without until it is asked for."""
+    """Not installed; needed only by the commands that use it."""
     BROKEN = "broken"
-    """Installed, and does not do what it should."""
+    """Installed, but fails its check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was seen of one part, and what to do about it."""
+    """The result of one check, and the remedy."""
 
     part: str
     health: CheckStatus
@@ -52,7 +52,7 @@ class Finding:
 
 
 def check(part: str, trial: Callable[[], str], remedy: str) -> Callable[[], Finding]:
-    """A check that runs `trial`; `trial` returns what was seen, or fails. `remedy` helps when it is broken."""
+    """A check of a part: `trial` returns what was observed, or raises. `remedy` is for a broken part."""
 
     def run() -> Finding:
         try:
@@ -62,7 +62,7 @@ def check(part: str, trial: Callable[[], str], remedy: str) -> Callable[[], Find
             return Finding(part, CheckStatus.MISSING, f"{library} is not installed", how_to_get(library))
         except MissingExtra as error:
             return Finding(part, CheckStatus.MISSING, *str(error).split(": ", 1))
-        except Exception as error:  # noqa: BLE001  (whatever is wrong with a part is the finding)
+        except Exception as error:  # noqa: BLE001 (any failure is the result of the check)
             return Finding(
                 part, CheckStatus.BROKEN, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy
             )
@@ -80,19 +80,19 @@ def version(distribution: str) -> str:
 
 
 def python() -> str:
-    """An older Python cannot import this file, so there is nothing to try."""
+    """Name the interpreter; an older Python cannot import this file."""
     return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
 def machine() -> str:
-    """Cores that this process may use, and memory."""
+    """Count the cores that this process may use, and the memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     return f"{cores} cores, {memory:.0f} GiB of memory"
 
 
 def files() -> str:
-    """Write a file here, whole, and read it back."""
+    """Write a file into the working folder atomically, and read it back."""
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".coseek-doctor-") as name:
         path = Path(name) / "probe"
         with atomic_write(path) as file:
@@ -135,7 +135,7 @@ def torch_product() -> str:
 
 
 def precision() -> str:
-    """Time bfloat16 beside float32, or read what an earlier trial found: what `auto` comes to, and why."""
+    """Time bfloat16 against float32, or read an earlier measurement: the choice of `auto`, and its reason."""
     import torch
 
     from coseek.hardware.host import Host
@@ -151,7 +151,7 @@ def precision() -> str:
 
 
 def exact_search() -> str:
-    """Time a scan of vectors beside one of their int8 copy, or read what an earlier trial found."""
+    """Time exact search against int8, or read an earlier measurement."""
     from coseek.hardware.host import Host
     from coseek.retrieval.vectors.search_method import chosen
 
@@ -161,7 +161,7 @@ def exact_search() -> str:
 
 
 def small_network() -> str:
-    """Make the smallest policy of the laptop's kind and run it."""
+    """Run a very small network of the laptop policy's architecture."""
     import torch
     import transformers
 
@@ -183,7 +183,7 @@ def small_network() -> str:
 
 
 def tokenizer() -> str:
-    """Learn a vocabulary and come back to the same text."""
+    """Learn a vocabulary; encode a text and decode it again."""
     from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
     learnt = HfTokenizer(train_tokenizer([" birds fly"] * 4, ["<search>"], 300))
@@ -207,7 +207,7 @@ def dense() -> str:
 
 
 def approximate() -> str:
-    """Put three vectors into a graph and find one."""
+    """Index three vectors in an HNSW graph and find one."""
     import faiss
     import numpy as np
 
@@ -219,7 +219,7 @@ def approximate() -> str:
 
 
 def stemmer() -> str:
-    """Take one ending off."""
+    """Stem one word."""
     import Stemmer  # type: ignore[import-not-found]  # a compiled module without stubs
 
     if Stemmer.Stemmer("english").stemWord("searching") != "search":
@@ -228,7 +228,7 @@ def stemmer() -> str:
 
 
 def pages() -> str:
-    """Take the text out of a page."""
+    """Extract the text of a page."""
     import trafilatura
 
     sentence = "Clouds drift and birds fly over the long grey hills of the north."
@@ -240,7 +240,7 @@ def pages() -> str:
 
 
 def service() -> str:
-    """Answer a request without a network."""
+    """Describe a web service, without a network."""
     import fastapi
 
     importlib.import_module("uvicorn")
@@ -251,7 +251,7 @@ def service() -> str:
 
 
 def plots() -> str:
-    """Draw a line into memory."""
+    """Draw a plot into memory."""
     from matplotlib.figure import Figure
 
     drawn = io.StringIO()
@@ -280,7 +280,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("service", service, _REINSTALL + "fastapi uvicorn"),
     check("report", plots, _REINSTALL + "matplotlib"),
 )
-"""In the order of the table."""
+"""The checks, in the order of the table."""
 _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStatus.BROKEN: "red"}
 
 
@@ -288,8 +288,8 @@ _COLOURS = {CheckStatus.WORKS: "green", CheckStatus.MISSING: "yellow", CheckStat
 def doctor(as_json: AsJson = False) -> int:
     """Show what is installed, what works, what is missing and how to get it.
 
-    Every part is really tried: a file is written, three passages are searched, a matrix is multiplied, a small
-    network is run. Ends with 1 when something that is installed does not work; what is merely missing is no failure.
+    Every part is tried: a file is written, three passages are searched, a matrix is multiplied, a small network is
+    run. Ends with 1 when something that is installed does not work; what is not installed is no failure.
     """
     if not as_json:
         say("trying every part; a few seconds …")
@@ -302,7 +302,7 @@ def doctor(as_json: AsJson = False) -> int:
 
 
 def as_table(findings: list[Finding]) -> Table:
-    """What was seen is text, square brackets and all: only the colour of the health is markup."""
+    """Findings as a table. Their text is never read as markup."""
     table = Table("part", "", "what was seen", "what to do", box=None, header_style="bold")
     for finding in findings:
         health = Text(finding.health, style=_COLOURS[finding.health])

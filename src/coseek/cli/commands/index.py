@@ -27,9 +27,9 @@ def index(
 ) -> None:
     """Build an index over the corpus of a data set.
 
-    The index remembers which corpus it was made from; it is refused when that corpus has changed since.
-    It appears whole or not at all. Encoding a large corpus takes long: Ctrl-C or a crash loses the last minute, and
-    the same command goes on.
+    The index records the digest of its corpus, and is refused when the corpus has changed since. It is written
+    atomically. Encoding a large corpus takes long: Ctrl-C or a crash loses the last minute, and the same command
+    resumes.
     """
     tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
     with resumable("the same command"), progress_bar() as bars:

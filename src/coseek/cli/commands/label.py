@@ -1,4 +1,4 @@
-"""Make training data for retrievers out of runs."""
+"""Make training data for retrievers from runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from coseek.cli.options import CacheFile, Count, Resume
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.core.files import JsonObject
 from coseek.core.registry import plugin_names
@@ -33,39 +34,38 @@ def label(
     out: Annotated[Path, typer.Option(help="The label folder to write.")],
     retriever: Annotated[
         str | None,
-        typer.Option(help="Whose passages are weighed: an index folder, a URL, a YAML file; else the run's."),
+        typer.Option(help="The retriever of the candidates: an index folder, a URL, a YAML file; else the run's."),
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="Who goes on from a passage: as in `coseek run`; else the run's own.")
+        str | None,
+        typer.Option(help="The agent that continues from a passage, as in `coseek run`; else the run's own."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="The agent's; 0 takes the most likely token.")] = 0.0,
     scorer: Annotated[
         str | None,
         typer.Option(
-            help="Who scores passages: a model folder, a URL or a YAML file; `oracle`, or a laptop world's folder; "
+            help="The scorer of passages: a model folder, a URL or a YAML file; `oracle`, or a laptop world's folder; "
             "`gold`, where questions have gold passages."
         ),
     ] = None,
     likelihood: Annotated[
-        str | None, typer.Option(help="The folder of the model that says how likely an answer is.")
+        str | None, typer.Option(help="The folder of the model that computes answer likelihoods.")
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the labels in --out.")] = False,
-    cache: Annotated[
-        Path | None, typer.Option(help="A SQLite file that remembers what models wrote, whatever the labels.")
-    ] = None,
+    count: Count = None,
+    resume: Resume = False,
+    cache: CacheFile = None,
     tevatron: Annotated[
-        Path | None, typer.Option(help="A .jsonl file for the same labels as tevatron's training rows.")
+        Path | None, typer.Option(help="A .jsonl file for the same labels as training rows of tevatron.")
     ] = None,
     view: Annotated[str, typer.Option(help="The query view of --tevatron.")] = "question+query",
     as_json: AsJson = False,
 ) -> int:
-    """Label every search of these runs: one passage to find, others to leave, and every score that chose them.
+    """Label every search of these runs: a positive passage, negatives, and the scores that chose them.
 
     The label folder holds `labels.yaml` (all settings, identities, versions), `labels.jsonl`, `dropped.jsonl` (turns
-    without a label, and why) and `scores/`, where every score stands as soon as it is known. Ctrl-C or a crash loses
-    only what was under way; `--resume` does the rest, and the labels are the same. Ends with 1 when faults left every
-    turn undone.
+    without a label, and why) and `scores/`, where every score is written as soon as it is known. Ctrl-C or a crash
+    loses only unfinished work; `--resume` does the rest, and the labels are the same. Ends with 1 when faults left
+    every turn undone.
     """
     find_view(view)
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
@@ -83,17 +83,17 @@ def label(
 
 
 def is_run(word: str) -> bool:
-    """A folder, or at least no setting: then the run's own refusal names it."""
+    """Whether a word names a run. What is neither a folder nor a setting counts as a run, and is refused as one."""
     return "=" not in word or Path(word).is_dir()
 
 
 def report(out: Path, done: LabelSummary) -> None:
-    """What came of it, line by line."""
+    """Print what was labelled, and the next step."""
     print(f"{out}: {done.labelled:,} of {done.turns:,} search turns have a label, in {done.sets:,} label sets")
     if done.dropped:
         print(f"without a label: {listed(done.dropped)}")
     if done.counts:
-        print(f"this start: {listed(done.counts)}, {done.seconds:.0f} s")
+        print(f"in this start: {listed(done.counts)}, {done.seconds:.0f} s")
     if done.left:
         say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")
     print(f"Next: coseek train retriever … --labels {out}")

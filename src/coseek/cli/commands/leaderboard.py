@@ -9,9 +9,7 @@ import typer
 from coseek.cli.commands.score import split_names
 from coseek.cli.grader_options import (
     AnswerWith,
-    BootstrapSeed,
     BudgetTokens,
-    CacheFile,
     GraderSet,
     JudgePromptFile,
     OneJudge,
@@ -19,6 +17,7 @@ from coseek.cli.grader_options import (
     ask,
     open_parts,
 )
+from coseek.cli.options import BootstrapSeed, CacheFile
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import UserError
 from coseek.core.files import atomic_write, check_output_folder, write_json
@@ -29,7 +28,7 @@ from coseek.measure.score import METRICS, Scored, ScoredRun, dataset_of
 
 app = new_app()
 BOARD = "leaderboard.json"
-"""The file by which the folder of a leaderboard is known."""
+"""The file that marks a leaderboard's folder."""
 
 
 @app.command()
@@ -37,7 +36,7 @@ def leaderboard(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NAME=]RUN", help="Run folders; a NAME says whose they are, else the run's settings do."
+            metavar="[NAME=]RUN", help="Run folders. NAME is the system's name; the run's settings give it otherwise."
         ),
     ],
     metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "em",
@@ -58,8 +57,8 @@ def leaderboard(
 ) -> None:
     """Put runs into one table: a line for each system, a column for each data set, means with 95 % intervals.
 
-    Which data set a run is of, its questions say, else the folder that it was asked from. Data sets in domain are
-    marked and averaged apart. Questions that failed or are missing are counted below the table.
+    The data set of a run is the one that its questions name, else the folder of its questions. Data sets in domain are
+    marked and averaged separately. Failed and missing questions are counted below the table.
     """
     if out is not None:
         check_output_folder(out, BOARD)
@@ -92,12 +91,12 @@ def scored_by(runs: Sequence[str], parts: GraderSet) -> dict[tuple[str, str], Sc
                 raise UserError(f"{system} was run on {dataset} twice; name one of the runs: NAME={path}")
             found[system, dataset] = part
     if not found:
-        raise UserError("the runs hold no trajectories; see that `coseek run` has ended")
+        raise UserError("the runs hold no trajectories; let `coseek run` finish first")
     return found
 
 
 def system_of(run: Run) -> str:
-    """Agent, protocol and retriever, as the run's settings name them; the folder's name where they do not."""
+    """Agent, protocol and retriever from the run's settings; the folder's name where the settings lack them."""
     agent, retriever = run.settings.get("agent"), run.settings.get("retriever")
     if not isinstance(agent, dict):
         return run.folder.name
@@ -106,7 +105,7 @@ def system_of(run: Run) -> str:
 
 
 def by_dataset(scored: ScoredRun, run: Run) -> dict[str, ScoredRun]:
-    """A run that holds questions of several data sets, one by one."""
+    """Split a run by data set."""
     otherwise = Path(str(run.settings.get("questions", run.folder.name))).name
     parts: dict[str, dict[str, Scored]] = {}
     for ident, row in scored.questions.items():

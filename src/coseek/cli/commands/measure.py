@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from coseek.cli.commands.score import split_names
+from coseek.cli.options import BootstrapSeed, Count, Split
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say, stdout_console
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, write_jsonl
@@ -34,25 +35,25 @@ _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
 @dataclass(frozen=True)
 class Plan:
-    """What was typed, checked."""
+    """The command's arguments, checked."""
 
     questions: list[Question]
     measuring: RetrievalMeasure
     depth: int
     missing: Literal["zero", "leave-out"]
     corpus: Corpus | None
-    """Texts for run files, where a metric reads them."""
+    """Passages for TREC run files, where a metric reads texts."""
     keep: bool
-    """Whether rankings are kept, to be written as run files."""
+    """Whether rankings are kept for writing them as run files."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One retriever, and what is written down of it."""
+    """The results of one retriever."""
 
     run: ScoredRun
     faults: dict[str, str]
-    """Question → why its search failed."""
+    """Question id → why its search failed."""
     ranked: dict[str, Ranked]
 
 
@@ -65,9 +66,11 @@ def measure(
             metavar="RETRIEVER", help="An index folder, a URL, a YAML file, or a TREC run file; several are compared."
         ),
     ],
-    split: Annotated[str | None, typer.Option(help="The split of a data-set folder.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Passages asked for; no metric may look deeper.")] = 100,
+    split: Split = None,
+    count: Count = None,
+    depth: Annotated[
+        int, typer.Option(min=1, help="Passages for each search; no metric may have a deeper cut-off.")
+    ] = 100,
     metrics: Annotated[
         str, typer.Option(help=f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k, as in recall@5.")
     ] = ",".join(MAIN),
@@ -79,25 +82,25 @@ def measure(
     ] = None,
     missing: Annotated[
         Literal["zero", "leave-out"],
-        typer.Option(help="A question that a TREC run file lacks: it found nothing, or it was not asked."),
+        typer.Option(help="A question that a TREC run file lacks counts as 0, or is left out."),
     ] = "zero",
     trec_out: Annotated[
-        Path | None, typer.Option(help="A folder for qrels.txt and one TREC run file a retriever.")
+        Path | None, typer.Option(help="A folder for qrels.txt and a TREC run file for each retriever.")
     ] = None,
-    per_question: Annotated[Path | None, typer.Option(help="A .jsonl file for every question's own numbers.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    per_question: Annotated[Path | None, typer.Option(help="A .jsonl file for the metrics of each question.")] = None,
+    seed: BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> int:
     """Measure what retrievers find when the question itself is searched: means with 95 % intervals, compared in pairs.
 
-    Every later RETRIEVER is paired with the first. Relevant are a question's gold passages, with the grades of its data
-    set or of --qrels where there are any. A search that failed is counted and is in no mean. Ends with 1 when every
-    search of a retriever failed.
+    Every later RETRIEVER is paired with the first. A question's gold passages are relevant, with the grades of its data
+    set or of --qrels where there are any. Failed searches are counted, and left out of all means. Ends with 1 when
+    every search of a retriever failed.
     """
     if len(set(retrievers)) < len(retrievers):
         raise UserError("the same retriever is named twice; name each once")
     chosen, groups = chosen_metrics(metrics, depth), split_names(by)
-    check_groups(groups)  # here, and not after an hour of searching
+    check_groups(groups)  # before the search, which may take an hour
     questions = questions_at(source, split)[:count]
     corpus = corpus_of(source) if reads_texts(chosen) else None
     measuring = RetrievalMeasure(chosen, judgements(qrels, questions))
@@ -118,21 +121,21 @@ def measure(
 
 
 def chosen_metrics(names: str, depth: int) -> tuple[Metric, ...]:
-    """The metrics; one that looks deeper than is searched would be too low, so it is refused."""
+    """Parse the metrics. One with a cut-off deeper than the search would be too low, and is refused."""
     metrics = tuple(Metric.named(name) for name in dict.fromkeys(split_names(names)))
     if not metrics:
         raise SettingError(f"no metric is named; choose some of {', '.join(FAMILIES)}")
     for metric in metrics:
         if metric.k is not None and metric.k > depth:
             raise SettingError(
-                f"{metric.name} looks at {metric.k} passages, and --depth is {depth}; search deeper with "
+                f"{metric.name} reads {metric.k} passages, and --depth is {depth}; search deeper with "
                 f"--depth {metric.k}"
             )
     return metrics
 
 
 def judgements(path: Path | None, questions: Sequence[Question]) -> Qrels | None:
-    """The qrels of a file, which must be about these questions."""
+    """Read qrels; at least one of these questions must be judged."""
     if path is None:
         return None
     read = read_qrels(path)
@@ -151,7 +154,7 @@ def corpus_of(source: Path) -> Corpus | None:
 
 
 def opened_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
-    """A retriever, or the rankings of a run file."""
+    """Open a retriever, or read the rankings of a TREC run file."""
     path = Path(name)
     if path.is_file() and path.suffix not in (".yaml", ".yml"):
         if plan.corpus is None and reads_texts(plan.measuring.metrics):
@@ -168,7 +171,7 @@ def opened_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
 
 
 def measured_as(name: str, source: Retriever | dict[str, Ranked], plan: Plan) -> Measured:
-    """Ask every question, and judge what comes back."""
+    """Search every question, and measure the hits."""
     if isinstance(source, dict):
         answered = of_run_file(source, plan.questions, plan.corpus, plan.missing == "zero")
     else:
@@ -202,7 +205,7 @@ def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
 
 
 def print_tables(scores: Scores, plan: Plan) -> None:
-    """The means, the first metric by group, and the differences from the first retriever."""
+    """Print the means, the first metric by group, and the differences from the first retriever."""
     console = stdout_console()
     metrics = [metric.name for metric in plan.measuring.metrics]
     main = main_table(scores, metrics)
@@ -214,28 +217,28 @@ def print_tables(scores: Scores, plan: Plan) -> None:
 
 
 def notes(scores: Scores, plan: Plan) -> Iterator[str]:
-    """What the means leave out, said aloud."""
+    """Lines below the table: how many questions the means leave out, and why."""
     yield "Means with 95 % bootstrap intervals over questions."
     unjudged = plan.measuring.unjudged(plan.questions)
     if unjudged:
-        yield f"{unjudged} of {len(plan.questions)} questions have no relevant passage: they are in answer_hit alone."
+        yield f"{unjudged} of {len(plan.questions)} questions have no relevant passage; only answer_hit counts them."
     for run, stops in scores.stops.items():
         if stops.get(FAULT):
-            yield f"{run}: {stops[FAULT]} searches failed; they are in no mean."
+            yield f"{run}: {stops[FAULT]} searches failed; all means leave them out."
         lacking = len(plan.questions) - sum(stops.values())
         if lacking:
-            yield f"{run}: {lacking} questions are not in the run file; they are in no mean."
+            yield f"{run}: {lacking} questions are not in the run file; all means leave them out."
 
 
 def write_trec(folder: Path, measured: dict[str, Measured], plan: Plan) -> None:
-    """`qrels.txt`, and a run file a retriever. A search that failed has no line, nor has one that found nothing."""
+    """Write `qrels.txt`, and a run file for each retriever. Failed and empty searches have no line."""
     write_qrels(folder / "qrels.txt", {one.id: plan.measuring.gold(one) for one in plan.questions})
     for tag, one in zip(tags(list(measured)), measured.values(), strict=True):
         write_run(folder / f"{tag}.run", one.ranked, tag)
 
 
 def tags(names: Sequence[str]) -> list[str]:
-    """A short name for each retriever that any file system and any reader of run files takes."""
+    """A short distinct tag for each retriever, safe as a file name and in TREC run files."""
     found: list[str] = []
     for name in names:
         last = _ENDING.sub("", name.rstrip("/").rpartition("/")[2])
@@ -248,7 +251,7 @@ def tags(names: Sequence[str]) -> list[str]:
 
 
 def question_rows(measured: Measured) -> Iterator[JsonObject]:
-    """A line a question: its numbers, or why there are none."""
+    """One row a question: its metrics, or the fault."""
     for ident, scored in measured.run.questions.items():
         numbers: dict[str, Json] = {**scored.metrics}
         row: JsonObject = {"retriever": measured.run.name, "question": ident, "metrics": numbers}

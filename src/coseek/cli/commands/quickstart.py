@@ -1,4 +1,4 @@
-"""See a search agent learn: world, warm start, reinforcement learning, table and report, on a laptop."""
+"""Train a small search agent on a laptop: world, warm start, reinforcement learning, table and report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.commands.train import go
+from coseek.cli.options import OutFolder, Resume
 from coseek.cli.terminal import AsJson, new_app
 from coseek.pipelines.agent_recipe import load_recipe
 
@@ -17,14 +18,14 @@ def quickstart(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as seed=1.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/quickstart"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    out: OutFolder = Path("runs/quickstart"),
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a search agent from nothing on two cores and show what it learnt.
 
     Makes a laptop world, indexes it, warm-starts a tiny policy on imperfect demonstrations, trains it with GRPO on its
-    own searches, and compares it with itself before, with naive RAG and with answering directly, on questions and on a
-    world that it has never seen. Nothing is downloaded. Ctrl-C keeps everything; --resume goes on.
+    own searches, and compares it with its warm start, with naive RAG and with answering directly, on held-out questions
+    and on a held-out world. Nothing is downloaded. Ctrl-C keeps everything; --resume goes on.
     """
     go(load_recipe("quickstart", settings or []), out, resume, as_json)

@@ -1,4 +1,4 @@
-"""Run an agent over many questions; stops and resumes."""
+"""Run an agent over many questions; a stopped run can be resumed."""
 
 from functools import partial
 from pathlib import Path
@@ -7,8 +7,17 @@ from typing import Annotated
 import typer
 
 from coseek.agents.factory import SCRIPTED, settings_for
-from coseek.cli.agent_options import PromptTemplateName, ProtocolName, Temperature, TokenizerName
 from coseek.cli.commands.score import print_tables
+from coseek.cli.options import (
+    Count,
+    PromptTemplateName,
+    ProtocolName,
+    Resume,
+    RetrieverName,
+    Split,
+    Temperature,
+    TokenizerName,
+)
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings, make_settings
@@ -28,15 +37,15 @@ def run(
             help=f"A model folder, a URL, a YAML file, or a scripted agent: {', '.join(plugin_names(SCRIPTED))}."
         ),
     ],
-    retriever: Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")],
+    retriever: RetrieverName,
     out: Annotated[Path, typer.Option(help="The run folder to write.")],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as limits.max_turns=6.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    split: Annotated[str | None, typer.Option(help="The split of a data-set folder.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Trajectories a question.")] = 1,
+    resume: Resume = False,
+    split: Split = None,
+    count: Count = None,
+    samples: Annotated[int, typer.Option(min=1, help="Trajectories for each question.")] = 1,
     temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
     protocol: ProtocolName = None,
@@ -47,7 +56,7 @@ def run(
     """Run an agent over many questions and keep every trajectory.
 
     The run folder holds `run.yaml` (all settings, versions, commit, seed) and `trajectories.jsonl`, which grows as
-    questions end. Ctrl-C or a crash loses only what was under way; `--resume` does the rest.
+    questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` does the rest.
     """
     who, limits = check_run(
         questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer)

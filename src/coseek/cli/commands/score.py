@@ -1,4 +1,4 @@
-"""Tables of runs: means with intervals, by hops, run against run, and as a part of somebody else's system."""
+"""Score runs: means with intervals, by group, paired differences, and answers of a frozen generator."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,9 +9,7 @@ import typer
 
 from coseek.cli.grader_options import (
     AnswerWith,
-    BootstrapSeed,
     BudgetTokens,
-    CacheFile,
     GraderSet,
     JudgePromptFile,
     PromptFile,
@@ -21,6 +19,7 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
+from coseek.cli.options import BootstrapSeed, CacheFile
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
@@ -56,7 +55,10 @@ def score(
         str, typer.Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")
     ] = "hops",
     in_domain: Annotated[
-        str, typer.Option(help="Data sets that the agents were trained on, comma-separated; the others are set apart.")
+        str,
+        typer.Option(
+            help="Data sets that the agents were trained on, comma-separated; the others are averaged separately."
+        ),
     ] = "",
     answer_with: AnswerWith = None,
     budget: BudgetTokens = 2048,
@@ -64,8 +66,8 @@ def score(
     judge: Annotated[
         list[str] | None,
         typer.Option(
-            help="Who judges: a model folder, a URL or YAML file, or the folder of a laptop world (its oracle). "
-            "Several are compared; the first one's verdicts are scored."
+            help="The judge: a model folder, a URL or YAML file, or the folder of a laptop world (its oracle). "
+            "Several judges are compared; scores use the first one's verdicts."
         ),
     ] = None,
     judge_prompt: JudgePromptFile = "judge",
@@ -76,10 +78,10 @@ def score(
     seed: BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Tables of runs: means with 95 % intervals, by groups of questions, and every later run paired with the first.
+    """Score runs: means with 95 % intervals, by groups of questions, and every later run paired with the first.
 
-    A run that failed on a question (a fault of the retriever or the model) is counted and is in no mean. What a
-    generator or a judge said is kept beside the run and is never asked again.
+    A trajectory that a fault of the retriever or the model ended is counted, and left out of all means. Answers of the
+    generator and verdicts are kept beside the run, and are not asked for again.
     """
     if len(set(runs)) < len(runs):
         raise UserError("the same run is named twice; name each once")
@@ -101,7 +103,7 @@ def score(
 
 
 class ScoreReport:
-    """What is printed and written of scored runs."""
+    """The tables and the JSON of scored runs."""
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class ScoreReport:
         if in_domain and not any(map(dataset_of, questions)):
             raise SettingError(
                 f"--in-domain {','.join(in_domain)}: these questions do not say which data set they are of; compare "
-                "whole runs with `coseek leaderboard`, which takes the folder that they were asked from"
+                "whole runs with `coseek leaderboard`, which takes the data set from the folder of the questions"
             )
         self.own = summaries_of(own, questions, by, metrics_of(metrics), seed, in_domain)
         self.component: Scores | None = None
@@ -164,28 +166,28 @@ class ScoreReport:
 
 
 ANSWERED = ("em", "cover_em", "f1", *JUDGED)
-"""The metrics of an answer: those in which an agent and a component differ."""
+"""Metrics of the answer, in which an agent and the generator that answers from its passages differ."""
 
 
 def shown_of(metrics: list[str]) -> list[str]:
-    """Those of what is asked for that tables of components show."""
+    """The chosen metrics that tables of components show."""
     return [name for name in metrics if name in ANSWERED] or ["em"]
 
 
 def metrics_of(metrics: list[str]) -> list[str]:
-    """What is asked for, and what tables need beside it."""
+    """The chosen metrics, and those that every table needs."""
     return list(dict.fromkeys((*metrics, "em", "answered")))
 
 
 def show_tables(tables: Mapping[str, Table]) -> None:
-    """Tables in the terminal, without their headings where there is but one of a kind to see."""
+    """Print tables, without headings."""
     console = stdout_console()
     for table in tables.values():
         console.print(table.rich())
 
 
 def print_tables(scores: Scores, metrics: list[str]) -> None:
-    """The main table, the first metric by group, and the differences from the first run."""
+    """Print the main table, the first metric by group, and the differences from the first run."""
     tables = {"Runs": main_table(scores, metrics)}
     if len({summary.group for summary in scores.summaries}) > 1:
         tables["By group"] = group_table(scores, metrics[0])

@@ -1,4 +1,4 @@
-"""Look things up in an index."""
+"""Search an index."""
 
 from typing import Annotated
 
@@ -15,11 +15,11 @@ app = new_app()
 @app.command()
 def search(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
-    queries: Annotated[list[str], typer.Argument(metavar="QUERY", help="What to look for; several are one batch.")],
+    queries: Annotated[list[str], typer.Argument(metavar="QUERY", help="The query; several are one batch.")],
     k: Annotated[int, typer.Option("--passages", "-k", min=1, help="Passages a query.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Look things up in an index: the best passages for each query, best first."""
+    """Search an index: the best passages for each query, best first."""
     found = open_retriever(retriever).search(queries, k)
     if as_json:
         print_json(
@@ -34,7 +34,7 @@ def search(
 
 
 def show(query: str, hits: list[Hit]) -> None:
-    """A query and its hits; passages are text of others, so nothing in them is markup."""
+    """Print a query and its hits. Passages are untrusted text, and are never read as markup."""
     console = stdout_console()
     console.print(Text(query, style="bold"))
     for rank, hit in enumerate(hits, start=1):

@@ -25,13 +25,13 @@ _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 _OURS = ServeSettings()
 _MODEL = ModelServeSettings()
 TOGETHER_CPU, TOGETHER_GPU = 8, 64
-"""Queries in one forward pass: 8 short ones keep a processor busy, and more only pad the short to the longest."""
+"""Queries in one forward pass. On a processor 8 short queries suffice; more only add padding."""
 
 Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen at.")]
 Port: TypeAlias = Annotated[int, typer.Option(help="The port; 0 takes a free one.")]
 TokenEnv: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="The environment variable with the token that requests must bring; needed beyond loopback."),
+    typer.Option(help="The environment variable with the token of requests; needed beyond loopback."),
 ]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="No line in the log for each request.")]
 
@@ -50,20 +50,22 @@ def serve_retriever(
     host: Host = _OURS.host,
     port: Port = _OURS.port,
     token_env: TokenEnv = None,
-    topk: Annotated[int, typer.Option(min=1, help="Passages a query where a request does not say.")] = _OURS.topk,
+    topk: Annotated[
+        int, typer.Option(min=1, help="Passages for each query, where a request gives no number.")
+    ] = _OURS.topk,
     batch: Annotated[int, typer.Option(min=1, help="Queries searched together, at most.")] = _OURS.batch,
     wait_ms: Annotated[
-        float, typer.Option(min=0, help="How long a request waits for company while nothing is searched.")
+        float, typer.Option(min=0, help="Milliseconds that a request waits for others while the retriever is idle.")
     ] = _OURS.wait_ms,
-    queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more get a 503.")] = _OURS.queue,
-    max_queries: Annotated[int, typer.Option(min=1, help="Queries a request, at most.")] = _OURS.max_queries,
-    max_topk: Annotated[int, typer.Option(min=1, help="Passages a query, at most.")] = _OURS.max_topk,
+    queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more are answered with 503.")] = _OURS.queue,
+    max_queries: Annotated[int, typer.Option(min=1, help="Queries of one request, at most.")] = _OURS.max_queries,
+    max_topk: Annotated[int, typer.Option(min=1, help="Passages for each query, at most.")] = _OURS.max_topk,
     quiet: Quiet = False,
     log_queries: Annotated[bool, typer.Option("--log-queries", help="Write the queries into the log, too.")] = False,
 ) -> None:
     """Serve one or several retrievers: POST /retrieve (the first) and /NAME/retrieve, GET /health and /info.
 
-    Prints the URL once everything is open. Ctrl-C or SIGTERM: what was accepted is answered, then it ends.
+    Prints the URL once everything is open. On Ctrl-C or SIGTERM, accepted requests are answered first.
     """
     check_libraries()
     from coseek.serve.running import serve as run
@@ -90,19 +92,23 @@ def serve_retriever(
 @app.command("model")
 def serve_model(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder.")],
-    name: Annotated[str | None, typer.Option(help="What requests call it; the folder's name when not given.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name in requests; the folder's name by default.")
+    ] = None,
     host: Host = _MODEL.host,
     port: Port = _MODEL.port,
     token_env: TokenEnv = None,
-    rows: Annotated[int, typer.Option(min=1, help="Texts written at once.")] = _MODEL.max_rows,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get a 503.")] = _MODEL.queue,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16, or auto: the faster one here.")] = _MODEL.precision,
+    rows: Annotated[int, typer.Option(min=1, help="Texts generated at once, at most.")] = _MODEL.max_rows,
+    queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are answered with 503.")] = _MODEL.queue,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, or auto: the faster one on this machine.")
+    ] = _MODEL.precision,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model: POST /v1/completions (text or ids, with ids and log-probabilities when asked) and
     /v1/chat/completions, GET /v1/models, /health and /info. No streaming.
 
-    Prints the URL once the model is open. Ctrl-C or SIGTERM: what was accepted is answered, then it ends.
+    Prints the URL once the model is open. On Ctrl-C or SIGTERM, accepted requests are answered first.
     """
     check_libraries()
     check_folder(folder)
@@ -127,13 +133,13 @@ def serve_model(
 
 
 def check_libraries() -> None:
-    """Refuse with the line that installs what is missing. The web server itself is imported later: help needs none."""
+    """Refuse with the line that installs what is missing. The web server is imported later, since help needs none."""
     for library in ("fastapi", "uvicorn", "httptools"):
         require_library(library, "`coseek serve`", "serve")
 
 
 def named(texts: list[str]) -> dict[str, Callable[[], Retriever]]:
-    """`NAME=RETRIEVER` or `RETRIEVER`, which is then called as its folder, file or host."""
+    """Name → opener. `RETRIEVER` without `NAME=` is named after its folder, file or host."""
     openers: dict[str, Callable[[], Retriever]] = {}
     for text in texts:
         found = None if Path(text).exists() else _NAMED.fullmatch(text)
@@ -145,7 +151,7 @@ def named(texts: list[str]) -> dict[str, Callable[[], Retriever]]:
 
 
 def opened(source: str) -> Retriever:
-    """As everywhere, but an index that encodes its queries may encode several at once."""
+    """Open a retriever; an index with an encoder encodes several queries in one pass."""
     path = Path(source)
     card = IndexCard.read(path) if path.is_dir() else None
     if card is None or "queries_together" not in card.settings:

@@ -1,4 +1,4 @@
-"""The papers' analyses, on runs and indexes of your own."""
+"""Repeat analyses of the papers on runs and indexes of your own."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,9 +11,7 @@ import typer
 from coseek.agents.served_context import served_context
 from coseek.cli.commands.score import split_names
 from coseek.cli.grader_options import (
-    BootstrapSeed,
     BudgetTokens,
-    CacheFile,
     GraderSet,
     JudgePromptFile,
     OneJudge,
@@ -23,6 +21,7 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
+from coseek.cli.options import BootstrapSeed, CacheFile
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
@@ -66,11 +65,10 @@ def combination_gain(
     seed: BootstrapSeed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Naive RAG with more and more passages, and the agent's passages beside it, all answered by one generator.
+    """Compare naive RAG at rising k with the agent's passages, all answered by one generator.
 
-    The fair neighbour of the agent is RAG with, question by question, exactly as many passages as the agent served;
-    the last column is the agent's lead over each line, paired. A question of which the agent has several trajectories
-    is matched by its first.
+    The matched baseline is RAG with as many passages for each question as the agent served; the last column is the
+    agent's paired lead over each line. Of several trajectories of a question the first sets the number.
     """
     judges, counts = [judge] if judge else [], whole_numbers(ks)
     parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache)
@@ -86,7 +84,7 @@ def combination_gain(
 
 
 def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObject) -> None:
-    """The numbers, and a page with their plot."""
+    """Write the numbers, and a page with their plot."""
     write_json(out / "combination-gain.json", tree)
     text = "\n\n".join(parts.notes())
     plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
@@ -97,7 +95,7 @@ def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObj
 def measured(
     run: Run, index: Retriever, name: str, counts: Sequence[int], parts: GraderSet, metric: str, seed: int
 ) -> CombinationGain:
-    """Search once, as deep as anything needs; answer from every cut of what was found and from the agent's passages."""
+    """Search once, at the largest depth; answer from each cut-off, and from the agent's passages."""
     trajectories = list(run.trajectories())
     questions = list({one.id: one for one in (*intended([run]), *(row.question for row in trajectories))}.values())
     check_gold(questions, index, name)
@@ -119,7 +117,7 @@ def measured(
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Numbers of passages, each once and rising."""
+    """Parse a list of numbers of passages; sorted, without repetition."""
     names = split_names(text)
     if not names or not all(name.isdecimal() and int(name) > 0 for name in names):
         raise SettingError(f"--ks {text!r} is not a list of whole numbers above 0; write for example 1,2,3,5,8")
@@ -127,7 +125,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def searched(answers: Iterable[Answered]) -> list[Trajectory]:
-    """One search a question as a run that only serves what was found."""
+    """Trajectories with one search for each question and no answer."""
     return [
         Trajectory(
             question=question,
@@ -146,13 +144,13 @@ def hits_of(found: SearchedQuestion) -> tuple[Hit, ...]:
 
 
 def cut(row: Trajectory, k: int) -> Trajectory:
-    """The same with its first `k` passages alone."""
+    """The same with only its first `k` passages."""
     (search,) = row.searches
     return replace(row, searches=(replace(search, hits=search.hits[:k]),))
 
 
 def answered(name: str, rows: Sequence[Trajectory], run: Run, parts: GraderSet) -> ScoredRun:
-    """The generator's answers from what these trajectories serve, judged where there is a judge."""
+    """Score the generator's answers from the passages of these trajectories, judged where there is a judge."""
     say(f"{name}: {len(rows)} questions")
     assert parts.generator is not None
     answers = generate_answers(parts.generator, rows, answer_cache(run.folder, parts.generator))

@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from coseek.cli.options import OutFolder, Resume
 from coseek.cli.settings_help import print_settings
 from coseek.cli.terminal import AsJson, Bar, assignments, new_app, print_json, resumable, stdout_console, training_bar
 from coseek.core.errors import SettingError
@@ -22,7 +23,7 @@ from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recip
 ShowSettings: TypeAlias = Annotated[
     bool, typer.Option("--settings", help="Print every setting, its value here and what it means; train nothing.")
 ]
-"""Type of the option that makes a command its own reference."""
+"""Type of the option `--settings`."""
 
 app = new_app()
 
@@ -40,19 +41,21 @@ def train_agent(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rl.steps=60.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE when not given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/RECIPE by default.")] = None,
+    resume: Resume = False,
     show: ShowSettings = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Look whether all is there, what it will need, and take a step in small."),
+        typer.Option(
+            "--dry-run", help="Check inputs, estimate memory and time, and take one small step; train nothing."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train an agent as a recipe says, measure it beside its baselines, and write a report.
+    """Train an agent by a recipe, measure it against its baselines, and write a report.
 
-    A run can be stopped at any moment and goes on with --resume, to the same result as if it had not been stopped.
-    With --dry-run nothing is trained or written: it ends with 2 when something that the recipe names is missing.
+    A run can be stopped at any moment; --resume goes on to the same result as without the stop. With --dry-run nothing
+    is trained or written; it ends with 2 when something that the recipe names is missing.
     """
     if show:
         print_settings(load_recipe(recipe, settings or []), as_json)
@@ -68,16 +71,16 @@ def train_generator(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/generator"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    out: OutFolder = Path("runs/generator"),
+    resume: Resume = False,
     show: ShowSettings = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a laptop generator: a tiny model that answers questions of laptop worlds from given passages.
 
-    It learns in throw-away worlds and is measured on one that it has never seen, with the gold passages among others
-    and with what one search finds. Its folder is for `--answer-with`. It can be stopped at any moment and goes on with
-    --resume, to the same result as if it had not been stopped.
+    It is trained on generated worlds and measured on a held-out one, with the gold passages among others and with the
+    passages of one search. Its folder is for `--answer-with`. It can be stopped at any moment; --resume goes on to the
+    same result as without the stop.
     """
     recipe = make_settings(GeneratorRecipe, assignments(settings or [], onto=dump_settings(GeneratorRecipe())))
     if show:
@@ -106,15 +109,15 @@ def train_retriever(
     labels: Annotated[
         list[Path] | None, typer.Option(help="A folder of `coseek label`, in place of the recipe's; may be repeated.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/retriever-RECIPE if not given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/retriever-RECIPE by default.")] = None,
+    resume: Resume = False,
     show: ShowSettings = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the encoder of a retriever on labels, and measure what it finds for held-out turns.
 
     OUT/encoder is a sentence-transformers folder for `coseek index DATA --retriever dense --encoder OUT/encoder`. A run
-    can be stopped at any moment and goes on with --resume, to the same weights as if it had not been stopped.
+    can be stopped at any moment; --resume goes on to the same weights as without the stop.
     """
     given = [str(folder) for folder in labels or []]
     if show:
@@ -144,16 +147,16 @@ def train_together(
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Settings over the recipe's, such as rounds=3 or agent.rl.steps=30."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE if not given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/together-RECIPE by default.")] = None,
+    resume: Resume = False,
     show: ShowSettings = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train an agent and a retriever in rounds, each on what the other has become, and measure every pair of them.
+    """Train an agent and a retriever in alternating rounds, and measure every pair of them.
 
-    In a round the agent learns over the last retriever, its runs are labelled, a retriever learns from the labels, and
-    the corpus is indexed anew. A round that does not help on the dev split is the last. A run can be stopped at any
-    moment and goes on with --resume, to the same result as if it had not been stopped.
+    In a round the agent is trained with the latest retriever, its runs are labelled, a retriever is trained on the
+    labels, and the corpus is indexed again. Training ends with the first round that does not help on the dev split. A
+    run can be stopped at any moment; --resume goes on to the same result as without the stop.
     """
     read = load_together_recipe(recipe, settings or [])
     if show:
@@ -178,7 +181,7 @@ def train_together(
 
 
 def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> RetrieverRecipe:
-    """A recipe to be looked at, which needs no labels yet."""
+    """A recipe for `--settings`, which needs no labels yet."""
     try:
         return load_retriever_recipe(recipe, settings, labels)
     except SettingError:
@@ -188,7 +191,7 @@ def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> Retr
 @contextmanager
 def resumable_training(folder: Path) -> Iterator[Bar]:
     """A bar for training; Ctrl-C prints how to go on."""
-    with resumable(f"the same command with --resume (all that was finished is in {folder})"), training_bar() as bar:
+    with resumable(f"the same command with --resume (finished work is in {folder})"), training_bar() as bar:
         yield bar
 
 
@@ -209,7 +212,7 @@ def listed(files: Mapping[str, str]) -> str:
 
 
 def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
-    """The dry run: a table, and one sentence about what is missing."""
+    """Print the dry run's table, and refuse where something is missing."""
     check_settings(recipe)
     from coseek.pipelines.dry_run import dry_run  # torch
 
@@ -222,8 +225,8 @@ def rehearse(recipe: AgentRecipe, as_json: bool) -> None:
 
 
 def go(recipe: AgentRecipe, folder: Path, resume: bool, as_json: bool) -> None:
-    """Train, measure, report; `coseek quickstart` is this with a recipe of ours."""
-    # Here and not above: these bring torch, which a mistake in the recipe need not wait for.
+    """Train, measure and report; `coseek quickstart` calls it, too."""
+    # Imported here: a mistake in the recipe is reported before torch is imported.
     from coseek.pipelines.agent_results import files_of, train_and_measure
 
     with resumable_training(folder) as bar:

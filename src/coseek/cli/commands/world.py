@@ -32,7 +32,7 @@ def make(
 ) -> None:
     """Write a laptop world as the ordinary files of a data set.
 
-    A world that stands in DIR already is replaced; a folder with anything else in it is left alone.
+    A world in DIR is replaced; a folder that holds anything else is refused.
     """
     refuse_strangers(folder)
     chosen = make_settings(WorldSettings, assignments(settings or [], onto={"size": size, "seed": seed}))
@@ -55,7 +55,7 @@ def make(
 
 
 def refuse_strangers(folder: Path) -> None:
-    """Writing a world replaces its folder whole, so nothing else may live in it."""
+    """Refuse a folder that holds other files: writing a world replaces the whole folder."""
     check_not_file(folder)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         ours = path.name in ("corpus.jsonl", "world.json") or (path.match("questions.*.jsonl") and path.is_file())

@@ -1,0 +1,24 @@
+"""Options: arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+RetrieverName: TypeAlias = Annotated[str, typer.Option(help="An index folder, a URL, or a YAML file.")]
+Temperature: TypeAlias = Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")]
+ProtocolName: TypeAlias = Annotated[str | None, typer.Option(help="A protocol or its YAML file; else the agent's own.")]
+PromptTemplateName: TypeAlias = Annotated[
+    str | None, typer.Option(help="A prompt template or its YAML file; else the agent's own.")
+]
+TokenizerName: TypeAlias = Annotated[
+    str | None, typer.Option(help="For a server: the folder of its model, or `bytes`.")
+]
+Split: TypeAlias = Annotated[str | None, typer.Option(help="The split of a data-set folder.")]
+Count: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Use only the first N questions.")]
+Resume: TypeAlias = Annotated[bool, typer.Option("--resume", help="Resume what is in --out.")]
+OutFolder: TypeAlias = Annotated[Path, typer.Option(help="The folder to write.")]
+BootstrapSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
+CacheFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="A SQLite file that caches model outputs across runs and labels.")
+]
