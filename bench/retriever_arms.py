@@ -33,7 +33,7 @@ from coseek.labels.local_relevance import LocalRelevance
 from coseek.labels.maker import PACKAGE, LabelMaker, RolloutMaker
 from coseek.labels.makers.agentic_r import AgenticR, AgenticRSettings
 from coseek.labels.makers.dr_synth import DrSynth
-from coseek.labels.oracle_retriever import OracleRanked
+from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
 from coseek.measure.score import ScoredRun, score_run
 from coseek.models.pretrained import load_model
@@ -317,7 +317,7 @@ class Place:
         parts = self._parts(self.asked, 1.0, CallCounts())
         maker = self._maker(METHODS["dr-synth"], parts)
         assert isinstance(maker, DrSynth)
-        return maker.roll_out(self.labelled, _unheard), OracleRanked(maker.rankings, self.labelled)
+        return maker.roll_out(self.labelled, _unheard), OracleRetriever(maker.rankings, self.labelled)
 
     def worth(self, name: str) -> "Worth":
         """What a method's labels are."""

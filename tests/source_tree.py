@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Set
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -13,7 +14,9 @@ def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, read once; nobody may change it."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 

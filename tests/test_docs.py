@@ -14,11 +14,14 @@ from tests.test_house import FLOORS
 
 from coseek.cli.main import COMMANDS
 from coseek.core.registry import find_plugin, plugin_names
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.index import build_index
+from coseek.rewards.reward import Reward, make_reward
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,6 +60,18 @@ def test_every_page_is_linked_from_the_index() -> None:
     linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", index.read_text("utf-8"))}
     missing = {page.resolve() for page in (ROOT / "docs").rglob("*.md")} - linked - {index.resolve()}
     assert not missing, sorted(map(str, missing))
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for folder in ("src", "tests", "bench")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml")
+        for name in re.findall(r"\b(?:docs|bench/results)/[\w./-]*\.md\b", path.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    }
+    assert not found, sorted(found)
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
@@ -123,6 +138,29 @@ def test_the_line_counts_of_own_mechanisms_are_about_right() -> None:
         paths = [PACKAGE / name for name in re.findall(r"`([\w/]+\.py)`", files)]
         lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
         assert abs(lines - int(told)) <= lines / 4, f"{files}: {lines} lines, and the page says {told}"
+
+
+def page_files(page: Path) -> dict[str, str]:
+    """File name → content, of the Python blocks behind "All of `NAME.py`:" on a page."""
+    text = page.read_text(encoding="utf-8")
+    return dict(re.findall(r"All of `(\w+\.py)`:\n\n```python\n(.*?)```", text, flags=re.DOTALL))
+
+
+def test_the_parts_of_the_page_on_own_parts_work(tmp_path: Path) -> None:
+    files = page_files(ROOT / "docs" / "how-to" / "write-a-part.md")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    reward = make_reward({str(tmp_path / "brevity.py"): {"weight": 1.0, "most": 20}})
+    one = Trajectory(Question("q", "Who?", ("Ada",)), "direct", (), (), StopReason.ANSWERED, "Ada Lovelace")
+    paid = reward.pay(one)
+    assert isinstance(paid, Reward) and paid.value == pytest.approx(0.9)
+
+    corpus = Corpus([Passage("old", "T", "a bridge of 1801"), Passage("new", "T", "a bridge of 1999")])
+    corpus.save(tmp_path / "corpus.jsonl")
+    build_index(tmp_path / "corpus.jsonl", "bm25", tmp_path / "bm25")
+    (tmp_path / "newest.yaml").write_text("retriever: newest.py\nover: bm25\ndepth: 10\n", encoding="utf-8")
+    hits = open_retriever(tmp_path / "newest.yaml").search(["a bridge"], k=2)[0]
+    assert [hit.passage.id for hit in hits] == ["new", "old"]
 
 
 def test_a_hostile_passage_stays_text_in_the_picture() -> None:

@@ -32,8 +32,9 @@ def words_of(text: str) -> set[str]:
 
 TOO_SMALL = words_of(
     """
-    Action Batch CanConclude DataError Intent Move ProtocolFile Ranks Span TagFile ToolFile TurnSearches
-    CachedTextModel Place TokenBlock ValueModule
+    Action Batch Call CanConclude DataError Intent LeaderboardCell Move ProtocolFile Ranks Span TagFile ToolFile
+    TurnSearches
+    KVCache CachedTextModel Place TokenBlock ValueModule
     """
 )
 """Classes of main modules that are details of one that has a row."""
@@ -50,7 +51,7 @@ NO_CLASS = words_of(
     """
 )
 """Words of it that still name a local variable here and there, and no class or module."""
-STANDARD = {"PastTurn"}
+STANDARD = {"Frozen", "PastTurn", "TensorBoardTracker"}
 """Classes whose name has such a word in its ordinary sense."""
 
 
@@ -94,7 +95,7 @@ def parts(name: str) -> set[str]:
 def test_words_are_sorted_and_each_stands_once() -> None:
     words = [plain(word) for word, _, _ in ROWS]
     assert words == sorted(set(words))
-    assert 80 <= len(words) <= 130
+    assert 80 <= len(words) <= 140
 
 
 def test_a_name_stands_at_one_word_only() -> None:

@@ -29,6 +29,7 @@ from coseek.agents.grammar import LONGEST_MARK, Grammar
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.agents.scripted.rules import guess
 from coseek.agents.search_turns import reasoning_of
+from coseek.agents.tools.tool import open_tool
 from coseek.core.errors import SettingError
 from coseek.core.prompt_file import fill_template, one_line
 from coseek.data.passage import Passage
@@ -206,10 +207,18 @@ def read_pages(text: str) -> None:
 
 BYTES = ByteTokenizer(["<search>", "</search>", "<"])
 HARMLESS_WORDS = ContextBudget(1_000)
+CALCULATOR = str(Path(__file__).parents[1] / "examples" / "tools" / "calculator.py")
+
+
+def call_calculator(text: str) -> None:
+    tool = open_tool("calculator", {"tool": CALCULATOR}, run_files=True)
+    assert tool is not None and tool.parse({"expression": text}).problem
+
 
 USES: dict[str, Callable[[str], object]] = {
     "reading": read_all,
     "answers of frozen models": read_answers,
+    "a user's tool": call_calculator,
     "documents of a simulated engine": lambda text: parse_documents(text, 5),
     "numbers in data": neutralise_numbers,
     "words": look_up,

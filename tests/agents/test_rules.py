@@ -21,9 +21,8 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason
-from coseek.measure.fusion import fused
 from coseek.measure.rankings import Metric
-from coseek.measure.retrieval import all_gold_at, served
+from coseek.measure.retrieval import all_gold_at, fused, served
 from coseek.measure.score import score_run
 from coseek.measure.searched import RetrievalMeasure, SearchedQuestion, search_questions
 from coseek.models.model import EpisodeState

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 
+from coseek.agents.factory import settings_for
 from coseek.agents.protocol import FOLDER
 from coseek.data.identities import changed_parts
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.labelling import identity_of
 from coseek.pipelines.part_identities import agent_identities
 
 CALCULATOR = Path(__file__).parents[2] / "examples" / "tools" / "calculator.py"
@@ -130,3 +132,11 @@ def test_a_training_remembers_the_tools_of_its_protocols(home: Path) -> None:
     marked(home)
     assert changed_parts(dict(before), agent_identities(recipe, None)) == [str(home / "calculator.py")]
     assert not (home / "was-run").exists()
+
+
+def test_what_an_agent_said_is_not_taken_for_that_of_one_with_another_tool(home: Path) -> None:
+    agent = settings_for("rules", str(home / "react.yaml"))
+    before = identity_of(agent)
+    assert identity_of(agent) == before
+    marked(home)
+    assert identity_of(agent) != before

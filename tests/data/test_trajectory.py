@@ -97,7 +97,11 @@ def test_nothing_in_a_trajectory_can_be_changed() -> None:
 def test_only_a_spent_budget_truncates_and_only_a_failed_part_is_a_fault() -> None:
     stops = {stop: replace(run(answer=None), stop=stop) for stop in StopReason}
     assert {stop for stop, one in stops.items() if one.truncated} == {StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT}
-    assert {stop for stop in stops if stop.is_fault} == {StopReason.RETRIEVER_ERROR, StopReason.MODEL_ERROR}
+    assert {stop for stop in stops if stop.is_fault} == {
+        StopReason.RETRIEVER_ERROR,
+        StopReason.MODEL_ERROR,
+        StopReason.TOOL_ERROR,
+    }
 
 
 @pytest.mark.parametrize("schema", [None, 0, 3, "1"])

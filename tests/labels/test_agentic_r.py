@@ -181,7 +181,7 @@ def test_a_finished_folder_asks_nobody_again(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_agent_leaves_the_turn_undone_and_the_next_start_tries_again(tmp_path: Path) -> None:
-    model = Faulty(agent().model.writer, protocol(), agent().model.tokenizer)  # type: ignore[attr-defined]
+    model = Faulty(agent().model.agent, protocol(), agent().model.tokenizer)  # type: ignore[attr-defined]
     _, said = labelled(tmp_path, parts(tmp_path, who=Agent(protocol(), model)))
     assert said.labelled == 0 and said.left > 20
     assert said.counts["fault/agent"] >= said.left

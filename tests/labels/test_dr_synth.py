@@ -27,7 +27,7 @@ from coseek.graders.ranker import RankedOrder, RankingRequest
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
 from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
-from coseek.labels.oracle_retriever import OracleRanked
+from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.measure.answers import exact_match
 from coseek.models.tokenizer import ByteTokenizer
@@ -256,13 +256,13 @@ def test_two_questions_of_the_same_words_and_other_gold_are_refused(tmp_path: Pa
     first = questions()[0]
     twin = replace(first, id="twin")
     rankings = maker(tmp_path).rankings
-    OracleRanked(rankings, [first, twin])
+    OracleRetriever(rankings, [first, twin])
     with pytest.raises(DataError, match="'twin'"):
-        OracleRanked(rankings, [first, replace(twin, answers=("somebody else",))])
+        OracleRetriever(rankings, [first, replace(twin, answers=("somebody else",))])
 
 
 def test_a_question_that_nobody_told_of_is_a_failed_search(tmp_path: Path) -> None:
-    ranked = OracleRanked(maker(tmp_path).rankings, questions())
+    ranked = OracleRetriever(maker(tmp_path).rankings, questions())
     with pytest.raises(RetrieverError, match="no question"):
         ranked.search([Query("text", "What ?")], 3)
 

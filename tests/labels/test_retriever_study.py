@@ -24,18 +24,18 @@ from bench.retrievers import (
 
 from coseek.data.question import Question
 from coseek.labels.label_folder import LabelFolder
-from coseek.measure.score import Scored, ScoredRun
+from coseek.measure.score import QuestionScores, ScoredRun
 
 
 def run(em: list[float], searches: float = 2.0, faults: int = 0) -> ScoredRun:
     """A question a number; the last `faults` more have no number."""
     rows = {
-        f"q{place}": Scored(
+        f"q{place}": QuestionScores(
             Question(f"q{place}", "?", ("x",)), {"em": value, "searches": searches, "recall": 0.5}, 1, 0
         )
         for place, value in enumerate(em)
     }
-    broken = {f"f{place}": Scored(Question(f"f{place}", "?", ("x",)), {}, 0, 1) for place in range(faults)}
+    broken = {f"f{place}": QuestionScores(Question(f"f{place}", "?", ("x",)), {}, 0, 1) for place in range(faults)}
     return ScoredRun("run", {**rows, **broken}, {})
 
 

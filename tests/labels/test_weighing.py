@@ -17,7 +17,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import GeneratorSettings, ReadingInput, context_of, load_generator_prompt
-from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, ByLikelihood, distinct, softmax
+from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, LikelihoodMaker, distinct, softmax
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.makers import llm_embedder, replug, scarlet
@@ -84,7 +84,7 @@ def turn(query: str = "Ada", search: int = 0, question: Question = QUESTION, see
 METHODS = ("replug", "llm-embedder", "scarlet")
 
 
-def opened(method: str, parts: LabelResources, given: dict[str, object]) -> ByLikelihood:
+def opened(method: str, parts: LabelResources, given: dict[str, object]) -> LikelihoodMaker:
     if method == "replug":
         return replug.open(make_settings(replug.SETTINGS, given), parts)
     if method == "llm-embedder":
@@ -92,7 +92,7 @@ def opened(method: str, parts: LabelResources, given: dict[str, object]) -> ByLi
     return scarlet.open(make_settings(scarlet.SETTINGS, given), parts)
 
 
-def maker(method: str, folder: Path, table: Table, **given: object) -> ByLikelihood:
+def maker(method: str, folder: Path, table: Table, **given: object) -> LikelihoodMaker:
     parts = LabelResources(folder, SHELF, likelihood_name="a folder")
     parts.__dict__["likelihood"] = table
     return opened(method, parts, given)

@@ -1,7 +1,7 @@
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.measure.fusion import fused
+from coseek.measure.retrieval import fused
 
 
 def test_what_several_searches_found_is_ranked_before_what_one_found() -> None:

@@ -9,7 +9,7 @@ from ir_measures import RR, R, nDCG
 from coseek.core.errors import UnknownName
 from coseek.data.trec import trec_order
 from coseek.measure import rankings
-from coseek.measure.rankings import FAMILIES, Judged, Metric
+from coseek.measure.rankings import FAMILIES, JudgedRanking, Metric
 
 IDS = st.sampled_from(["a", "b", "c", "d", "B", "é", "a1", "10", "9", "z"])
 QUERIES = ("q1", "q2", "q3")
@@ -105,7 +105,7 @@ def test_no_answer_is_put_together_from_two_texts() -> None:
 
 @pytest.mark.parametrize("name", [*FAMILIES, *(f"{family}@3" for family in FAMILIES)])
 def test_every_metric_is_found_by_its_name(name: str) -> None:
-    judged = Judged({"a": 2}, ("one",), ("x", "a"), ("two", "one"))
+    judged = JudgedRanking({"a": 2}, ("one",), ("x", "a"), ("two", "one"))
     value = Metric.named(name).of(judged)
     assert isinstance(value, float)
     assert 0 < value <= 1
@@ -118,4 +118,4 @@ def test_a_misspelt_metric_is_refused(name: str) -> None:
 
 
 def test_where_only_ids_are_known_there_is_no_answer_hit() -> None:
-    assert Metric.named("answer_hit@5").of(Judged({}, ("one",), ("a",), None)) is None
+    assert Metric.named("answer_hit@5").of(JudgedRanking({}, ("one",), ("a",), None)) is None

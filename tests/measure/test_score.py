@@ -59,7 +59,7 @@ def test_faults_are_in_no_mean_and_are_counted() -> None:
     assert (summary.questions, summary.rows, summary.faults, summary.missing) == (3, 3, 2, 1)
     assert summary.metrics["em"].mean == pytest.approx(1 / 3)
     notes = main_table(score_runs({"a": runs})).notes
-    assert any("2 trajectories ended by a fault" in note for note in notes)
+    assert any("2 trajectories ended with a fault" in note for note in notes)
 
 
 def test_missing_questions_are_counted_and_said() -> None:

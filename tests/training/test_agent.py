@@ -1,6 +1,8 @@
 """The whole road in small: from a recipe to a table, stopped and gone on with."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
@@ -57,6 +59,13 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) 
     again.train()
     assert write_results(again, measure(again)) == table
     assert (tmp_path / "run" / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns == before
+
+    example = Path(__file__).parents[2] / "examples" / "grpo.py"
+    assert len(example.read_text(encoding="utf-8").splitlines()) <= 60
+    printed = subprocess.run(
+        [sys.executable, "-W", "error", example, tmp_path / "run", "2"], capture_output=True, text=True, check=True
+    ).stdout
+    assert [line[:8] for line in printed.splitlines()] == ["step  1 ", "step  2 "]
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:

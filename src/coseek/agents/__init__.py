@@ -1,1 +1,1 @@
-"""Agents: protocols, their prompt templates, the rollout driver, and scripted agents. Knows no index and no weights."""
+"""Agents: protocols, prompt templates, tools, the rollout driver and scripted agents. Imports no index, no weights."""

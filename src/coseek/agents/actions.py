@@ -14,10 +14,10 @@ from coseek.core.strict_json import InvalidJson, parse_lenient
 
 
 class QueryFormat(StrEnum):
-    """How the text of a search is read."""
+    """How the text inside a search tag is parsed."""
 
     TEXT = "text"
-    """All of it is one query."""
+    """The whole text is one query."""
     ITEMS = "items"
     """Each inner tag holds a query."""
     JSON = "json"
@@ -35,7 +35,7 @@ class ParsedQueries:
 
 
 def parse_queries(text: str, reads: QueryFormat, item: str = "query", most: int | None = None) -> ParsedQueries:
-    """The queries of a search in the order written: none is empty, and there are at most `most`."""
+    """Parse the queries of a search, in the order written. None is empty, and there are at most `most`."""
     if reads is QueryFormat.ITEMS:
         reading = _items(text, item)
     elif reads is QueryFormat.JSON:
@@ -73,7 +73,7 @@ def _json_queries(text: str, key: str) -> ParsedQueries:
     text = text.strip()
     value = _from_json(text)
     if not isinstance(value, str | list | dict):
-        # A plain question is what was meant; half a JSON object is not.
+        # Plain text is taken as the query; half a JSON object is not.
         meant = () if not text or text[0] in "{[" else (text,)
         return ParsedQueries(meant, problem="the query is no JSON")
     named = value.get(key) if isinstance(value, dict) else value
@@ -85,12 +85,12 @@ def _json_queries(text: str, key: str) -> ParsedQueries:
 
 
 def parse_tool_call(text: str, tools: Mapping[str, Tool]) -> ParsedAction:
-    """A tool call: `{"name": "…", "arguments": {…}}`."""
+    """Parse a tool call: `{"name": "…", "arguments": {…}}`."""
     call = _from_json(text.strip())
     if not isinstance(call, dict):
         return ParsedAction(problem='a tool call is a JSON object with "name" and "arguments"')
     name, arguments = call.get("name"), call.get("arguments")
-    if isinstance(arguments, str):  # as the OpenAI format has it
+    if isinstance(arguments, str):  # JSON in a string, as in the OpenAI format
         arguments = _from_json(arguments)
     tool = tools.get(name) if isinstance(name, str) else None
     if tool is None:
@@ -135,6 +135,6 @@ def _from_json(text: str) -> Json:
 
 
 def texts_of(value: Json) -> tuple[str, ...]:
-    """The texts of a value that is one, or a list of them; none is empty."""
+    """Return the non-empty texts of a value that is a text or a list, stripped."""
     several: Sequence[Json] = value if isinstance(value, list) else [value]
     return tuple(text.strip() for text in several if isinstance(text, str) and text.strip())

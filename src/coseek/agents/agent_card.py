@@ -1,4 +1,4 @@
-"""Card: `coseek.yaml` in a model folder says which protocol and prompt template the model was trained with."""
+"""Agent card: `coseek.yaml` in a model folder names the protocol and prompt template it was trained with."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +12,7 @@ CARD = "coseek.yaml"
 
 
 class AgentCard(Settings):
-    """What `coseek.yaml` in a model folder says."""
+    """The content of `coseek.yaml` in a model folder."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
@@ -23,7 +23,7 @@ class AgentCard(Settings):
 
     @classmethod
     def read(cls, folder: Path) -> "AgentCard":
-        """The card of a model folder; a folder without one gets the defaults."""
+        """Read the card of a model folder; a folder without one gets the defaults."""
         path = folder / CARD
         if not path.is_file():
             return cls()

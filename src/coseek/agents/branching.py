@@ -1,8 +1,8 @@
-"""Branching: the agent goes on from a search of a finished run, as if that had found other passages.
+"""Branching: continue a finished run from one of its searches, as if that had found other passages.
 
-Agentic-R's global answer correctness (eq. 2 and 3) asks this for every candidate passage of every search turn. The run
-up to the search is read once, in a row of its own (a trunk), which moves on from search to search; each branch is
-forked from it. Models that cannot fork read the past anew in every branch; what they write is the same.
+Agentic-R's global answer correctness (eq. 2 and 3) needs this for every candidate passage of every search turn. The
+run up to the search is read once, in a row of its own (a trunk), which advances from search to search; each branch is
+forked from it. Models that cannot fork read the past again in every branch and write the same tokens.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -21,15 +21,15 @@ from coseek.retrieval.retriever import Retriever
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Another end of a run."""
+    """One continuation of a trajectory from a search."""
 
     trajectory: Trajectory
     search: int
-    """Place in `trajectory.searches`, from 0."""
+    """Index in `trajectory.searches`, from 0."""
     passages: tuple[Passage, ...]
-    """What this search finds now, in place of what it found then. Other queries of the same turn keep their results."""
+    """The new result of this search. Other queries of the same turn keep their results."""
     seed: int
-    """Of what is written from here on. With the run's own seed and passages the branch is the run."""
+    """Seed of the continuation. With the trajectory's own seed and passages the branch equals the trajectory."""
 
 
 def branch(
@@ -41,19 +41,18 @@ def branch(
     concurrency: int = 256,
     on_done: Callable[[Branch, Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Let the agent go on from each branch to its end; whole trajectories come back, in the order of `branches`.
+    """Continue each branch to its end; whole trajectories come back, in the order of `branches`.
 
-    What stands before the search is the run's own, ids and log-probabilities; then come the new observation and what
-    the agent makes of it, token for token what a run with that past would write. Stop reasons and faults are those of
-    `rollout`. `on_done` hears of every branch as it ends.
+    Ids and log-probabilities before the search are the trajectory's own. The new observation follows, and then token
+    for token what a run with that past would sample. Stop reasons and faults are those of `rollout`. `on_done` is
+    called with (branch, trajectory) as each one ends.
 
-    The budgets are those of a whole run: turns and tokens before the branch count. A branch from the agent's turn t
-    makes at most `max_turns` - t searches more; where the budget would not have answered the search at all, the branch
-    ends there with `turn_limit` or `token_limit`. Later searches find `passages_per_search` passages, however few were
-    put into this one.
+    Budgets are those of a whole run: turns and tokens before the branch count. A branch from the agent's turn t makes
+    at most `max_turns` - t further searches; a search that the budget would not have answered ends the branch with
+    `turn_limit` or `token_limit`. Later searches return `passages_per_search` passages.
 
-    Branches of one search whose passages have the same contents are one branch: it is written once. `timings` and
-    `cost_usd` tell of the branch alone.
+    Branches of one search with passages of equal contents are sampled once. `timings` and `cost_usd` count the branch
+    alone.
     """
     agent.protocol.check_retriever(retriever.name)
     return _Branching(agent, retriever, limits, on_done, branches, concurrency).results()
@@ -61,7 +60,7 @@ def branch(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A branch that is written, and the places of all branches that it stands for."""
+    """A branch to sample, and the indices of all equal branches."""
 
     past: ReplayPoint
     branches: tuple[int, ...]
@@ -69,27 +68,27 @@ class _Job:
 
 @dataclass(slots=True)
 class _Trunk:
-    """A row that holds the past of branches, and what is still to be opened from it."""
+    """A row that holds the past of branches, with the branches still to fork from it."""
 
     key: int
     stages: "_Stages"
-    """Jobs to come; it stands at the last stage, which may be used up."""
+    """Jobs to come; the trunk is at the last stage, which may be empty."""
     past: ReplayPoint
-    """What the row holds."""
+    """The state that the row holds."""
     ready: bool = False
-    """It has read that and can be forked."""
+    """Whether the model has read it, so it can be forked."""
     broken: bool = False
-    """The model could not hold it: its branches are opened without it, and meet the fault themselves."""
+    """Whether the model failed to read it. Its branches are then opened without it, and record the fault."""
     held: set[int] = field(default_factory=set)
-    """Branches that are under way and not forked yet."""
+    """Open branches that are not forked yet."""
 
 
 _Stages: TypeAlias = list[list[int]]
-"""Jobs of one run, joined where they have the same past; the shortest past stands last."""
+"""Jobs of one trajectory, grouped by their past, the shortest past last."""
 
 
 class _Branching(Driver):
-    """The driver of rollouts, with rows that begin with a past."""
+    """The rollout driver with rows that begin with a past."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class _Branching(Driver):
         super().__init__(agent, retriever, limits, None, None)
         self.branches, self.on_branch = branches, on_branch
         self.contexts = 2 if agent.protocol.reason_in_documents else 1
-        """How many each branch may need."""
+        """Contexts that one branch can need."""
         if isinstance(agent.model, ForkableModel):
             concurrency = min(concurrency, agent.model.max_rows)
         self.concurrency = max(concurrency, self.contexts)
@@ -111,7 +110,7 @@ class _Branching(Driver):
         self.jobs = self._jobs()
         self.trunks: dict[int, _Trunk] = {}
         self.trunk_of: dict[int, _Trunk] = {}
-        """By job, until it is forked or over."""
+        """By job, until it is forked or ends."""
         self.waiting = self._waiting()[::-1]
         self.ended: dict[int, Trajectory] = {}
 
@@ -123,10 +122,10 @@ class _Branching(Driver):
                 self.model.close(trunk.key)
         return [self.ended[place] for place in range(len(self.branches))]
 
-    # --- what is to be done
+    # --- jobs
 
     def _jobs(self) -> list[_Job]:
-        """The branches, those that would be written alike joined."""
+        """Group the branches that would be sampled alike."""
         pasts: dict[tuple[int, int], ReplayPoint] = {}
         alike: dict[Hashable, list[int]] = {}
         for place, one in enumerate(self.branches):
@@ -141,13 +140,13 @@ class _Branching(Driver):
         ]
 
     def _seen(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
-        """What tells passages apart for the agent. Ids do where it sees them, and where what is found twice is shown
-        once."""
+        """A key that is equal for passages which look alike to the agent. Ids count where they are shown, and where
+        passages found twice are shown once."""
         by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.prompt_template.file.document
         return tuple((passage.id if by_id else "", passage.title, passage.text) for passage in passages)
 
     def _waiting(self) -> list[_Stages]:
-        """Jobs that share a trunk; without forks, one by one."""
+        """Group jobs by trunk; without forks, one by one."""
         if self.forking is None:
             return [[[key]] for key in range(len(self.jobs))]
         runs: dict[int, dict[int, list[int]]] = {}
@@ -161,17 +160,16 @@ class _Branching(Driver):
         return bool(self.rows or self.trunks)
 
     def _room(self, trunks: int) -> int:
-        """Branches that could be opened beside those that are open, with so many trunks."""
+        """Branches that can still be opened with this number of trunks."""
         return (self.concurrency - trunks) // self.contexts - len(self.rows)
 
     def _fill(self) -> bool:
-        """Open what there is room for: branches of the trunks that are ready, then new trunks for the room that these
-        will leave."""
+        """Open branches of the trunks that are ready while there is room, then new trunks for the remaining room."""
         for trunk in list(self.trunks.values()):
             self._serve(trunk)
         promised = sum(len(trunk.stages[-1]) for trunk in self.trunks.values())
         while self.waiting:
-            alone = sum(map(len, self.waiting[-1])) == 1  # what is read for one branch may as well be read in it
+            alone = sum(map(len, self.waiting[-1])) == 1  # one branch alone needs no trunk
             if self._room(len(self.trunks) + (not alone)) - promised < 1:
                 break
             stages = self.waiting.pop()
@@ -190,7 +188,7 @@ class _Branching(Driver):
         self._forking().start(Request(trunk.key, past.ids, 0, 0, EpisodeState(past.trajectory.question)))
 
     def _read_on(self, trunk: _Trunk) -> None:
-        """Let a trunk read up to its next search."""
+        """Advance a trunk to its next search."""
         before, trunk.past = trunk.past, self.jobs[trunk.stages[-1][0]].past
         trunk.ready = trunk.broken
         if not trunk.broken:
@@ -198,7 +196,7 @@ class _Branching(Driver):
             self._forking().extend(Request(trunk.key, more, 0, 0, EpisodeState(before.trajectory.question)))
 
     def _serve(self, trunk: _Trunk) -> None:
-        """Open the branches of a trunk that is ready; let it read on, or go, when it has none left here."""
+        """Open the branches of a trunk that is ready; advance or close it when it has none left here."""
         while trunk.ready:
             if trunk.stages[-1]:
                 if self._room(len(self.trunks)) < 1:
@@ -218,7 +216,7 @@ class _Branching(Driver):
                 return
 
     def _resume(self, key: int) -> None:
-        """Bring a run back as it stood, and show it what its search finds now."""
+        """Restore an episode before its search was answered, and show it the new results."""
         one, past = self.branches[self.jobs[key].branches[0]], self.jobs[key].past
         row = self.rows[key] = past.episode(key, one.seed)
         if row.turns > self.limits.max_turns:
@@ -237,7 +235,7 @@ class _Branching(Driver):
         self._let_go(row)
 
     def _let_go(self, row: Episode) -> None:
-        """A row that needs its trunk no more."""
+        """Release a row's trunk."""
         trunk = self.trunk_of.pop(row.key, None)
         if trunk is not None:
             trunk.held.discard(row.key)
@@ -269,5 +267,5 @@ class _Branching(Driver):
 
 
 def _able(model: Model, room: bool) -> ForkableModel | None:
-    """The model, if it can fork and there is room for a trunk beside a branch."""
+    """The model if it can fork and there is room for a trunk beside a branch, else `None`."""
     return model if room and isinstance(model, ForkableModel) else None

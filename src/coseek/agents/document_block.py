@@ -1,4 +1,4 @@
-"""Block: the documents that answer one turn, numbered as the agent sees them. Structured; no rendered text is read."""
+"""Document block: the documents shown for one turn's searches, numbered from 1 as the agent sees them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,9 +8,9 @@ from coseek.data.trajectory import Search
 
 
 def shown_documents(searches: Sequence[Search]) -> list[tuple[int, Hit]]:
-    """The documents of a block in the order shown, each once, with the place of the search that they belong to.
+    """List the documents of a block in the order shown, each with the index of its search.
 
-    Results stand in the order of the queries. A passage that several queries found is shown with the first.
+    Results are in the order of the queries. A passage found by several queries is shown once, with the first.
     """
     first: dict[str, tuple[int, Hit]] = {}
     for place, search in enumerate(searches):
@@ -20,13 +20,13 @@ def shown_documents(searches: Sequence[Search]) -> list[tuple[int, Hit]]:
 
 
 def latest_block(searches: Sequence[Search]) -> Sequence[Search]:
-    """The searches of the newest block."""
+    """The searches of the latest turn that searched."""
     count = sum(search.turn == searches[-1].turn for search in searches) if searches else 0
     return searches[len(searches) - count :]
 
 
 def apply_selection(searches: Sequence[Search], numbers: Sequence[int]) -> list[Search]:
-    """The searches of one block with the documents of these numbers (from 1) selected; other numbers name nothing."""
+    """Return one block's searches with these documents selected, by number from 1; other numbers are ignored."""
     chosen = [
         (place, hit.passage.id) for number, (place, hit) in enumerate(shown_documents(searches), 1) if number in numbers
     ]

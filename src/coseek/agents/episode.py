@@ -1,4 +1,4 @@
-"""Episode: one run while it is under way. It only remembers; what happens next is the driver's to say."""
+"""Episode: the state of one run while it is rolled out. The driver decides what happens next."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from coseek.retrieval.query import PastTurn
 
 @dataclass(slots=True)
 class Episode:
-    """A run while it is under way."""
+    """The state of one unfinished run."""
 
     key: int
     question: Question
@@ -25,36 +25,36 @@ class Episode:
     searches: list[Search] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     history: list[PastTurn] = field(default_factory=list)
-    """`searches` as the retriever is told of them."""
+    """`searches` in the form that a retriever receives."""
     side_contexts: list[tuple[Segment, ...]] = field(default_factory=list)
     noting: TurnSearches | None = None
-    """What the model is writing notes on, in the context that `side_key` names."""
+    """The searches on which the model is writing notes, in the context `side_key`."""
     unsent: tuple[int, ...] = ()
-    """What the model has not been handed yet."""
+    """Environment ids that the model has not received yet."""
     started: bool = False
-    """The model has this row."""
+    """Whether the model has opened this row."""
     tokens: int = 0
     turns: int = 0
-    """Turns that the environment has answered; the search that opens a run is none."""
+    """Turns that the environment has answered, without the search that opens a run."""
     retriever_s: float = 0.0
     exact: bool = True
     cost_usd: float | None = 0.0
 
     @property
     def side_key(self) -> int:
-        """Names a side context: rows have keys from 0, so these are free."""
+        """Key of a side context: negative, because rows have keys from 0."""
         return ~self.key
 
     @property
     def side_seed(self) -> int:
-        """The seed of the next side context follows from the row's own."""
+        """Seed of the next side context, derived from the row's seed."""
         return int.from_bytes(
             hashlib.sha256(f"{self.seed}/aside/{len(self.side_contexts)}".encode()).digest()[:6], "big"
         )
 
     @property
     def written(self) -> int:
-        """The agent's turns so far."""
+        """Number of the agent's turns so far."""
         return sum(segment.author is Author.AGENT for segment in self.segments)
 
     @property
@@ -68,18 +68,18 @@ class Episode:
             self.unsent += segment.ids
 
     def pay(self, cost_usd: float | None) -> None:
-        """Add the price of a turn; once a part of it is not known, the whole is not."""
+        """Add the cost of a turn in dollars; the total is `None` once any part is unknown."""
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
     def keep(self, found: TurnSearches) -> None:
-        """These searches are part of the run now: what they found is shown, or they failed."""
+        """Record searches whose results are shown or which failed."""
         self.searches += found.searches
         self.history += [
             make_past_turn(query, search) for query, search in zip(found.queries, found.searches, strict=True)
         ]
 
     def select(self, numbers: Sequence[int] | None) -> None:
-        """Note which documents of the latest block the agent chose; `None` chooses nothing and leaves all."""
+        """Record which documents of the latest block the agent selected; `None` means it made no selection."""
         if numbers is not None:
             block = latest_block(self.searches)
             self.searches[len(self.searches) - len(block) :] = apply_selection(block, numbers)

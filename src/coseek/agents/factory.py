@@ -1,6 +1,6 @@
-"""Agents by name: what stands behind `--agent`. A model folder, a server, or a scripted agent that needs no model.
+"""Agent factory: open what `--agent` names: a model folder, a server, a scripted agent, or a YAML file such as
 
-name: http://127.0.0.1:8000       # a YAML file of such lines says all about a server that the options cannot
+name: http://127.0.0.1:8000
 tokenizer: models/policy          # the model's own folder; bytes, for a server that is asked for text
 protocol: search-r1
 prompt_template: default
@@ -39,15 +39,15 @@ from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 log = logging.getLogger(__name__)
 
 SCRIPTED = "coseek.agents.scripted"
-"""The package of agents that need no model; its files' names are theirs."""
+"""The package of scripted agents; a file's name is the agent's name."""
 CONTRACT: PluginSpec = {"PROMPT_TEMPLATE": str, "make": None}
-"""What a scripted agent of the user's must have."""
+"""What a user's scripted agent must offer."""
 BYTES = "bytes"
-"""Stands for a tokenizer whose tokens are bytes."""
+"""Names the tokenizer whose tokens are bytes."""
 
 
 class AgentSettings(Settings):
-    """Which agent runs, and how it writes."""
+    """Which agent runs, and how it samples."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
@@ -65,7 +65,7 @@ class AgentSettings(Settings):
     """The folder of the tokenizer of a scripted agent or a server, or `bytes`. A model folder has its own; the default
     of scripted agents is `bytes`."""
     server: RemoteModelSettings | None = None
-    """How a server is asked; nothing for the others."""
+    """Settings of the requests to a server; only for servers."""
 
     @property
     def is_remote(self) -> bool:
@@ -73,14 +73,15 @@ class AgentSettings(Settings):
 
 
 def is_scripted(name: str) -> bool:
-    """Whether an agent needs no model."""
+    """Whether a name is that of a scripted agent."""
     return is_plugin_path(name) or name in plugin_names(SCRIPTED)
 
 
 def settings_for(
     name: str, protocol: str | None = None, prompt_template: str | None = None, tokenizer: str | None = None
 ) -> AgentSettings:
-    """Fill in the protocol and prompt template that belong to an agent; a name that is none is refused."""
+    """Build an agent's settings, with its own protocol and prompt template as defaults. Raises `UserError` for a name
+    that is no agent."""
     file = Path(name) if name.endswith((".yaml", ".yml")) else None
     tree = _file(file) if file else {"name": name}
     given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer}
@@ -95,7 +96,7 @@ def settings_for(
 
 
 def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
-    """The protocol and prompt template that belong to an agent unless one asks for others."""
+    """The default protocol and prompt template of an agent."""
     if is_scripted(name):
         return AgentCard(prompt_template=str(find_plugin("scripted agent", SCRIPTED, name, CONTRACT).PROMPT_TEMPLATE))
     if name.startswith(("http://", "https://")):
@@ -119,7 +120,7 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds no model; said here, before torch is woken to say the same."""
+    """Raise `DataError` for a folder without a model, before torch is imported."""
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a model folder: it has no config.json")
 
@@ -150,7 +151,7 @@ def limits_of(agent: Agent) -> Limits:
 
 
 def open_agent(settings: AgentSettings) -> Agent:
-    """The agent, ready to run."""
+    """Open an agent whose settings the user gave: files that they name are run."""
     protocol = load_protocol(settings.protocol, settings.prompt_template, run_files=True)
     tokenizer = open_tokenizer(settings, protocol)
     if is_scripted(settings.name):
@@ -163,8 +164,7 @@ def open_agent(settings: AgentSettings) -> Agent:
 
 
 def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:
-    """What the agent's turns depend on: see `Agent.identities`. A server does not show its weights, but says which
-    model it serves."""
+    """Identities of an agent: see `Agent.identities`. A server's weights are unknown, so the model's name is used."""
     agent = f"{model.served.model} at {settings.name}" if isinstance(model, RemoteModel) else content_of(settings.name)
     sampling = [f"temperature {settings.temperature:g}"]
     if not (is_scripted(settings.name) or settings.is_remote):
@@ -178,8 +178,7 @@ def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:
 
 
 def content_of(name: str, files: str = "*") -> str:
-    """A digest of the folder (its `files`) or of the Python file behind a name; the name itself where there is neither
-    (`rules`, `bytes`)."""
+    """Digest of the folder (its `files`) or Python file that a name stands for; else the name (`rules`, `bytes`)."""
     path = Path(name).expanduser()
     if is_plugin_path(name) and path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -187,12 +186,12 @@ def content_of(name: str, files: str = "*") -> str:
 
 
 def open_scripted_agent(name: str) -> ScriptedAgent:
-    """Make a scripted agent with its ordinary settings."""
+    """Make a scripted agent with its default settings."""
     return cast(ScriptedAgent, find_plugin("scripted agent", SCRIPTED, name, CONTRACT).make())
 
 
 def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
-    """A model's own tokenizer; for a scripted agent the one named, or bytes when no model reads its words."""
+    """Open a model's own tokenizer; for a scripted agent the one named, else bytes."""
     folder = settings.tokenizer or settings.name
     if folder == BYTES or is_scripted(folder):
         return ByteTokenizer(protocol.grammar.special_tokens)
@@ -200,7 +199,7 @@ def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
 
 
 def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> RemoteModel:
-    """The model of a server, which is asked for its dialect where the settings do not say."""
+    """Connect to a server's model; its dialect is detected unless the settings name it."""
     grammar = protocol.grammar
     model = open_remote(
         settings.name,
@@ -220,7 +219,7 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
 
 
 def spent(model: Model, settings: AgentSettings) -> str:
-    """What a server's model came to, in one line; nothing for others."""
+    """Usage and cost of a server's model in one line; "" for others."""
     if not isinstance(model, RemoteModel):
         return ""
     usage, calls = model.usage, model.calls.stats
@@ -234,7 +233,7 @@ def spent(model: Model, settings: AgentSettings) -> str:
 
 
 def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> Model:
-    # Here and not above: these bring torch, which scripted agents do without.
+    # Imported here because these import torch, which scripted agents do not need.
     from coseek.models.pretrained import load_model
     from coseek.models.sampler import Sampler, SamplerSettings
 
@@ -245,15 +244,15 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
 
 
 def settled_for(settings: S, agent: AgentSettings | None, began: Path | None = None) -> S:
-    """A command's settings with the name of a precision in place of its agent's `auto`: the one that the file `began`
-    holds, where the work goes on, else what is fastest here."""
+    """Resolve the agent's precision `auto`: to the one recorded in the file `began` when work is resumed, else to the
+    fastest here."""
     recorded = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
     width = hidden_size(Path(agent.name)) if agent is not None else 0
     return resolve_here(settings, recorded if isinstance(recorded, dict) else None, lambda _: width)
 
 
 def decoder_of(run: Run) -> Decode | None:
-    """How to turn a run's ids into text again; `None` when its agent is no longer there."""
+    """Return the decoding of a run's ids to text; `None` when its agent or protocol file no longer exists."""
     recorded = run.settings.get("agent")
     if not isinstance(recorded, dict):
         return None
@@ -263,5 +262,5 @@ def decoder_of(run: Run) -> Decode | None:
         return HfTokenizer.load(Path(folder)).decode if Path(folder).is_dir() else None
     try:
         return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode
-    except UserError:  # the user's protocol is no longer there, and with it the marks that are one token each
+    except UserError:  # the protocol file is gone, and with it the marks that are one token each
         return None

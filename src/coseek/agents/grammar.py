@@ -1,7 +1,7 @@
-"""Grammar: which tags there are, who writes them, and what may follow what. Written once.
+"""Grammar: the tags of a protocol, who writes them, and the order in which they may follow each other.
 
-Stop strings, parsing, validity (the *format* of the papers), extraction and display all come from this one object.
-It sees text author by author, so a tag inside a retrieved passage is only text.
+Stop strings, parsing, validity (the *format* of the papers) and extraction all come from this one object. Segments are
+parsed by author, so a tag inside a retrieved passage is plain text.
 """
 
 import re
@@ -18,12 +18,12 @@ from coseek.data.trajectory import PAGE, PROMPT, RETRY, TOOL, Author, Segment
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
-"""Behind the name of a flag in an order: what may follow it depends on what it says."""
+"""Suffixes of a flag's name in an order: what may follow the flag depends on its value."""
 _PAIRS = {"{": "}", "[": "]", "(": ")"}
 _HARMLESS = {"<": "‹", "[": "［", "{": "｛", "(": "（", "\\": "＼"}
 _PLAIN_MARK = re.compile(r"</?(\w[\w-]*)>")
 LONGEST_MARK = 64
-"""Characters of a mark. Looking for marks takes time in proportion to text times mark."""
+"""Maximum characters of a mark: the time to find marks grows with text length times mark length."""
 
 
 class Action(StrEnum):
@@ -35,9 +35,9 @@ class Action(StrEnum):
     TOOL = "tool"
     """Carry out a call of one of the protocol's tools."""
     SELECT = "select"
-    """Keep only these documents of the latest block."""
+    """Select documents of the latest block."""
     COMPLETE = "complete"
-    """A flag: true ends the run."""
+    """A flag that ends the run when it is true."""
 
 
 _ASKING = (Action.SEARCH, Action.ANSWER, Action.TOOL)
@@ -45,7 +45,7 @@ _ASKING = (Action.SEARCH, Action.ANSWER, Action.TOOL)
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """`<name>…</name>`, or other marks: who writes it and what closing it sets off."""
+    """One tag, `<name>…</name>` or other marks, with its author and the action that closing it triggers."""
 
     name: str
     author: Author
@@ -58,7 +58,7 @@ class Tag:
     max_items: int | None = None
     """Queries in one search, or documents in one selection."""
     stop: tuple[str, ...] | None = None
-    """What the sampler halts on: the closing, where the tag asks for something and nothing else is said."""
+    """Stop strings of the sampler. Default: the closing mark, if the tag is a search, tool call or answer."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -73,7 +73,7 @@ class Tag:
 
     @property
     def is_bracket(self) -> bool:
-        r"""Closes with the bracket that ends its opening (`\boxed{…}`), so what it holds is balanced."""
+        r"""Whether it closes with the bracket that ends its opening (`\boxed{…}`); its content is then balanced."""
         return _PAIRS.get(self.opening[-1]) == self.closing
 
     @property
@@ -87,10 +87,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A tag with its text, or a stretch that is no such thing: then `problem` says what is wrong with it.
-
-    Text outside of the tags has no tag, and no problem where the protocol allows it.
-    """
+    """A tag with its text, or text outside the tags (`tag` is empty). `problem` says why the form is not valid."""
 
     author: Author
     tag: str
@@ -100,27 +97,27 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a turn asks for: of its actions the first that the sampler halts on, else the last one."""
+    """The action of a turn: the first one with a stop string, else the last one."""
 
     action: Action = Action.NONE
     span: Span | None = None
     call: ToolCall | None = None
-    """What is to be carried out: a tool call, or the search of a tag with `action: search`."""
+    """The call to carry out; a tag with `action: search` calls the search tool."""
     selected: tuple[int, ...] | None = None
-    """Numbers of documents of the latest block, from 1; `None` when the turn selects nothing."""
+    """Numbers of documents of the latest block, from 1; `None` when the turn makes no selection."""
     problem: str = ""
-    """Why an action cannot be carried out, or is not of the form."""
+    """Why the action cannot be carried out or is not of the valid form."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """Tags and the order they come in; `order` maps `start` and every tag to what may follow (`end` closes)."""
+    """Tags and their order: `order` maps `start` and every tag to the tags that may follow; `end` ends the run."""
 
     tags: tuple[Tag, ...]
     order: Mapping[str, frozenset[str]]
     tools: Mapping[str, Tool] = field(default_factory=dict)
     free_text: bool = False
-    """Text outside of the tags is part of the form (reasoning that has no tag of its own)."""
+    """Text outside the tags is valid (reasoning without a tag of its own)."""
 
     def __post_init__(self) -> None:
         names = {tag.name for tag in self.tags}
@@ -141,12 +138,12 @@ class Grammar:
 
     @property
     def observation(self) -> str:
-        """The tag that the environment's answers to searches carry."""
+        """Tag of the environment segments that show search results: the first tag the environment writes."""
         return next((tag.name for tag in self.tags if tag.author is Author.ENVIRONMENT), "observation")
 
     @cached_property
     def search(self) -> Tool:
-        """The protocol's search tool; one with default settings where it names none."""
+        """The protocol's search tool, or one with default settings when it names none."""
         ours = (tool for tool in self.tools.values() if not tool.own and isinstance(tool.settings, SearchSettings))
         tool = next(ours, None) or open_tool("search", {"tool": "search"})
         assert tool is not None
@@ -154,17 +151,17 @@ class Grammar:
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
-        """The strings that a sampler halts on: the closings that set something off."""
+        """All stop strings, for the sampler."""
         return tuple(stop for tag in self.tags for stop in tag.stop or ())
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
-        """Every opening and closing, in order: what a tokenizer of our own makes one token each."""
+        """Every opening and closing mark, in order; our own tokenizers make each one token."""
         return tuple(dict.fromkeys(mark for tag in self.tags for mark in (*tag.marks, *tag.inner_marks)))
 
     @cached_property
     def _by_mark(self) -> dict[str, tuple[Tag, bool]]:
-        """Mark → its tag, and whether it closes it."""
+        """Mark → its tag, and whether the mark is the closing one."""
         return {mark: (tag, mark != tag.opening) for tag in self.tags for mark in tag.marks}
 
     @cached_property
@@ -179,13 +176,13 @@ class Grammar:
     def _lookalikes(self) -> re.Pattern[str]:
         names = dict.fromkeys(found[1] for mark in self.special_tokens if (found := _PLAIN_MARK.fullmatch(mark)))
         marks = [re.escape(mark) for mark in self.special_tokens if not _PLAIN_MARK.fullmatch(mark)]
-        # Possessive (`*+`), so that blanks are never given back: a passage decides how many there are.
+        # Possessive (`*+`) to prevent backtracking: a passage decides how many blanks there are.
         tag = rf"<\s*+(?:/\s*+)?(?:{'|'.join(names)})\s*+>"
-        # `<|…|>` is how most tokenizers write a role or the end of a turn.
+        # Most tokenizers write roles and ends of turns as `<|…|>`.
         return re.compile("|".join([tag, r"<\|[^<>|\s]{1,64}\|>", *marks]), re.I)
 
     def escape(self, text: str) -> str:
-        """Text from outside (a passage, a question) with our tags made harmless: `<answer>` becomes `‹answer›`."""
+        """Neutralise the protocol's marks in text from outside: `<answer>` becomes `‹answer›`."""
         return self._lookalikes.sub(_harmless, text)
 
     def parse(self, text: str) -> list[Span]:
@@ -214,7 +211,7 @@ class Grammar:
         return spans + self._loose(opened, text[at:])
 
     def _loose(self, opened: Tag | None, text: str) -> list[Span]:
-        """Text in front of a mark that does not close it."""
+        """The spans of text that no closing mark ends."""
         if opened is not None:
             return [Span(Author.AGENT, "", text, f"{opened.opening} is not closed")]
         if text.strip():
@@ -223,7 +220,7 @@ class Grammar:
         return []
 
     def spans(self, segments: Sequence[Segment]) -> list[Span]:
-        """All spans of a trajectory after its prompt. What the environment wrote is one span, whatever is in it."""
+        """All spans of a trajectory after its prompt. Each environment segment is one span, whatever it contains."""
         found: list[Span] = []
         for segment in segments:
             if segment.author is Author.AGENT:
@@ -236,7 +233,7 @@ class Grammar:
         return found
 
     def format_error(self, spans: Sequence[Span]) -> str:
-        """Why these spans are not the protocol's valid form; empty when they are (paper 002, appendix C)."""
+        """Why these spans are not of the protocol's valid form, or "" (Search-R1 empirical study, appendix C)."""
         state = START
         for span in spans:
             if span.problem:
@@ -256,7 +253,7 @@ class Grammar:
         return "" if END in self.order.get(state, ()) else f"the run ends after {state}"
 
     def _misread(self, tag: Tag, text: str) -> str:
-        """What is wrong with the text inside one of the agent's tags."""
+        """What is wrong with the text inside one of the agent's tags, or ""."""
         if tag.action is Action.SELECT:
             numbers = parse_numbers(text)
             if numbers is None:
@@ -272,7 +269,7 @@ class Grammar:
         return self.parse_action(tag, text).problem
 
     def parse_action(self, tag: Tag, text: str) -> ParsedAction:
-        """What the text of a tag asks for; nothing, where the tag asks for nothing."""
+        """Parse the text of a tag with `action: tool` or `action: search`; other tags make no call."""
         if tag.action is Action.TOOL:
             return parse_tool_call(text, self.tools)
         if tag.action is Action.SEARCH:
@@ -282,8 +279,8 @@ class Grammar:
         return ParsedAction()
 
     def intent(self, text: str) -> Intent:
-        """What one turn asks for. The sampler halts on the closing of an action, so at most the rest of the token
-        that completed it comes after; of actions that it does not halt on, the last one written is meant."""
+        """Find the action of one turn. The sampler stops at a stop string, so only the rest of one token can follow
+        it. Among actions without a stop string the last one counts."""
         selected: tuple[int, ...] | None = None
         meant: Span | None = None
         for span, tag in self._asking(text):
@@ -304,20 +301,20 @@ class Grammar:
         return Intent(tag.action, meant, reading.call, selected, reading.problem)
 
     def _asking(self, text: str) -> Iterator[tuple[Span, Tag]]:
-        """The whole tags of a turn that have an action."""
+        """The closed tags of a turn that have an action."""
         for span in self.parse(text):
             if self.action_of(span) is not Action.NONE:
                 yield span, self.by_name[span.tag]
 
     def lost_stop(self, text: str) -> str:
-        """The stop string that ended a turn of which a server left it off: that of the tag which is still open."""
+        """The stop string that a server cut off the end of a turn: that of the tag which is still open, or ""."""
         for tag in self.tags:
             if tag.stop and tag.opening in text and self.parse(text + tag.closing)[-1].tag == tag.name:
                 return tag.stop[0]
         return ""
 
     def action_of(self, span: Span) -> Action:
-        """What a span of the agent's sets off."""
+        """The action of one of the agent's spans."""
         return Action.NONE if span.problem or not span.tag else self.by_name[span.tag].action
 
 
@@ -328,7 +325,7 @@ def _harmless(mark: re.Match[str]) -> str:
 
 
 def _balanced(text: str, opening: str, closing: str) -> dict[int, int]:
-    """Where each bracket of a text is closed, by where it is opened; one that stays open is not in there."""
+    """Map the position of each opening bracket to that of its closing one; brackets left open are missing."""
     ends: dict[int, int] = {}
     still_open: list[int] = []
     for place, letter in enumerate(text):

@@ -1,7 +1,7 @@
-"""Moves: a scripted agent's move in the words of any protocol. The order of the grammar says which tags it takes.
+"""Moves: write a scripted agent's move in any protocol. The grammar's order decides which tags it takes.
 
-A thought goes into the tags for thinking on the way from where the run stands to the search or the answer. Where there
-are several (QAgent's reflection and plan) its last sentence goes into the last one.
+A thought goes into the thinking tags between the run's state and the search, call or answer. Where there are several
+(QAgent's reflection and plan) its last sentence goes into the last one.
 """
 
 import json
@@ -20,13 +20,13 @@ from coseek.data.trajectory import Author, Search
 from coseek.models.model import EpisodeState, Tokenizer
 
 _SENTENCES = re.compile(r"(?<=[.!?])(?=\s)")
-"""Stands between two sentences."""
+"""Matches between two sentences."""
 
 
 def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: EpisodeState) -> tuple[int, ...]:
-    """A scripted agent's move as this protocol writes it. The words in it are data: they may quote passages."""
+    """Token ids of a scripted agent's move in this protocol. Its words are data: they may quote passages."""
     grammar = protocol.grammar
-    if move.answer is not None and not _ends(grammar):  # a protocol that only searches: what was to be said is sought
+    if move.answer is not None and not _ends(grammar):  # the protocol only searches, so search the answer
         move = replace(move, queries=(move.answer,), answer=None)
     state = grammar.observation if so_far.searches or so_far.calls else START
     path = _path(grammar, state, move)
@@ -46,7 +46,7 @@ def move_ids(protocol: Protocol, move: Move, tokenizer: Tokenizer, so_far: Episo
 
 
 def note_ids(protocol: Protocol, searches: Sequence[Search], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """A scripted agent's notes on what was found: the best document of each search."""
+    """Token ids of a scripted agent's notes on searches: the best document of each."""
     best = (hit.passage for search in searches for hit in search.hits[:1])
     notes = " ".join(f"{passage.title} : {passage.text}" for passage in best)
     return tuple(tokenizer.encode_data(protocol.grammar.escape(notes)))
@@ -57,12 +57,13 @@ def _ends(grammar: Grammar) -> bool:
 
 
 def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
-    """The agent's tags from a state to the search, the answer or the end; thinking and asking where there is no way."""
+    """The agent's tags from a state to the search, call, answer or end; one thinking tag and the target if the order
+    allows no path."""
     searching = (Action.SEARCH, Action.TOOL) if move.call is None else (Action.TOOL,)
     asking = searching if move.answer is None else (Action.ANSWER,)
     wanted = next((tag for tag in grammar.tags if tag.action in asking), None)
     paths = list(_paths(grammar, state, wanted.name if wanted else END, flag=move.answer is not None, been=()))
-    if not paths:  # the form does not allow it, so it will not be valid: an answer where a search must come first
+    if not paths:  # such as an answer where a search must come first; it will not be valid
         thinking = [tag for tag in grammar.tags if tag.author is Author.AGENT and tag.action is Action.NONE]
         return [*thinking[:1], *([wanted] if wanted else [])]
 
@@ -73,7 +74,7 @@ def _path(grammar: Grammar, state: str, move: Move) -> list[Tag]:
 
 
 def _paths(grammar: Grammar, state: str, wanted: str, flag: bool, been: tuple[Tag, ...]) -> Iterator[list[Tag]]:
-    """All ways to a tag, or to the end, through tags of the agent that ask for nothing; none twice."""
+    """All paths to a tag or to the end through tags of the agent without a call or answer, each used at most once."""
     if wanted in grammar.order.get(state, ()):
         yield [*been, *([grammar.by_name[wanted]] if wanted != END else [])]
     for tag in grammar.tags:
@@ -84,7 +85,7 @@ def _paths(grammar: Grammar, state: str, wanted: str, flag: bool, been: tuple[Ta
 
 
 def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search], tokenizer: Tokenizer) -> list[int]:
-    """What stands inside a tag with an action."""
+    """Token ids of the text inside a tag with an action."""
     grammar = protocol.grammar
     if tag.action is Action.SELECT:
         numbers = enumerate(shown_documents(latest_block(searches)), start=1)
@@ -100,8 +101,8 @@ def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search]
         return tokenizer.encode_data(grammar.escape(_json({"name": name, "arguments": arguments})))
     queries = [grammar.escape(query) for query in move.queries]
     if tag.action is Action.TOOL or tag.query_format is QueryFormat.JSON:
-        # A word behind a quotation mark is spelt in other tokens than behind a blank, and a policy that copies token by
-        # token then finds nothing to copy: where words have blanks in front everywhere else, they have them here.
+        # A word after a quotation mark has other tokens than after a blank, and a policy that copies token by token
+        # could not copy it. So a template that puts blanks in front of words has them here, too.
         queries = [query if protocol.template.file.space_before else query.strip() for query in queries]
     if tag.action is Action.TOOL:
         argument = cast(SearchSettings, grammar.search.settings).query
@@ -124,7 +125,7 @@ def _json(value: object) -> str:
 
 
 def _shares(thought: str, count: int) -> list[str]:
-    """A thought for each of `count` tags: the last sentence for the last tag, what is before it for the others."""
+    """Split a thought over `count` tags: the last sentence for the last tag, the rest for each of the others."""
     if count < 2:
         return [thought][:count]
     sentences = [sentence for sentence in _SENTENCES.split(thought) if sentence.strip()] or [thought]

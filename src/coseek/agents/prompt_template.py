@@ -1,7 +1,7 @@
-"""Prompt template: the words around a grammar (prompt, documents, observation). Files that a user can replace.
+"""Prompt template: the text around a grammar (prompt, documents, observations), in a YAML file that a user can replace.
 
-Text from outside goes into a template's `{fields}`. It is disarmed and tokenised as plain characters, so it can
-neither close a tag nor become a special token.
+Text from outside fills a template's `{fields}`. It is escaped and tokenised as plain characters, so it can neither
+close a tag nor become a special token.
 """
 
 import re
@@ -24,7 +24,7 @@ from coseek.models.model import Tokenizer
 FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
 _LITERAL = re.compile(r"\{(\{\w+\})\}")
-"""`{{word}}` in a template stands for `{word}` as it is."""
+"""`{{word}}` in a template is written as `{word}`."""
 
 
 class PromptTemplateFile(Settings):
@@ -33,30 +33,30 @@ class PromptTemplateFile(Settings):
     about: str = ""
     """One line for people."""
     prompt: str
-    """What the agent reads first; `{question}` is filled in."""
+    """The first segment of an episode; `{question}` is filled in."""
     prompts: dict[str, str] = Field(default={})
-    """Prompts of single protocols, by name, in place of `prompt`: each must be told apart from the others."""
+    """Prompts of single protocols, by name, in place of `prompt`."""
     observation: str = ""
     """Around the documents of a search; `{documents}` is filled in."""
     document: str = ""
     """One passage; `{rank}` from 1 within its block, `{id}`, `{title}` and `{text}` are filled in."""
     space_before: bool = False
-    """Put a space in front of a field that has none, so that its first word is the token it is inside a sentence."""
+    """Put a space in front of a field that has none, so that its first word has the same token as inside a sentence."""
     nothing_found: str = ""
-    """Stands for the documents when a search found none."""
+    """In place of the documents when a search found none."""
     failed: str = "\n(no result: the search for {query} failed)\n"
-    """Stands for the documents of a query that failed while others of its turn did not; `{query}` is filled in."""
+    """In place of the documents of a query that failed beside others that did not; `{query}` is filled in."""
     retry: str = ""
-    """What the agent reads after a turn that asked for nothing that can be done; `{problem}` is filled in."""
+    """Answer to a turn without a valid action; `{problem}` is filled in."""
     page: str = "\n{title} (page {page} of {pages})\n{text}\n"
     """A page of an opened document; `{id}`, `{title}`, `{page}`, `{pages}` and `{text}` are filled in."""
     missing: str = "\n(there is no page {page} of a document {id} among those that were found)\n"
-    """Stands for a page that does not exist; `{id}` and `{page}` are filled in."""
+    """In place of a page that does not exist; `{id}` and `{page}` are filled in."""
     result: str = "\n{text}\n"
     """The result of a tool other than search and visit; `{text}` is filled in."""
     notes: str = ""
-    """Asks the same model, in a context of its own, for notes on what a search found. `{question}`, `{reasoning}` (what
-    the agent wrote in front of its query), `{query}` and `{documents}` are filled in."""
+    """Prompt of the side context in which the model writes notes on search results. `{question}`, `{reasoning}` (the
+    text in front of the query), `{query}` and `{documents}` are filled in."""
 
 
 _FIELDS = {
@@ -75,17 +75,17 @@ _OF_A_SEARCH = ("observation", "document")
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """Turns questions and passages into token ids."""
+    """Renders prompts and observations as token ids."""
 
     file: PromptTemplateFile
     grammar: Grammar
 
     @classmethod
     def load(cls, name: str, grammar: Grammar, protocol: str, needs: Sequence[str] = ()) -> "PromptTemplate":
-        """`name` is one of ours (`default`, `laptop`) or the path of a YAML file.
+        """Load `default`, `laptop` or the path of a YAML file.
 
-        `protocol` chooses the prompt, or the file `NAME/PROTOCOL.yaml` where there is one; `needs` names templates
-        that must not be empty.
+        `protocol` chooses the prompt, or the file `NAME/PROTOCOL.yaml` where there is one. `needs` names templates
+        that must not be empty. Raises `SettingError` for a template that does not fit the grammar.
         """
         own = FOLDER / name / f"{protocol}.yaml"
         path = own if own.is_file() else find_yaml("prompt_template", FOLDER, name)
@@ -116,15 +116,15 @@ class PromptTemplate:
         return tuple(self._fill(self.file.prompt, {"question": self._data(tokenizer, question)}, tokenizer))
 
     def observation_ids(self, tokenizer: Tokenizer, hits: Sequence[Hit], max_tokens: int) -> tuple[int, ...]:
-        """The observation of one search that found `hits`."""
+        """Render the observation of one search that found `hits`."""
         return self.block_ids(tokenizer, [Search("", tuple(hits))], max_tokens)
 
     def block_ids(self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int) -> tuple[int, ...]:
-        """The observation of one turn's searches: their documents, each once, and a failure block for each fault."""
+        """Render one turn's searches: their documents, each once, and a failure notice per failed query."""
         return self._observed(tokenizer, self._documents(tokenizer, searches, max_tokens))
 
     def _documents(self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int) -> list[int]:
-        """Each document is cut to an equal share of `max_tokens` before anything is put around it."""
+        """Each document, rendered and cut to an equal share of `max_tokens`."""
         block = shown_documents(searches)
         ids: list[int] = [] if block else tokenizer.encode(self.file.nothing_found)
         for place, search in enumerate(searches):
@@ -145,7 +145,7 @@ class PromptTemplate:
         return self._fill(self.file.document, fields, tokenizer)
 
     def page_ids(self, tokenizer: Tokenizer, hit: Hit | None, ident: str, page: int, size: int) -> tuple[int, ...]:
-        """Page `page` (from 1) of a whole document in pages of `size` tokens; a sentence when there is no such page."""
+        """Render page `page` (from 1) of a document in pages of `size` tokens; a notice when it does not exist."""
         text = self._data(tokenizer, hit.passage.text) if hit else []
         pages = max(1, -(-len(text) // size))
         fields = {
@@ -159,7 +159,7 @@ class PromptTemplate:
         return self._observed(tokenizer, self._fill(template, fields, tokenizer))
 
     def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]:
-        """The observation that shows a tool's result, cut to `max_tokens`."""
+        """Render a tool's result, cut to `max_tokens`."""
         return self._observed(
             tokenizer, self._fill(self.file.result, {"text": self._data(tokenizer, text)[:max_tokens]}, tokenizer)
         )
@@ -170,7 +170,7 @@ class PromptTemplate:
     def notes_prompt_ids(
         self, tokenizer: Tokenizer, question: str, reasoning: str, searches: Sequence[Search], max_tokens: int
     ) -> tuple[int, ...]:
-        """What the model reads in order to write notes on what one turn's searches found."""
+        """Render the prompt for notes on one turn's searches."""
         fields = {
             "question": self._data(tokenizer, question),
             "reasoning": self._data(tokenizer, reasoning),
@@ -180,7 +180,7 @@ class PromptTemplate:
         return tuple(self._fill(self.file.notes, fields, tokenizer))
 
     def notes_ids(self, tokenizer: Tokenizer, notes: str, max_tokens: int) -> tuple[int, ...]:
-        """The observation that holds notes in place of documents."""
+        """Render the observation with notes in place of documents."""
         written = self._data(tokenizer, notes)[:max_tokens] if notes else tokenizer.encode(self.file.nothing_found)
         return self._observed(tokenizer, written)
 
@@ -200,7 +200,7 @@ class PromptTemplate:
 
 
 def _holds(text: str, *parts: str) -> bool:
-    """Whether the parts stand in the text in this order, none inside another."""
+    """Whether the parts occur in the text in this order without overlap."""
     for part in parts:
         _, found, text = text.partition(part)
         if not found:

@@ -1,4 +1,4 @@
-"""Protocol: the grammar and loop of one kind of agent, described in a YAML file, with its prompt template."""
+"""Protocol: the grammar, tools and loop of one kind of agent, read from a YAML file, with its prompt template."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,21 +29,21 @@ class TagFile(Settings):
     author: Author
     """Who writes it."""
     action: Action = Action.NONE
-    """What closing it sets off: `search`, `answer`, `tool`, `select` (documents of the latest block), `complete` (a
+    """Action when it is closed: `search`, `answer`, `tool`, `select` (documents of the latest block), `complete` (a
     flag that ends the run when it is true), or `none`."""
     open: str = ""
-    """How it is opened, where that is not `<name>`."""
+    """Opening mark, if not `<name>`."""
     close: str = ""
-    """How it is closed, where that is not `</name>`."""
+    """Closing mark, if not `</name>`."""
     query_format: QueryFormat = QueryFormat.TEXT
-    """How a search is read: `text`, `items` (each inner tag is a query), `json`, or `sentence`."""
+    """How a search is parsed: `text`, `items` (each inner tag is a query), `json`, or `sentence`."""
     item: str = "query"
     """The inner tag, or the JSON key, that holds a query."""
     max_items: int | None = Field(default=None, ge=1)
-    """Queries in one search, or documents in one selection; more are left out, and are not the form."""
-    stop: list[str] | None = None
-    """Strings that the sampler halts on; the closing of a search, tool call or answer when nothing is said. An empty
-    list is for an answer behind which the agent goes on writing: then the last one counts."""
+    """Queries per search, or documents per selection. Further ones are left out and make the form invalid."""
+    stop: tuple[str, ...] | None = None
+    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer. With an empty list
+    the agent writes on after an answer, and its last answer counts."""
 
 
 class ProtocolFile(Settings):
@@ -52,34 +52,34 @@ class ProtocolFile(Settings):
     about: str = ""
     """One line for people."""
     tags: dict[str, TagFile]
-    """The tags, by name. The first one that the environment writes holds what searches found."""
+    """The tags, by name. The first one that the environment writes holds search results."""
     order: dict[str, list[str]]
-    """What may follow `start` and each tag; `end` means that the run may end here. What follows a flag may depend on
-    what it says: `name=true`, `name=false`."""
+    """What may follow `start` and each tag; `end` means that the run may end here. What follows a flag can depend on
+    its value: `name=true`, `name=false`."""
     free_text: bool = False
-    """Text outside of the tags is part of the form: reasoning without a tag of its own."""
+    """Text outside the tags is valid: reasoning without a tag of its own."""
     tools: dict[str, dict[str, object]] = Field(default={})
     """Tools by the name that the agent calls, for a tag whose action is `tool`: `{tool: NAME OR FILE, …settings}`."""
     opens_with_search: bool = False
-    """The environment first searches the question itself and shows what it found."""
+    """The environment first searches the question and shows the results."""
     retries: bool = False
-    """A turn that asks for nothing that can be done is answered with a request to try again, which counts as a turn;
-    otherwise it ends the run."""
+    """A turn without a valid action is answered with a request to try again, which counts as a turn; otherwise it ends
+    the run."""
     ends_after_search: bool = False
-    """The first search ends the run: what it finds is the result."""
+    """The first search ends the run; its passages are the result."""
     reason_in_documents: bool = False
-    """The agent's model first reads what a search found in a context of its own, and its notes are shown instead."""
-    retrievers: list[str] = Field(default=[])
-    """Kinds of retrievers that it is meant for; a run with another one is refused. Any will do when none is named."""
+    """The agent's model first reads search results in a side context, and its notes are shown instead."""
+    retrievers: tuple[str, ...] = ()
+    """Kinds of retrievers that it can run with; all when none is named."""
     limits: dict[str, int] = Field(default={})
-    """Budgets that suit this protocol, such as `max_turns: 20`, where a run does not set its own."""
+    """Default budgets of this protocol, such as `max_turns: 20`."""
     prompt_template: PromptTemplateFile | None = None
-    """Its prompt and templates; a prompt template file of the user overrides them, and the package's own do not."""
+    """Its prompt and templates. A user's prompt template file overrides them, the package's own do not."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How an agent of this kind writes, and what the environment answers."""
+    """How an agent writes and how the environment answers."""
 
     name: str
     grammar: Grammar
@@ -89,13 +89,13 @@ class Protocol:
     ends_after_search: bool = False
     reason_in_documents: bool = False
     retrievers: tuple[str, ...] = ()
-    """Kinds of retrievers that it is meant for; empty for any."""
+    """Kinds of retrievers that it can run with; empty for any."""
     suggested_limits: dict[str, int] = field(default_factory=dict)
-    """Budgets that suit it, by the name of the limit."""
+    """Its default budgets, by the name of the limit."""
     identity: str = ""
-    """A digest of the file's tags, order, switches and tools; the prompt template has its own."""
+    """Digest of the file's tags, order, switches and tools; the prompt template has its own."""
     not_run: tuple[str, ...] = ()
-    """Tool files that were not run, because nobody who named them loaded this protocol. It cannot be rolled out."""
+    """Tool files that were left out, because the protocol was loaded without `run_files`; it cannot be rolled out."""
 
     def tag_for(self, author: Author, action: Action = Action.NONE) -> Tag | None:
         """The first tag with this author and action."""
@@ -103,11 +103,11 @@ class Protocol:
 
     @property
     def observation_tag(self) -> str:
-        """The tag that the environment's segments carry."""
+        """Tag of the environment segments that show search results."""
         return self.grammar.observation
 
     def check_retriever(self, kind: str) -> None:
-        """Refuse a kind of retriever that this protocol is not meant for."""
+        """Raise `SettingError` for a kind of retriever that this protocol cannot run with."""
         if self.retrievers and kind not in self.retrievers:
             raise SettingError(
                 f"the protocol {self.name} is meant for a retriever of the kind {' or '.join(self.retrievers)}, and "
@@ -115,7 +115,7 @@ class Protocol:
             )
 
     def check_tools(self) -> None:
-        """Refuse a rollout without all of the protocol's tools."""
+        """Raise `SettingError` when tool files were left out."""
         if self.not_run:
             raise SettingError(
                 f"the protocol {self.name} has the tool {self.not_run[0]}, which is run only where a command or a "
@@ -123,8 +123,8 @@ class Protocol:
             )
 
     def limits_over(self, base: Limits) -> Limits:
-        """The budgets that suit this protocol in place of the defaults: counts as it has them, tokens as many as the
-        larger of the two (a scripted agent's tokens are bytes)."""
+        """Apply the protocol's default budgets to `base`: its counts, and the larger number of tokens of the two (a
+        scripted agent's tokens are bytes)."""
         suited = {
             name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name))
             for name, value in self.suggested_limits.items()
@@ -133,16 +133,15 @@ class Protocol:
 
 
 def load_protocol(name: str, prompt_template: str = "default", *, run_files: bool = False) -> Protocol:
-    """Open a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
+    """Load a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
-    `prompt_template` is `default`, `laptop`, or a YAML file with the user's prompt. A protocol file that holds
-    its own prompt template keeps it under our names. With `run_files` the `.py` files of its tools are run: pass it
-    only where the user named the protocol, never where a stored run does. Without, those tools are left out, which is
-    enough to read stored trajectories.
+    `prompt_template` is `default`, `laptop`, or a user's YAML file; only the latter overrides templates in the
+    protocol file. `run_files` runs the `.py` files of its tools: pass it only where the user named the protocol, never
+    where a stored run does. Without it those tools are left out, which is enough to read stored trajectories.
     """
     path = find_yaml("protocol", FOLDER, name)
     file = make_settings(ProtocolFile, read_yaml(path, "protocol file", "`tags: …` and `order: …`"), path)
-    make_settings(Limits, {**file.limits}, path)  # a misspelt budget is refused here and not in the middle of a run
+    make_settings(Limits, {**file.limits}, path)  # refuse a misspelt budget here and not in the middle of a run
     opened = {
         called: open_tool(called, cast(JsonObject, tree), str(path), path.parent, run_files=run_files)
         for called, tree in file.tools.items()
@@ -166,15 +165,15 @@ def load_protocol(name: str, prompt_template: str = "default", *, run_files: boo
         file.retries,
         file.ends_after_search,
         file.reason_in_documents,
-        tuple(file.retrievers),
-        dict(file.limits),
+        file.retrievers,
+        file.limits,
         digest(content + "".join(file_digest(one) for one in own if one.is_file())),
         () if run_files else tuple(map(str, own)),
     )
 
 
 def tool_files(name: str) -> list[Path]:
-    """The users' `.py` files among the tools of a protocol; none of them is run."""
+    """List the `.py` files among the tools of a protocol, without running them."""
     path = find_yaml("protocol", FOLDER, name)
     return _tool_files(make_settings(ProtocolFile, read_yaml(path, "protocol file"), path), path)
 
@@ -186,17 +185,7 @@ def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
 
 def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Grammar:
     tags = tuple(
-        Tag(
-            name,
-            tag.author,
-            tag.action,
-            tag.open,
-            tag.close,
-            tag.query_format,
-            tag.item,
-            tag.max_items,
-            None if tag.stop is None else tuple(tag.stop),
-        )
+        Tag(name, tag.author, tag.action, tag.open, tag.close, tag.query_format, tag.item, tag.max_items, tag.stop)
         for name, tag in file.tags.items()
     )
     if any(tag.action is Action.TOOL for tag in tags) != bool(file.tools):

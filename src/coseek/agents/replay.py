@@ -1,4 +1,4 @@
-"""Past: a finished run as it stood when one of its searches had found something and nothing of it was shown yet."""
+"""Replay: restore a finished run to the moment after one of its searches and before its results were shown."""
 
 import time
 from collections.abc import Sequence
@@ -18,26 +18,26 @@ from coseek.retrieval.query import Query
 
 @dataclass(frozen=True)
 class ReplayPoint:
-    """What the agent had read and written, and what its turn had searched."""
+    """The state of a trajectory at one of its searches."""
 
     trajectory: Trajectory
     segments: tuple[Segment, ...]
-    """Up to and including the turn that searched."""
+    """Segments up to and including the turn that searched."""
     asked: tuple[Query, ...]
-    """All that the run had searched, the turn's own queries last."""
+    """All queries so far, those of the turn last."""
     searches: tuple[Search, ...]
-    """What these found, each with the number of its turn."""
+    """Results of these queries, each with the number of its turn."""
     block: range
-    """Places of the turn's own searches in `trajectory.searches`."""
+    """Indices of the turn's own searches in `trajectory.searches`."""
     place: int
-    """The one of them that this is about."""
+    """Index of the search in question."""
     turns: int
-    """Turns that the environment had answered or was about to answer: what `Limits.max_turns` counts."""
+    """Turns that the environment has answered, this one included: what `Limits.max_turns` counts."""
     side_contexts: int
 
     @classmethod
     def of(cls, trajectory: Trajectory, place: int, protocol: Protocol) -> "ReplayPoint":
-        """The past of the search at `place` in `trajectory.searches`."""
+        """Build the state at the search with index `place`. Raises `DataError` for another protocol or index."""
         if trajectory.protocol != protocol.name:
             raise DataError(
                 f"question {trajectory.question.id!r} was run under the protocol {trajectory.protocol}, so an agent "
@@ -68,12 +68,12 @@ class ReplayPoint:
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
-        """What the agent's context held."""
+        """Token ids of the agent's context."""
         return tuple(token for segment in self.segments for token in segment.ids)
 
     @cached_property
     def written(self) -> tuple[tuple[int, int], ...]:
-        """Where in `ids` the agent's turns stand."""
+        """The agent's turns as (start, end) positions in `ids`."""
         spans: list[tuple[int, int]] = []
         end = 0
         for segment in self.segments:
@@ -83,7 +83,7 @@ class ReplayPoint:
         return tuple(spans)
 
     def episode(self, key: int, seed: int) -> Episode:
-        """The run, under way again; nothing of it is to be handed to the model a second time."""
+        """Build an unfinished episode from this state, with no ids left to send to the model."""
         run, searches = self.trajectory, self.searches[: self.block.start]
         return Episode(
             key=key,
@@ -101,20 +101,20 @@ class ReplayPoint:
         )
 
     def found(self, passages: Sequence[Passage]) -> TurnSearches:
-        """What the turn's searches found, with `passages` in place of what this one did."""
+        """The results of the turn's searches, with `passages` as the result of this one."""
         searches = [replace(search, selected=None) for search in self.searches[self.block.start :]]
         at = self.place - self.block.start
         searches[at] = replace(searches[at], hits=self.hits(passages), fault=None)
         return TurnSearches(self.asked[self.block.start :], tuple(searches))
 
     def hits(self, passages: Sequence[Passage]) -> tuple[Hit, ...]:
-        """With the score that the retriever gave a passage if it had found it here, otherwise 0."""
+        """Build hits with the score that the retriever gave each passage here, 0 for other passages."""
         scores = {hit.passage.id: hit.score for hit in self.searches[self.place].hits}
         return tuple(Hit(passage, scores.get(passage.id, 0.0)) for passage in passages)
 
 
 def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
-    """The segments up to the end of the agent's turn of this number; the prompt alone for turn 0."""
+    """The segments up to the end of this turn of the agent, from 1; the prompt alone for turn 0."""
     places = [at for at, segment in enumerate(trajectory.segments) if segment.author is Author.AGENT]
     if not trajectory.segments or turn > len(places):
         raise DataError(
@@ -125,14 +125,14 @@ def _segments(trajectory: Trajectory, turn: int) -> tuple[Segment, ...]:
 
 
 def with_hits(run: Trajectory, place: int, hits: tuple[Hit, ...]) -> Trajectory:
-    """The same run with a passage of another id but the same contents in place of what this search found."""
+    """Replace the hits of one search by hits of equal contents and other passage ids."""
     search = run.searches[place]
     names = {old.passage.id: new.passage.id for old, new in zip(search.hits, hits, strict=True)}
     selected = None if search.selected is None else tuple(names[ident] for ident in search.selected)
     searches = list[Search](run.searches)
     searches[place] = replace(search, hits=hits, selected=selected)
     chosen = dict.fromkeys(ident for each in searches for ident in each.selected or ())
-    # An agent's own order is kept under the new names; the order of the rule follows from the searches.
+    # An agent's own ranking is kept under the new ids; otherwise the default ranking follows from the searches.
     own = run.evidence not in (None, ranked(run.searches, run.selected_ids))
     first = [names.get(ident, ident) for ident in run.evidence or ()] if own else chosen
     evidence = None if run.evidence is None else ranked(searches, first)

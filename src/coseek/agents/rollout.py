@@ -1,7 +1,6 @@
-"""Rollout: many questions at once, any agent, any retriever. Budgets are enforced here and nowhere else (but for turns
-that a branch brings along: `agents.branching`).
+"""Rollout: run an agent over many questions in batches. Budgets are enforced here (and in `agents.branching`).
 
-An episode ends at its budget: nothing that was written is ever cut, and what was trained on is what was read.
+An episode that reaches its budget ends; no segment is ever cut, so the tokens trained on are the tokens sampled.
 """
 
 import time
@@ -40,13 +39,13 @@ from coseek.retrieval.retriever import Retriever
 
 @dataclass(frozen=True)
 class Agent:
-    """A protocol and a model that speaks it."""
+    """A model with the protocol that it follows."""
 
     protocol: Protocol
     model: Model
     identities: Identities = field(default_factory=dict)
-    """What the model's turns depend on besides what it reads, where that is known: digests of its weights (`agent`) and
-    tokenizer, and how it samples. A run folder records them."""
+    """What the model's turns depend on besides its input, as far as known: digests of its weights (`agent`) and
+    tokenizer, and the sampling settings. A run folder records them."""
 
 
 def rollout(
@@ -60,25 +59,22 @@ def rollout(
     overlap: bool = False,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Run the agent once for each question; the trajectories come back in the order of `questions`.
+    """Run the agent once per question; the trajectories come back in the order of `questions`.
 
-    `seeds` holds one seed a question. `on_done` hears of every run as it ends, in the order of ending. Faults of the
-    retriever or the model end only the run they happen to, with the reason on it. At most `concurrency` contexts are
-    open in the model at once, and no more than it has rows.
+    `seeds` holds one seed per question. `on_done` is called with each trajectory as it ends. A fault of the retriever,
+    the model or a tool ends only its own run, with the reason recorded. At most `concurrency` contexts are open in the
+    model at once, and never more than it has rows.
 
-    With `overlap` a thread of its own makes the searches of one step of the model while the model takes the next one.
-    What that thread found is shown after that step, however soon it was there: so which rows share a batch follows from
-    the rows alone, and never from the clock. It pays where searches take long and keep no core busy (a server, the
-    web); a retriever that shares weights with the model cannot be used so.
+    With `overlap` a thread runs the tool calls of one model step while the model takes the next step. Their results
+    are shown after that step, never earlier, so batches do not depend on timing. It pays for slow searches that use no
+    CPU (a server, the web); a retriever that shares weights with the model cannot overlap.
     """
     if len(seeds) != len(questions):
         raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
     agent.protocol.check_retriever(retriever.name)
-    if isinstance(
-        agent.model, ForkableModel
-    ):  # a row that waits for room would keep an open one from its second context
+    if isinstance(agent.model, ForkableModel):  # a waiting row could keep an open one from its second context
         concurrency = min(concurrency, agent.model.max_rows)
-    if agent.protocol.reason_in_documents:  # each run may have a second context, and neither may wait for the other
+    if agent.protocol.reason_in_documents:  # each episode may need a second context at any time
         concurrency = max(1, concurrency // 2)
     with ThreadPoolExecutor(1, thread_name_prefix="coseek-search") if overlap else nullcontext() as thread:
         return Driver(agent, retriever, limits, on_done, thread).run(questions, seeds, concurrency)
@@ -91,7 +87,7 @@ Ran: TypeAlias = tuple[list[Result], float]
 
 
 class Driver:
-    """Carries runs on from turn to turn until they end."""
+    """Advances all open episodes turn by turn until they end."""
 
     def __init__(
         self,
@@ -105,7 +101,7 @@ class Driver:
         self.protocol, self.model = agent.protocol, agent.model
         self.tokenizer = agent.model.tokenizer
         self.prompt_template = agent.protocol.template
-        self.retriever, self.limits, self.on_done = retriever, limits, on_done
+        self.limits, self.on_done = limits, on_done
         self.context = ToolContext(retriever, limits, agent.protocol.template, agent.model.tokenizer)
         self.thread = thread
         self.sought: list[tuple[Sequence[Asking], Future[Ran]]] = []
@@ -124,7 +120,7 @@ class Driver:
         return [self.done[key] for key in range(len(questions))]
 
     def _drive(self, fill: Callable[[], bool]) -> None:
-        """Go on until no run is under way and `fill`, which opens runs while there is room, has none left."""
+        """Step until no episode is open and `fill`, which opens episodes while there is room, has none left."""
         try:
             while fill() or self._under_way():
                 if self._under_way():
@@ -136,14 +132,14 @@ class Driver:
                     for asked, ran in sought:
                         self._hand_out(asked, *ran.result())
         finally:
-            for row in list(self.rows.values()):  # an interrupted rollout leaves no row behind in the model
+            for row in list(self.rows.values()):  # an interrupted rollout must leave no row open in the model
                 self._close(row)
 
     def _under_way(self) -> bool:
         return bool(self.rows)
 
     def _open(self, started: Sequence[tuple[int, tuple[Question, int]]]) -> None:
-        """Write the prompts of new rows; where the protocol begins with a search, make it."""
+        """Open rows with their prompts, and with a search of the question where the protocol opens with one."""
         opened: list[Episode] = []
         for key, (question, seed) in started:
             row = self.rows[key] = Episode(key, question, seed, time.perf_counter())
@@ -158,7 +154,7 @@ class Driver:
                 self._ask(row)
 
     def _ask(self, row: Episode) -> None:
-        """Hand the row to the model, unless its budget is spent."""
+        """Send the row to the model, or end it when its budget is spent."""
         left = self.limits.max_tokens - row.tokens
         if left < 1:
             self._finish(row, StopReason.TOKEN_LIMIT, detail=f"the prompt alone holds {row.tokens} tokens")
@@ -174,7 +170,7 @@ class Driver:
             self.model.start(request)
 
     def _advance(self, turns: Sequence[Turn]) -> None:
-        """Take what the model wrote; run the calls of all rows, those of one tool in one batch."""
+        """Process the model's turns, then run the calls of all rows, those of one tool in one batch."""
         asked: list[Asking] = []
         for turn in turns:
             if turn.key < 0:
@@ -184,7 +180,7 @@ class Driver:
         self._carry_out(asked)
 
     def _take(self, row: Episode, turn: Turn) -> list[Asking]:
-        """Carry out what a turn asks for, except for its tool call, which is returned."""
+        """Process one turn. Its tool call, if it makes one, is returned."""
         turn = checked_turn(turn)
         text = self.tokenizer.decode(turn.ids)
         intent = self.protocol.grammar.intent(text)
@@ -213,7 +209,7 @@ class Driver:
         return []
 
     def _over_limit(self, row: Episode, tool: Tool) -> str:
-        """Why the episode may not call this tool now; empty where it may. Its latest turn is the one that asks."""
+        """Why the latest turn may not call this tool, or ""."""
         most = tool.settings.max_calls
         if most is None:
             return ""
@@ -227,7 +223,7 @@ class Driver:
         return row, call.tool, ToolRequest(call.arguments, row.written, query, tuple(row.searches), call.fault)
 
     def _refuse(self, row: Episode, intent: Intent, turn: Turn) -> None:
-        """A turn that asked for nothing that can be done: ask again, or end the run."""
+        """Answer a turn without a valid action: ask for a retry, or end the episode."""
         if turn.end is TurnEnd.LENGTH and intent.span is None:
             self._finish(row, StopReason.TOKEN_LIMIT, detail=f"a turn of {len(turn.ids)} tokens without an action")
             return
@@ -241,9 +237,9 @@ class Driver:
             self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem))
 
     def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | Call | None = None) -> None:
-        """Insert text of the environment, record the searches or the call that it answers, and let the agent go on."""
+        """Insert an environment segment, record the searches or the call it answers, and continue the episode."""
         if row.tokens + len(ids) >= self.limits.max_tokens:
-            # Not shown, so not part of the run: a reward must not pay for what the agent never read.
+            # Not recorded: a reward must not pay for what the agent never read.
             self._finish(row, StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")
             return
         if isinstance(found, Call):
@@ -254,7 +250,7 @@ class Driver:
         self._ask(row)
 
     def _carry_out(self, asked: Sequence[Asking]) -> None:
-        """Run calls, those of one tool in one batch, then go on with each row. The thread runs what may overlap."""
+        """Run calls, those of one tool in one batch, and show the results. The thread runs tools that overlap."""
         batches: dict[Tool, list[Asking]] = {}
         for one in asked:
             batches.setdefault(one[1], []).append(one)
@@ -270,7 +266,7 @@ class Driver:
         return tool.run(requests, self.context), time.perf_counter() - began
 
     def _hand_out(self, asked: Sequence[Asking], results: Sequence[Result], took_s: float) -> None:
-        """Give each row the result of its call. Seconds are shared by the number of queries."""
+        """Give each row the result of its call. Retrieval time is shared in proportion to queries."""
         queries = sum(len(result.searches) for result in results if isinstance(result, TurnSearches))
         for (row, tool, request), result in zip(asked, results, strict=True):
             if isinstance(result, TurnSearches):
@@ -282,7 +278,7 @@ class Driver:
     def _show_result(
         self, row: Episode, tool: Tool, request: ToolRequest, result: "DocumentPage | ToolFault | Json"
     ) -> None:
-        """Show the result of a tool that does not search. A fault ends the run: it is recorded and not shown."""
+        """Show a result other than searches. A fault is recorded, not shown, and ends the episode."""
         shown = result if isinstance(result, ToolFault) else tool.render(result, self.context)
         if isinstance(shown, ToolFault):
             row.calls.append(Call(request.turn, tool.name, request.arguments, fault=shown.message))
@@ -293,7 +289,7 @@ class Driver:
             self._show(row, TOOL, shown, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
 
     def _answer(self, row: Episode, found: TurnSearches) -> None:
-        """Show what one turn's searches found. A fault among several is shown as such; when all fail, the run ends."""
+        """Show the results of one turn's searches. A failed query is shown as failed; when all fail, the run ends."""
         if all(search.fault is not None for search in found.searches):
             row.keep(found)
             self._finish(row, StopReason.RETRIEVER_ERROR, detail=found.searches[0].fault or "")
@@ -308,7 +304,7 @@ class Driver:
             self._show(row, self.protocol.observation_tag, shown, found)
 
     def _ask_for_notes(self, row: Episode, found: TurnSearches) -> None:
-        """Let the model read what was found in a context of its own (Search-o1's reason-in-documents)."""
+        """Ask the model for notes on search results in a side context (Search-o1's reason-in-documents)."""
         asked, size = found.queries[0], self.limits.max_observation_tokens
         ids = self.prompt_template.notes_prompt_ids(
             self.tokenizer, row.question.question, asked.reasoning, found.searches, size
@@ -324,7 +320,7 @@ class Driver:
         self.model.start(Request(row.side_key, ids, most, row.side_seed, so_far))
 
     def _take_notes(self, row: Episode, turn: Turn) -> None:
-        """Insert the model's notes as text of the environment: they were written elsewhere, and are not trained on."""
+        """Insert the model's notes as an environment segment, which is not trained on."""
         turn = checked_turn(turn)
         found, row.noting = row.noting, None
         self.model.close(turn.key)
@@ -346,7 +342,7 @@ class Driver:
             self.model.close(row.side_key)
 
     def _evidence(self, row: Episode) -> tuple[str, ...]:
-        """What the run found, best first: by the agent's own order, else by the rule for all."""
+        """Ids of the passages found, best first: the agent's own ranking, else the default one."""
         own = self.model.evidence(row.so_far) if isinstance(self.model, Ranking) else None
         return ranked(row.searches, row.selected_ids if own is None else own)
 

@@ -1,4 +1,4 @@
-"""Answering: many questions through one agent into a run folder, which a killed run goes on with."""
+"""Run questions: roll out one agent over many questions into a run folder that can be resumed."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from coseek.retrieval.retriever import Retriever
 
 
 def row_seed(seed: int, question_id: str, sample: int) -> int:
-    """The seed of one trajectory: it depends on nothing else in the run. 48 bits: every JSON reader keeps those."""
+    """Seed of one trajectory, from its own question and sample alone. 48 bits, which every JSON reader keeps."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{sample}/{question_id}".encode()).digest()[:6], "big")
 
 
@@ -28,10 +28,10 @@ def identities_of(
     limits: Limits,
     seed: int,
 ) -> dict[str, str]:
-    """All that the trajectories of a run depend on. `made_of` is the agent's own: see `Agent.identities`."""
+    """Digests of all that a run's trajectories depend on. `made_of` is `Agent.identities`."""
     prompt_template = protocol.template.file.model_dump_json(exclude={"about"}, exclude_defaults=True)
     searched = {}
-    # A server that does not answer is a fault, and faults are data: what it serves stays unsaid, and is not compared.
+    # A server that does not answer is a fault of each search, not an error here; its identity is not compared.
     with suppress(RetrieverError):
         searched["retriever"] = retriever.identity
     return {
@@ -58,11 +58,11 @@ def run_questions(
     overlap: bool = False,
     tell: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Answer what the run does not hold yet, appending every trajectory as it ends. `tell` gets (ended, in all).
+    """Answer the questions that the run does not hold yet, appending each trajectory as it ends.
 
-    A run that holds trajectories of other questions, another agent or another retriever is refused (`SettingError`),
-    as is one that another process is writing (`InUse`). A question that no file can hold is recorded as a fault and not
-    asked, so that neither this run nor a resumed one ends at it. `concurrency` and `overlap` are `rollout`'s.
+    `tell` is called with (ended, total). Raises `SettingError` when the run holds trajectories of other questions,
+    another agent or another retriever, and `InUse` when another process is writing it. A question that no file can
+    hold is recorded as a fault and not asked. `concurrency` and `overlap` are passed to `rollout`.
     """
     faults = {mended(question).id: why for question in questions if (why := fault_of(question))}
     asked_for = [mended(question) for question in questions] if faults else questions

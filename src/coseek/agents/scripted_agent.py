@@ -1,7 +1,7 @@
-"""Scripted agent: an agent that needs no model. It reads what was found so far and makes the next move.
+"""Scripted agent: an agent without a model. It receives the searches and calls so far and returns the next move.
 
-Demonstrations and rule-based agents are scripted agents; the driver lets the protocol put a move into words and the
-tokenizer of the policy put the words into ids, so a scripted agent's trajectory is an ordinary trajectory.
+Demonstrators and rule-based agents are scripted agents. The protocol writes the move as text and the tokenizer encodes
+it, so a scripted agent's trajectory is an ordinary trajectory.
 """
 
 import random
@@ -24,8 +24,8 @@ class Move:
     call: tuple[str, JsonObject] | None = None
     """A tool of the protocol by its name, and the arguments to call it with."""
     selected: tuple[str, ...] | None = None
-    """Ids of the passages of the latest block that are worth keeping, for protocols that select; `None` says nothing,
-    which keeps all of them."""
+    """Ids of the passages of the latest block to select, for protocols that select; `None` makes no selection, which
+    keeps all of them."""
 
     def __post_init__(self) -> None:
         if bool(self.queries) + (self.answer is not None) + (self.call is not None) != 1:
@@ -33,26 +33,26 @@ class Move:
 
 
 class ScriptedAgent(Protocol):
-    """Makes one move from the question and the searches so far."""
+    """Returns moves, one per turn."""
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """The next move. `rng` is seeded by the row and the turn, so a resumed run writes the same."""
+        """Return the next move. `rng` is seeded by row and turn, so a resumed run writes the same."""
         ...
 
 
 @runtime_checkable
 class Ranks(Protocol):
-    """A scripted agent that ranks what was found."""
+    """A scripted agent that ranks its evidence."""
 
     def evidence(self, question: str, searches: Sequence[Search]) -> Sequence[str]:
-        """Ids of all passages found, best first."""
+        """Return the ids of all passages found, best first."""
         ...
 
 
 @runtime_checkable
 class CanConclude(Protocol):
-    """A scripted agent that can answer at any time from what was found, as a protocol without searches needs."""
+    """A scripted agent that can answer at any time, as protocols without searches need."""
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """A move with an answer."""
+        """Return a move with an answer."""
         ...

@@ -1,4 +1,4 @@
-"""Scripted model: a scripted agent (rules, scripted demonstrations) as a model, so that the ordinary driver runs it."""
+"""Scripted model: adapts a scripted agent to the `Model` interface, so that the ordinary driver runs it."""
 
 import random
 from collections.abc import Sequence
@@ -11,8 +11,7 @@ from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 
 
 class ScriptedAgentModel:
-    """Implements `Model`. The move is put into words by the protocol and into ids by the tokenizer handed in:
-    a demonstration for a policy is written in that policy's own ids, once."""
+    """Implements `Model`. The tokenizer is that of the policy which learns from the demonstrations, if there is one."""
 
     def __init__(self, agent: ScriptedAgent, protocol: Protocol, tokenizer: Tokenizer) -> None:
         self.agent, self.protocol, self.tokenizer = agent, protocol, tokenizer
@@ -49,7 +48,7 @@ class ScriptedAgentModel:
         return self.agent.write(request.state, rng)
 
     def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
-        """Implements `Ranking`: the agent's own order, where it has one."""
+        """Implement `Ranking`: the agent's own order, or `None`."""
         if not isinstance(self.agent, Ranks):
             return None
         return self.agent.evidence(so_far.question.question, so_far.searches)

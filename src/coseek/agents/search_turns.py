@@ -1,4 +1,4 @@
-"""Turns: what a retriever is told of a search turn. Made in one place, while a run happens and from a finished one."""
+"""Search turns: the queries that a retriever receives, built the same way during a run and from a stored one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from coseek.retrieval.query import PastTurn, Query
 
 @dataclass(frozen=True, slots=True)
 class TurnId:
-    """Which search of which trajectory."""
+    """Identifies one search of one trajectory."""
 
     question_id: str
     seed: int
-    """Of the trajectory; with the question's id it says which."""
+    """Seed of the trajectory; with the question's id it identifies the trajectory."""
     search: int
-    """Place in `Trajectory.searches`, from 0."""
+    """Index in `Trajectory.searches`, from 0."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -31,19 +31,19 @@ class TurnId:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "TurnId":
-        """Read out of any row that names a turn."""
+        """Read from any JSON row that names a turn."""
         return cls(str(row["question_id"]), cast(int, row["seed"]), cast(int, row["search"]))
 
 
 @dataclass(frozen=True, slots=True)
 class SearchTurn:
-    """One search, and the whole run around it."""
+    """One search with the trajectory it belongs to."""
 
     trajectory: Trajectory
     search: int
-    """Place in `trajectory.searches`, from 0."""
+    """Index in `trajectory.searches`, from 0."""
     query: Query
-    """What the retriever was asked."""
+    """What the retriever received."""
 
     @property
     def id(self) -> TurnId:
@@ -55,21 +55,21 @@ class SearchTurn:
 
 
 def make_query(question: Question, history: Sequence[PastTurn], text: str, written: str, grammar: Grammar) -> Query:
-    """The query `text` as a retriever is asked it.
+    """Build the query that a retriever receives.
 
-    `history` holds the searches of the run's earlier turns, `written` all that the agent wrote in this turn (nothing,
-    for a search that the environment opens the run with).
+    `history` holds the searches of earlier turns. `written` is the agent's whole text of this turn; it is empty for
+    the search that opens a run.
     """
     return Query(text, question.question, reasoning_of(grammar, written), tuple(history))
 
 
 def make_past_turn(query: Query, search: Search) -> PastTurn:
-    """A search that has happened, as later turns look back on it."""
+    """Build the history entry of a finished search, for the queries of later turns."""
     return PastTurn(query.text, query.reasoning, tuple(hit.passage.contents for hit in search.hits))
 
 
 def reasoning_of(grammar: Grammar, written: str) -> str:
-    """What stands in front of the query of a turn, without tags; selections and flags are no reasoning."""
+    """The text in front of a turn's query, without tags; selections and flags are left out."""
     before: list[str] = []
     for span in grammar.parse(written):
         action = grammar.action_of(span)
@@ -81,14 +81,14 @@ def reasoning_of(grammar: Grammar, written: str) -> str:
 
 
 def turn_number(trajectory: Trajectory, place: int, protocol: Protocol) -> int:
-    """Which of the agent's turns asked a search, from 1; 0 for the search that opens a run."""
+    """The agent's turn that made a search, from 1; 0 for the search that opens a run."""
     turn = trajectory.searches[place].turn
-    # Runs older than `Search.turn` made one search a turn.
+    # Trajectories older than `Search.turn` have one search per turn.
     return place + (not protocol.opens_with_search) if turn is None else turn
 
 
 def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
-    """What the retriever was asked in each of a finished run's searches, in order: equal to what the driver asked."""
+    """Rebuild the queries of a stored trajectory's searches, in order; they equal those the driver sent."""
     written = ["", *(segment.text for segment in trajectory.segments if segment.author is Author.AGENT)]
     queries: list[Query] = []
     history: list[PastTurn] = []
@@ -104,7 +104,7 @@ def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
 
 
 def search_turns(trajectory: Trajectory, protocol: Protocol) -> Iterator[SearchTurn]:
-    """Every search of a run in order, but for those that failed: nobody knows what they would have found."""
+    """Yield the searches of a trajectory in order, without those that failed."""
     for place, query in enumerate(replay_queries(trajectory, protocol)):
         if trajectory.searches[place].fault is None:
             yield SearchTurn(trajectory, place, query)

@@ -1,4 +1,4 @@
-"""Context: the passages that a finished run serves to whoever answers from them. Read from structured documents."""
+"""Served context: the passages that a finished run hands to a generator."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,11 @@ from coseek.data.trajectory import Trajectory
 
 
 def served_context(trajectory: Trajectory) -> list[Passage]:
-    """The union of what the agent selected, in the order served (s3, appendix A.5).
+    """Return the union of the passages that the agent selected, in the order served (s3, appendix A.5).
 
-    A search without a selection contributes all its passages, one with an empty selection none. Passages with the same
-    title and text are one. A run whose searches hold no selection serves its evidence, best first: for an agent that
-    does not rank what it finds, all passages as they were retrieved. Where it names `selected_ids` all the same (an
-    agent by rule that ranked its evidence afterwards), those alone.
+    A search without a selection contributes all its passages, one with an empty selection none. Passages with equal
+    title and text are one. A trajectory without any selection serves its `selected_ids` if it has some (rule-based
+    agents rank afterwards), else its evidence, best first.
     """
     unique: dict[tuple[str, str], Passage] = {}
     for passage in _chosen(trajectory):

@@ -1,7 +1,7 @@
-"""Recording: a run that no file can hold becomes one that says so, and the others go on.
+"""Unwritable data: replace a run that no file can hold by one that records the fault, so that other runs go on.
 
-A file holds neither numbers that are not finite nor halves of surrogate pairs. Ours give neither, files with either are
-refused when they are read, and servers' answers are mended; a part or a question of a user's own may hold anything.
+Files hold neither non-finite numbers nor unpaired surrogates. Only a user's own part or question can bring them: input
+files with either are refused, and servers' replies are repaired.
 """
 
 import math
@@ -20,27 +20,27 @@ NOT_KEPT = "the run cannot be kept in a file"
 
 
 def checked_search(query: str, hits: Sequence[Hit]) -> Search:
-    """A search and what it found; a fault of the retriever where that cannot be kept."""
+    """Build a search from its hits; a retriever fault when they cannot be written to a file."""
     fault = fault_of_hits(hits)
     return Search(query, fault=fault) if fault else Search(query, tuple(hits))
 
 
 def checked_turn(turn: Turn) -> Turn:
-    """A turn as the model wrote it; a fault of the model where its numbers cannot be kept."""
+    """Return the turn; a model fault when its numbers are not finite."""
     if all(map(math.isfinite, turn.logprobs)) and math.isfinite(turn.cost_usd or 0.0):
         return turn
     return Turn(turn.key, (), (), TurnEnd.FAULT, "the model gave a log-probability or a cost that is no finite number")
 
 
 def fault_of(question: Question) -> str:
-    """Why no run of this question can be kept; empty where one can."""
+    """Why no run of this question can be written to a file, or ""."""
     return fault_in(question.to_json())
 
 
 def fault_trajectory(
     question: Question, protocol: str, seed: int, why: str, segments: tuple[Segment, ...] = ()
 ) -> Trajectory:
-    """The run of a question that cannot be kept: its words as far as there are words for them, and why."""
+    """Build the trajectory that records why a question's run cannot be written to a file."""
     return Trajectory(
         question=mended(question),
         protocol=protocol,
@@ -54,7 +54,7 @@ def fault_trajectory(
 
 
 def storable(trajectory: Trajectory) -> Trajectory:
-    """The trajectory, if a file can hold it; else what `unkept` makes of it, with its prompt where that can be kept."""
+    """Return the trajectory if a file can hold it, else a `fault_trajectory` with its prompt where possible."""
     try:
         json_line(trajectory.to_json()).encode()
     except (ValueError, TypeError, RecursionError) as error:  # a UnicodeEncodeError is a ValueError
@@ -67,7 +67,7 @@ def storable(trajectory: Trajectory) -> Trajectory:
 
 
 def mended(question: Question) -> Question:
-    """The question with U+FFFD for what is no text. What cannot be kept of its `meta` is left out."""
+    """Return the question with U+FFFD for unpaired surrogates and without the unwritable parts of its `meta`."""
     return replace(
         question,
         id=replace_surrogates(question.id),

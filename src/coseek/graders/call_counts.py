@@ -1,11 +1,11 @@
-"""Tally: what making labels came to, counted by name."""
+"""Call counts: calls, retries and faults of label making, by name."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FAULT = "fault/"
-"""In front of the name of a part that failed: `fault/retriever`, `fault/scorer`, `fault/agent`, …"""
+"""Prefix of the name of a part that failed: `fault/retriever`, `fault/scorer`, `fault/agent`, …"""
 
 
 @dataclass
@@ -19,5 +19,5 @@ class CallCounts:
 
     @property
     def faults(self) -> Mapping[str, int]:
-        """By part."""
+        """Faults by part."""
         return {name.removeprefix(FAULT): count for name, count in self.counts.items() if name.startswith(FAULT)}

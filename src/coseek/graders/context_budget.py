@@ -1,8 +1,8 @@
-"""Budget: how much of a list of passages a generator is given, counted alike for every generator.
+"""Context budget: the passages that a generator reads, limited in number and tokens.
 
-Without a tokenizer a token is a run of letters and digits, a single mark, or one character of a script that writes no
-spaces. A tokenizer, where one is named, counts for all: contexts of two agents are compared at the same budget, and so
-must not be counted by the vocabularies of two readers.
+Without a tokenizer a token is a run of letters and digits, a single punctuation mark, or one character of a script
+without spaces. A tokenizer, where one is named, counts for all generators: contexts of two agents are compared at the
+same budget, so two vocabularies must not count them.
 """
 
 import re
@@ -21,12 +21,12 @@ _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
 
 @dataclass(frozen=True)
 class ContextBudget:
-    """At most so many passages and so many tokens of their titles and texts."""
+    """Limits of passages and of the tokens in their titles and texts."""
 
     max_tokens: int
     max_passages: int | None = None
     tokenizer: Tokenizer | None = None
-    """Counts in the place of the rule."""
+    """Replaces the rule."""
 
     def count(self, text: str) -> int:
         """Tokens of a text."""
@@ -43,8 +43,8 @@ class ContextBudget:
     def fill(self, passages: Sequence[Passage]) -> tuple[tuple[Passage, ...], int]:
         """The passages that fit, in order, each on one line, and how many tokens they take.
 
-        The first that does not fit whole is cut at its end, and nothing comes after it. One of which not even a word
-        behind its title fits is left out. Passages with the same words are given once.
+        The first passage that does not fit is truncated, and none follows it. It is left out where no word after its
+        title fits. Passages with equal title and text are included once.
         """
         given: list[Passage] = []
         seen: set[tuple[str, str]] = set()

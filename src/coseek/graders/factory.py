@@ -1,4 +1,4 @@
-"""Frozen: generators and judges by name: a model folder, the address of a server, a YAML file, or a laptop world."""
+"""Factory of generators and judges, by name: a model folder, a server's URL, a YAML file, or a laptop world."""
 
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from coseek.world.oracle import Oracle
 def open_generator(
     settings: GeneratorSettings, cache: Path | None = None, writing: TextModelSettings | None = None
 ) -> Generator:
-    """The generator, ready to answer. A sampling server is refused: the same passages must give the same answer."""
+    """The generator. Raises `SettingError` for a server that samples: the same passages must give the same answer."""
     prompt = load_generator_prompt(settings)
     tokenizer = HfTokenizer.load(Path(settings.counted_by).expanduser()) if settings.counted_by else None
     return Generator(open_frozen_model(settings.model, cache, writing), prompt, settings, tokenizer)
 
 
 def open_judge(settings: JudgeSettings, cache: Path | None = None, writing: TextModelSettings | None = None) -> Judge:
-    """The judge: a model, or the oracle where the name is the folder of a laptop world."""
+    """The judge: a model, or the oracle if the name is the folder of a laptop world."""
     if is_world(settings.model):
         return OracleJudge(Oracle.load(Path(settings.model).expanduser()), settings.model)
     prompt = load_judge_prompt(settings)
@@ -30,7 +30,7 @@ def open_judge(settings: JudgeSettings, cache: Path | None = None, writing: Text
 
 
 def open_frozen_model(name: str, cache: Path | None, writing: TextModelSettings | None = None) -> TextModel:
-    """A model at temperature 0, whose texts are kept in `cache` where there is one."""
+    """A model at temperature 0, with its outputs cached in `cache` if given."""
     model = open_text_model(name, writing)
     temperature = getattr(model, "temperature", 0.0)
     if temperature != 0:

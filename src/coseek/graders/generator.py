@@ -1,7 +1,7 @@
 """Generator: a frozen model that answers a question from given passages. It never searches and is never trained here.
 
-Greedy, so that the same passages give the same answer. What the passages say is data: each stands on one line behind
-its number, and nothing in it can forge a line of the prompt. Faults of the model are counted and are no answers.
+Decoding is greedy, so that the same passages give the same answer. Each passage stands on one line after its number, so
+that its text cannot imitate a line of the prompt. Faults of the model are counted and are no answers.
 """
 
 from collections.abc import Sequence
@@ -23,45 +23,46 @@ from coseek.models.text_model import TextModel, generate_each
 
 PROMPTS = Path(__file__).parent / "prompts"
 OWN_PROMPT = "generator.yaml"
-"""A model folder that holds this file is asked with it: the prompt that the model was trained on."""
+"""File of a model folder with the prompt that the model was trained on; it is then the default prompt."""
 
 
 class GeneratorPrompt(PromptFile):
-    """What a generator reads, and where its answer stands."""
+    """Prompt of a generator, and the position of the answer in its output."""
 
     prompt: str
     """`{question}` and `{passages}` are filled in."""
     passage: str
     """One passage; `{number}` from 1, `{title}` and `{text}` are filled in."""
     no_passages: str = ""
-    """Stands for the passages when there are none."""
+    """Replaces the passages when there are none."""
     answer_after: str = ""
-    """The answer is what stands behind the last of these marks; without the mark there is none. Empty: all of it."""
+    """The answer is the text after the last occurrence of this mark; an output without it has no answer. Empty: the
+    whole output."""
 
 
 _FIELDS = {"prompt": {"question", "passages"}, "passage": {"number", "title", "text"}}
 
 
 class GeneratorSettings(Settings):
-    """How a generator is asked."""
+    """Model, prompt and context of a generator."""
 
     model: str
     """A model folder, or the URL of a server."""
     prompt: str | None = None
-    """A prompt of ours by name, or a YAML file; else the model folder's own, else `generator`."""
+    """Name of a built-in prompt, or a YAML file; default: the model folder's own, else `generator`."""
     max_passages: int | None = Field(default=None, ge=0)
-    """Passages at most; as many as fit when not set."""
+    """Maximum number of passages; as many as fit when not set."""
     max_context_tokens: int = Field(default=2048, ge=0)
-    """Tokens of the passages' titles and texts at most: equal for agents that are compared."""
+    """Maximum number of tokens of titles and texts; use the same for agents that are compared."""
     counted_by: str | None = None
-    """A model folder whose tokenizer counts them; without one words, marks and single CJK characters are counted."""
+    """A model folder whose tokenizer counts them; default: words, punctuation marks and single CJK characters."""
     max_answer_tokens: int = Field(default=64, ge=1)
-    """Tokens that the generator may write."""
+    """Tokens that the generator may generate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingInput:
-    """A question with the passages to answer it from, best first."""
+    """A question and its passages, best first."""
 
     question: str
     passages: tuple[Passage, ...]
@@ -69,7 +70,7 @@ class ReadingInput:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorOutput:
-    """What came of it."""
+    """Output of the generator for one context."""
 
     answer: str | None
     text: str = ""
@@ -78,7 +79,7 @@ class GeneratorOutput:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorContext:
-    """What the generator is given for one question."""
+    """Prompt of the generator for one question."""
 
     prompt: str
     passage_ids: tuple[str, ...]
@@ -91,17 +92,17 @@ class GeneratorContext:
 
 @dataclass(frozen=True)
 class Generator:
-    """A model, the prompt it is asked with and the budget of its context."""
+    """A model with its prompt and context budget."""
 
     model: TextModel
     prompt: GeneratorPrompt
     settings: GeneratorSettings
     tokenizer: Tokenizer | None = None
-    """Counts the budget, in the place of the rule."""
+    """Counts tokens instead of the rule."""
 
     @cached_property
     def identity(self) -> str:
-        """A digest of all that an answer depends on besides question and passages."""
+        """Digest of everything that an answer depends on besides question and passages."""
         prompt = self.prompt.model_dump_json(exclude={"about"})
         settings = self.settings.model_dump_json(exclude={"model", "prompt", "counted_by"})
         counted_by = self.settings.counted_by
@@ -110,7 +111,7 @@ class Generator:
 
     @property
     def card(self) -> JsonObject:
-        """Who this is, for the head of a sheet."""
+        """Description for the first line of a grade cache."""
         return {**dump_settings(self.settings), "model_identity": self.model.identity}
 
     @cached_property
@@ -122,14 +123,14 @@ class Generator:
         return context_of(self.prompt, self.budget, asked)
 
     def answer(self, contexts: Sequence[GeneratorContext]) -> list[GeneratorOutput]:
-        """One answer a context, in order; equal contexts are written once, and a failure takes no others along."""
+        """One answer per context, in order. Equal contexts are generated once; a failure affects no other context."""
         texts = generate_each(self.model, [context.prompt for context in contexts], self.settings.max_answer_tokens)
         return [
             self.read(text) if isinstance(text, str) else GeneratorOutput(None, fault=fault_of(text)) for text in texts
         ]
 
     def read(self, text: str) -> GeneratorOutput:
-        """The answer in what the model wrote: its first line that is not empty, or what stands behind the mark."""
+        """The answer in an output: the first non-empty line, after the mark if the prompt has one."""
         after = self.prompt.answer_after
         _, mark, behind = text.rpartition(after) if after else ("", "", text)
         if after and not mark:
@@ -151,12 +152,12 @@ def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInp
 
 
 def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:
-    """The prompt that was asked for, or the model folder's own, or ours."""
+    """The prompt of the settings, or the model folder's own, or the built-in one."""
     own = Path(settings.model).expanduser() / OWN_PROMPT
     name = settings.prompt or (str(own.absolute()) if own.is_file() else "generator")
     return load_prompt(GeneratorPrompt, name, Path(), _FIELDS, PROMPTS)
 
 
 def fault_of(error: ModelError) -> str:
-    """What went wrong, in words."""
+    """The message of an error."""
     return str(error) or "the model failed without a word"

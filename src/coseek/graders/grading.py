@@ -1,5 +1,5 @@
-"""Component: an agent as a part of somebody else's system. What it found is given to a frozen generator, and what was
-answered is given to a judge; both are kept in sheets beside the run, and a second start asks only what is missing."""
+"""Grading: a frozen generator answers from an agent's passages, and a judge grades answers. Both outputs are cached in
+files beside the run; a second start computes only what is missing."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,30 +12,30 @@ from coseek.graders.generator import Generator, GeneratorContext, GeneratorOutpu
 from coseek.graders.judge import Claim, Judge
 
 BATCH = 64
-"""Prompts that a model is given at once."""
+"""Prompts per batch."""
 
 Tell: TypeAlias = Callable[[int, int], None]
-"""Hears (done, in all)."""
+"""Called with (done, total)."""
 
 
 def no_progress(done: int, total: int) -> None:
-    """Tells nobody."""
+    """Does nothing."""
 
 
 def answer_cache(folder: Path, generator: Generator) -> GradeCache[GeneratedAnswer]:
-    """Where a generator's answers to a run stand."""
+    """The cache of a generator's answers to a run."""
     return GradeCache.beside(folder, GeneratedAnswer, generator.identity, generator.card)
 
 
 def verdict_cache(folder: Path, judge: Judge) -> GradeCache[Verdict]:
-    """Where a judge's verdicts on a run stand."""
+    """The cache of a judge's verdicts on a run."""
     return GradeCache.beside(folder, Verdict, judge.identity, judge.card)
 
 
 def generated_answer(
     question_id: str, seed: int, context: GeneratorContext, written: GeneratorOutput
 ) -> GeneratedAnswer:
-    """What a generator wrote, with what it was given."""
+    """A cache entry from a generator's context and output."""
     return GeneratedAnswer(
         question_id=question_id,
         seed=seed,
@@ -51,19 +51,19 @@ def generated_answer(
 def generate_answers(
     generator: Generator,
     trajectories: Iterable[Trajectory],
-    sheet: GradeCache[GeneratedAnswer],
+    cache: GradeCache[GeneratedAnswer],
     tell: Tell = no_progress,
 ) -> dict[tuple[str, int], GeneratedAnswer]:
-    """What the generator answers from the passages that each run serves, by question id and seed.
+    """The generator's answers from the passages of each run, by question id and seed.
 
-    A run that ended by a fault serves nothing and is not asked. Faults of the generator are asked again.
+    Runs that ended with a fault are left out. Faults of the generator are repeated.
     """
     wanted = [
         (run, generator.context(ReadingInput(run.question.question, tuple(served_context(run)))))
         for run in trajectories
         if not run.stop.is_fault
     ]
-    known = sheet.entries()
+    known = cache.entries()
     answers: dict[tuple[str, int], GeneratedAnswer] = {}
     left = []
     for run, context in wanted:
@@ -73,41 +73,41 @@ def generate_answers(
         else:
             answers[run.question.id, run.seed] = entry
     tell(len(answers), len(wanted))
-    if not left and sheet.path.exists():  # nothing to write, so nothing to lock
+    if not left and cache.path.exists():  # nothing to write, so nothing to lock
         return answers
-    with sheet.appending() as file:
+    with cache.appending() as file:
         for start in range(0, len(left), BATCH):
             batch = left[start : start + BATCH]
             for (run, context), written in zip(batch, generator.answer([one for _, one in batch]), strict=True):
                 entry = generated_answer(run.question.id, run.seed, context, written)
                 answers[run.question.id, run.seed] = entry
-                sheet.append(file, entry)
+                cache.append(file, entry)
             tell(len(answers), len(wanted))
     return answers
 
 
 def judge_claims(
-    judge: Judge, claims: Sequence[Claim], sheet: GradeCache[Verdict], tell: Tell = no_progress
+    judge: Judge, claims: Sequence[Claim], cache: GradeCache[Verdict], tell: Tell = no_progress
 ) -> dict[tuple[str, str], Verdict]:
-    """A verdict for every response that is not empty, by question id and response; equal claims are judged once.
+    """A verdict for every non-empty response, by question id and response; equal claims are judged once.
 
-    Questions without accepted answers cannot be judged. Faults of the judge are asked again.
+    Questions without accepted answers are left out. Faults of the judge are repeated.
     """
     asked = {
         (claim.question.id, claim.response): claim
         for claim in claims
         if claim.response.strip() and claim.question.answers
     }
-    known = {(entry.question_id, entry.response): entry for entry in sheet.entries().values()}
+    known = {(entry.question_id, entry.response): entry for entry in cache.entries().values()}
     verdicts = {key: known[key] for key in asked if key in known and known[key].fault is None}
     left = [claim for key, claim in asked.items() if key not in verdicts]
     tell(len(verdicts), len(asked))
-    if not left and sheet.path.exists():
+    if not left and cache.path.exists():
         return verdicts
-    with sheet.appending() as file:
+    with cache.appending() as file:
         for start in range(0, len(left), BATCH):
             for verdict in judge.judge(left[start : start + BATCH]):
                 verdicts[verdict.question_id, verdict.response] = verdict
-                sheet.append(file, verdict)
+                cache.append(file, verdict)
             tell(len(verdicts), len(asked))
     return verdicts

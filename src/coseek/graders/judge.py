@@ -1,10 +1,9 @@
-"""Judge: says whether a response gives an accepted answer. A frozen model, or the oracle of a laptop world.
+"""Judge: decides whether a response gives an accepted answer. A frozen model, or the oracle of a laptop world.
 
-A verdict is the one word yes or no and nothing else. "yesterday" is not yes, and "yes, but" is not either: whatever
-cannot be read is a fault, which is counted and is never a no.
+A verdict is the one word yes or no and nothing else: neither "yesterday" nor "yes, but" is a yes. An unreadable verdict
+is a fault. Faults are counted and never read as a no.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,34 +20,35 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
+from coseek.graders.grader import Grader, OracleGrader
 from coseek.models.text_model import TextModel, generate_each
-from coseek.world.oracle import Oracle
 
 _MARKS = "\"'“”‘’`*.!"
-"""What may stand around the one word."""
+"""Characters that may surround the verdict."""
 
 
 class JudgePrompt(PromptFile):
-    """What a judge reads, and where its verdict stands."""
+    """Prompt of a judge, and the position of the verdict in its output."""
 
     prompt: str
     """`{question}`, `{answers}` and `{response}` are filled in."""
     verdict_after: str = ""
-    """The verdict is what stands behind the last of these marks, for models that think first; empty: all of it."""
+    """The verdict is the text after the last occurrence of this mark, for models that reason first. Empty: the whole
+    output."""
 
 
 _FIELDS = {"prompt": {"question", "answers", "response"}}
 
 
 class JudgeSettings(Settings):
-    """How a judge is asked."""
+    """Model and prompt of a judge."""
 
     model: str
-    """A model folder, the URL of a server, or the folder of a laptop world, whose oracle then judges."""
+    """A model folder, the URL of a server, or the folder of a laptop world, whose oracle is then the judge."""
     prompt: str = "judge"
-    """A prompt of ours by name, or a YAML file."""
+    """Name of a built-in prompt, or a YAML file."""
     max_tokens: int = Field(default=16, ge=1)
-    """Tokens that the judge may write."""
+    """Tokens that the judge may generate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +59,17 @@ class Claim:
     response: str
 
 
-class Judge(Protocol):
-    """Whoever marks responses."""
-
-    @property
-    def identity(self) -> str:
-        """A digest of all that a verdict depends on besides the claim."""
-        ...
-
-    @property
-    def card(self) -> JsonObject:
-        """Who this is, for the head of a sheet."""
-        ...
+class Judge(Grader, Protocol):
+    """Grades responses."""
 
     def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
-        """One verdict a claim, in order. A failure is a verdict with a fault."""
+        """One verdict per claim, in order. A failure is a verdict with a fault."""
         ...
 
 
 @dataclass(frozen=True)
 class ModelJudge:
-    """A language model that is asked yes or no."""
+    """A language model that answers yes or no."""
 
     model: TextModel
     prompt: JudgePrompt
@@ -118,8 +108,8 @@ class ModelJudge:
 def read_verdict(text: str, after: str = "") -> bool | None:
     """True for yes, False for no, `None` for anything else.
 
-    The whole text must be the one word, in any case, but for white space and marks around it; with `after`, the text
-    behind the last `after`, which must be there.
+    The whole text must be that one word in any case, apart from white space and quotation marks around it. With
+    `after`, this holds for the text after the last `after`, which must occur.
     """
     if after:
         _, mark, text = text.rpartition(after)
@@ -129,20 +119,8 @@ def read_verdict(text: str, after: str = "") -> bool | None:
     return {"yes": True, "no": False}.get(word)
 
 
-@dataclass(frozen=True)
-class OracleJudge:
-    """The oracle of a laptop world: it knows, and is never at fault."""
-
-    oracle: Oracle
-    source: str
-
-    @cached_property
-    def identity(self) -> str:
-        return digest_of("oracle", json.dumps(self.oracle.to_json(), sort_keys=True))
-
-    @property
-    def card(self) -> JsonObject:
-        return {"oracle": self.source}
+class OracleJudge(OracleGrader):
+    """The oracle of a laptop world as a judge."""
 
     def judge(self, claims: Sequence[Claim]) -> list[Verdict]:
         return [

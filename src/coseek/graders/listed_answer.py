@@ -1,7 +1,7 @@
-"""Listed answer: one entry for each of n numbered things, read out of what a model wrote.
+"""Listed answer: parses a model's output with one entry for each of n numbered items.
 
-Reading is strict: whatever is not exactly one entry for each number, in the form that was asked for, is unreadable. It
-is counted and never mended or guessed.
+Parsing is strict: an output without exactly one entry per number, in the requested format, is unreadable. It is counted
+and never repaired.
 """
 
 import re
@@ -12,7 +12,7 @@ Form: TypeAlias = Literal["numbered", "bare"]
 """`[2] 71 [1] 5 …`, or the scores alone in the order of the passages."""
 
 # Only ASCII digits: int() would also read those of other scripts.
-# Possessive (`*+`), so that blanks are never given back: a model decides how many there are.
+# Possessive (`*+`): a model decides how many blanks there are, and backtracking over them would take quadratic time.
 _NUMBERED = re.compile(r"\[\s*+([0-9]{1,4})\s*+\]\s*+(?:[:=]\s*+)?([0-9]{1,3})(?![0-9.])")
 _BARE = re.compile(r"([0-9]{1,3})(?![0-9.])")
 _BETWEEN = re.compile(r"[\s,;]++|\Z")
@@ -22,13 +22,13 @@ HIGHEST = 100
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What is wrong with an answer."""
+    """Why an output could not be parsed."""
 
     why: str
 
 
 def after_mark(text: str, mark: str) -> str | Unreadable:
-    """What stands behind the last `mark`, for models that think first; all of it where no mark is asked for."""
+    """The text after the last `mark`, for models that reason first; the whole text for an empty mark."""
     _, found, behind = text.rpartition(mark) if mark else ("", "", text)
     return behind if found or not mark else Unreadable(f"no {mark!r}")
 
@@ -36,7 +36,7 @@ def after_mark(text: str, mark: str) -> str | Unreadable:
 def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ...] | Unreadable:
     """Whole scores from 0 to 100 in the order of the passages 1 … count.
 
-    Between two entries stand white space, commas or semicolons; nothing else stands anywhere.
+    Entries are separated by white space, commas or semicolons. No other text is allowed.
     """
     entries = _entries(text.strip(), _NUMBERED if form == "numbered" else _BARE)
     if isinstance(entries, Unreadable):
@@ -52,7 +52,7 @@ def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ..
 
 
 def read_lines(text: str, count: int) -> tuple[str, ...] | Unreadable:
-    """One text for each number 1 … count, each on a line of its own behind its number; empty lines are passed over."""
+    """One text for each number 1 … count, each on its own line after its number; empty lines are skipped."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = [_LINE.fullmatch(line) for line in lines]
     pairs = [(int(line[1]), line[2].strip()) for line in found if line is not None]
@@ -63,7 +63,7 @@ def read_lines(text: str, count: int) -> tuple[str, ...] | Unreadable:
 
 
 def _entries(text: str, entry: re.Pattern[str]) -> list[re.Match[str]] | Unreadable:
-    """All of the text as entries with separators between them."""
+    """The whole text as entries with separators between them."""
     found: list[re.Match[str]] = []
     at = 0
     while at < len(text):
@@ -77,7 +77,7 @@ def _entries(text: str, entry: re.Pattern[str]) -> list[re.Match[str]] | Unreada
 
 
 def _miscounted(numbers: list[int], count: int) -> Unreadable | None:
-    """What is wrong with numbers that should be 1 … count, each once."""
+    """Why the numbers are not 1 … count, each once; `None` where they are."""
     if len(numbers) != count:
         return Unreadable(f"{len(numbers)} entries for {count}")
     if len(set(numbers)) < count:

@@ -1,8 +1,8 @@
-"""Baselines: what the frozen generator answers from naive RAG, question by question, computed before training (s3).
+"""RAG baselines: the frozen generator's answers from naive RAG, per question, computed before training (s3).
 
-A gain over RAG is only a gain over the *same* generator, prompt, number and order of passages, and retriever. All of
-them are in the identity of `baselines.jsonl`; a file of another identity and a question that is not in it are errors,
-never a baseline of 0. A judge's verdicts stand in a file of their own beside it.
+A gain over RAG compares with the *same* generator, prompt, number and order of passages, and retriever. All of them are
+in the identity of `baselines.jsonl`. A file with another identity and a missing question are errors, never a baseline
+of 0. A judge's verdicts are in a separate file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,12 @@ from coseek.rewards.grades import Grades, NoReward, VerdictNeeded
 
 FILE = "baselines.jsonl"
 ORDER = "as ranked, equal passages once"
-"""Of the passages in the prompt; part of the identity."""
+"""Order of the passages in the prompt; part of the identity."""
 CLOSED = frozenset({"yes", "no", "true", "false"})
-"""Answers that a span check finds in the opposite answer ("not true"): 004, §4.2 trains on no such question."""
+"""Answers that a span check also finds in the opposite answer ("not true"). s3, section 4.2 leaves such questions out
+of training."""
 PASSES = 2
-"""How often a part that failed is asked for a question in one go."""
+"""Maximum number of attempts per question in one start."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class RagBaselines:
     verdicts: Mapping[tuple[str, str], Verdict] | None
     """`None` where there was no judge."""
     source: Path
-    """Where they stand, for errors."""
+    """Their file, for error messages."""
 
     def of(self, question: Question) -> GeneratedAnswer:
-        """The baseline of a question. One that is missing is an error."""
+        """The baseline of a question. Raises `DataError` for a missing one."""
         reply = self.replies.get(question.id)
         if reply is None:
             raise DataError(
@@ -52,7 +53,7 @@ class RagBaselines:
         return reply
 
     def verdicts_on(self, question: Question) -> dict[str, Verdict] | None:
-        """What the judge said of its baseline, by response; nothing where he failed, so that he can be asked again."""
+        """The judge's verdicts on the baseline, by response; without those that are faults."""
         if self.verdicts is None:
             return None
         verdict = self.verdicts.get((question.id, self.of(question).answer or ""))
@@ -69,21 +70,20 @@ def make_baselines(
     accuracy: Accuracy = "gen_acc",
     tell: Tell = no_progress,
 ) -> RagBaselines:
-    """Compute what is missing in `folder`, keep every answer as it comes, and return all that are there.
+    """Compute the missing baselines of `folder`, append each answer at once, and return all of them.
 
-    Naive RAG: the question itself is searched once, and the generator answers from the first `k` passages. The judge is
-    shown only what `accuracy` leaves to him. A start after a kill, and one with more questions, asks only what is
-    missing or failed.
+    Naive RAG: one search with the question itself; the generator answers from the first `k` passages. The judge gets
+    only the answers that `accuracy` leaves to it. A second start computes only what is missing or failed.
     """
-    sheet = baseline_cache(folder, retriever, generator, k)
-    known = _known(sheet)
+    cache = baseline_cache(folder, retriever, generator, k)
+    known = _known(cache)
     wanted = {question.id: question for question in questions}
     for _ in range(PASSES):
         left = [question for question in wanted.values() if not _holds(known.get(question.id))]
         tell(len(wanted) - len(left), len(wanted))
         if not left:
             break
-        with sheet.appending() as file:
+        with cache.appending() as file:
             for found in search_questions(retriever, left, k, BATCH):
                 for reply in _answered(generator, found):
                     known[reply.question_id] = reply
@@ -94,11 +94,11 @@ def make_baselines(
         answered = [(question, known[question.id].answer or "") for question in wanted.values()]
         claims = [Claim(*one) for one in answered if left_to_judge(accuracy, *one)]
         verdicts = judge_claims(judge, claims, verdict_cache(folder, judge))
-    return RagBaselines(known, verdicts, sheet.path)
+    return RagBaselines(known, verdicts, cache.path)
 
 
 def baseline_cache(folder: Path, retriever: Retriever, generator: Generator, k: int) -> GradeCache[GeneratedAnswer]:
-    """The file of a folder's baselines; one that was computed with something else is refused, and what else is said."""
+    """The file of a folder's baselines. Raises `DataError` for one with another identity, and names the difference."""
     identity = digest_of("baseline", generator.identity, retriever.identity, str(k), ORDER)
     card = {
         **generator.card,
@@ -107,21 +107,21 @@ def baseline_cache(folder: Path, retriever: Retriever, generator: Generator, k: 
         "passages": k,
         "order": ORDER,
     }
-    sheet = GradeCache(folder / FILE, GeneratedAnswer, identity, card)
-    if sheet.path.exists():
-        _, head = next(read_jsonl(sheet.path), (1, {}))
+    cache = GradeCache(folder / FILE, GeneratedAnswer, identity, card)
+    if cache.path.exists():
+        _, head = next(read_jsonl(cache.path), (1, {}))
         by = head.get("by")
         if head.get("identity") != identity:
             other = sorted(name for name in card if not isinstance(by, dict) or by.get(name) != card[name])
             raise DataError(
-                f"{sheet.path} was computed with another {', '.join(other) or 'version'}; take what it was computed "
+                f"{cache.path} was computed with another {', '.join(other) or 'version'}; take what it was computed "
                 "with, or delete the file to compute it again"
             )
-    return sheet
+    return cache
 
 
-def _known(sheet: GradeCache[GeneratedAnswer]) -> dict[str, GeneratedAnswer]:
-    return {entry.question_id: entry for entry in sheet.entries().values()}
+def _known(cache: GradeCache[GeneratedAnswer]) -> dict[str, GeneratedAnswer]:
+    return {entry.question_id: entry for entry in cache.entries().values()}
 
 
 def _holds(reply: GeneratedAnswer | None) -> bool:
@@ -129,7 +129,7 @@ def _holds(reply: GeneratedAnswer | None) -> bool:
 
 
 def _answered(generator: Generator, found: Sequence[Answered]) -> list[GeneratedAnswer]:
-    """The generator's answers to a batch of questions; a search that failed is a fault, and no empty context."""
+    """The generator's answers to a batch of questions. A failed search is a fault, not an empty context."""
     replies = [
         GeneratedAnswer(question.id, 0, "", None, fault=f"search: {one.fault}") for question, one in found if one.fault
     ]
@@ -144,13 +144,13 @@ def _answered(generator: Generator, found: Sequence[Answered]) -> list[Generated
 
 @dataclass(frozen=True, slots=True)
 class UnsolvedQuestions:
-    """The questions that are worth training on, and how many were left out, by why."""
+    """The questions that naive RAG fails, and the numbers of those left out."""
 
     kept: tuple[Question, ...]
     solved: int
-    """Naive RAG answers them already."""
+    """Questions that naive RAG answers."""
     failed: int
-    """The baseline or its verdict is a fault, so nothing is known."""
+    """Questions whose baseline or verdict is a fault."""
 
 
 def is_closed(question: Question) -> bool:
@@ -161,7 +161,7 @@ def is_closed(question: Question) -> bool:
 def unsolved_by_rag(
     questions: Sequence[Question], baselines: RagBaselines, accuracy: Accuracy = "gen_acc"
 ) -> UnsolvedQuestions:
-    """The questions that naive RAG fails (004, §3.2). The accuracy is the reward's."""
+    """The questions that naive RAG fails (s3, section 3.2), by the reward's accuracy."""
     kept: list[Question] = []
     solved = failed = 0
     for question in questions:

@@ -1,7 +1,7 @@
-"""Ranker: orders passages for one search query, knowing the question behind it and the answer (DR-Synth's oracle).
+"""Ranker: orders passages for one search query, given the question and its answer (DR-Synth's oracle).
 
-Nothing is guessed: a model's order must name every passage exactly once. One that does not is asked for once more, and
-then there is no order.
+A model's order must name every passage exactly once. Otherwise the model is called once more, and after a second
+failure there is no order.
 """
 
 import json
@@ -17,6 +17,7 @@ from coseek.core.prompt_file import fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.graders.call_counts import CallCounts
+from coseek.graders.grader import Grader
 from coseek.graders.listed_answer import Unreadable, after_mark
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
@@ -30,7 +31,7 @@ from coseek.world.oracle import Oracle
 
 @dataclass(frozen=True, slots=True)
 class RankingRequest:
-    """What a ranker is told of one search turn."""
+    """Input of a ranker for one search turn."""
 
     question: Question
     query: Query
@@ -39,41 +40,31 @@ class RankingRequest:
 
 @dataclass(frozen=True, slots=True)
 class RankedOrder:
-    """What came of it."""
+    """Output of a ranker for one request."""
 
     places: tuple[int, ...] | None
-    """Places of the passages from 0, best first; `None` where there is no order."""
+    """Indices of the passages from 0, best first; `None` where there is no order."""
     scores: tuple[float, ...] | None = None
-    """A score a passage, in their given order, from a ranker that has any."""
+    """One score per passage, in the given order, from rankers that score."""
     texts: tuple[str, ...] = ()
-    """All that the ranker wrote."""
+    """Outputs of the model."""
     unreadable: str = ""
-    """Why there is no order, where the ranker did answer."""
+    """Why the output could not be parsed."""
     fault: str | None = None
-    """Why there is no answer."""
+    """Why there is no output."""
 
 
-class Ranker(Protocol):
-    """Whoever orders passages."""
-
-    @property
-    def identity(self) -> str:
-        """A digest of all that an order depends on besides what is ranked."""
-        ...
-
-    @property
-    def card(self) -> JsonObject:
-        """Who this is, for the head of a sheet."""
-        ...
+class Ranker(Grader, Protocol):
+    """Orders passages."""
 
     def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
-        """One order each. A failure is an order with a fault, and takes no others along."""
+        """One order per request. A failure is an order with a fault and affects no other order."""
         ...
 
 
 @dataclass(frozen=True)
 class OracleRanker:
-    """The oracle of a laptop world: by relevance for the hop that the query is for, equals in their given order."""
+    """The oracle of a laptop world: by relevance for the hop of the query; ties keep the given order."""
 
     oracle: Oracle
 
@@ -96,10 +87,10 @@ class OracleRanker:
 
 @dataclass(frozen=True)
 class GoldRanker:
-    """Gold evidence, for data sets that name it: gold passages first, all others in their given order.
+    """Gold evidence: gold passages first, all others in the given order.
 
-    Among gold passages those come first which no earlier search of the run has brought, then those that hold more of
-    the words of the query and of the reasoning in front of it, then the given order.
+    Gold passages are ordered by whether an earlier search of the run has returned them (new ones first), then by the
+    number of words that they share with the query and the reasoning before it, then by the given order.
     """
 
     @property
@@ -127,12 +118,13 @@ class GoldRanker:
 
 
 class RankPrompt(ListwisePrompt):
-    """What a model that ranks is shown, and how it is asked again."""
+    """Prompt of a ranking model."""
 
     again: str = ""
-    """Put behind the prompt when the first answer could not be read; `{count}` is filled in."""
+    """Appended to the prompt after an unreadable output; `{count}` is filled in."""
     ranking_after: str = ""
-    """The ranking is what stands behind the last of these marks, for models that think first; empty: all of it."""
+    """The ranking is the text after the last occurrence of this mark, for models that reason first. Empty: the whole
+    output."""
 
 
 _FIELDS = {
@@ -143,16 +135,15 @@ _FIELDS = {
 
 
 def load_rank_prompt(name: str) -> RankPrompt:
-    """One of ours by name, or a YAML file."""
+    """A built-in prompt by name, or a YAML file."""
     return load_prompt(RankPrompt, name, Path(), _FIELDS, PROMPTS)
 
 
 @dataclass(frozen=True)
 class ModelRanker:
-    """A language model that sees all passages at once, or windows of them from the back to the front (RankGPT).
+    """A language model that ranks all passages at once, or sliding windows from the last to the first (RankGPT).
 
-    One pass of windows puts the best `window - step` passages in front, in order; what it leaves last is the worst of
-    the last window.
+    One pass of windows moves the best `window - step` passages to the front, in order.
     """
 
     model: TextModel
@@ -161,7 +152,7 @@ class ModelRanker:
     max_words: int
     """Words of a passage that are shown."""
     window: int | None
-    """Passages at once; all when not set."""
+    """Passages per call; all when not set."""
     step: int
     tally: CallCounts
 
@@ -176,27 +167,27 @@ class ModelRanker:
         return {"ranker": "a model", "model_identity": self.model.identity, "prompt": self.prompt.about}
 
     def rank(self, asked: Sequence[RankingRequest]) -> list[RankedOrder]:
-        heard = [_Heard() for _ in asked]
+        state = [_RankingState() for _ in asked]
 
         def rank_windows(windows: list[tuple[int, list[int]]]) -> list[Sequence[int]]:
-            due = [(number, items) for number, items in windows if heard[number].failed is None]
+            due = [(number, items) for number, items in windows if state[number].failed is None]
             said = ask_with_retry(
                 self.model, [self._ask(asked[n], items) for n, items in due], self.max_tokens, self.tally
             )
             found: dict[int, Sequence[int]] = {}
             for (number, items), one in zip(due, said, strict=True):
-                heard[number].texts += one.texts
+                state[number].texts += one.texts
                 if one.found is None:
-                    heard[number].failed = one
+                    state[number].failed = one
                 found[number] = one.found if one.found is not None else range(len(items))
-            # A list of which one window has no order has none: what is left of its pass is not asked for.
+            # A list with one failed window has no order, so its other windows are not sent to the model.
             return [found.get(number, range(len(items))) for number, items in windows]
 
         lists = [range(len(one.passages)) for one in asked]
         whole = max([2, *map(len, lists)])
         window, step = (self.window, self.step) if self.window else (whole, whole - 1)
         ranked = sliding_together(lists, rank_windows, window, step)
-        return [one.order(places) for one, places in zip(heard, ranked, strict=True)]
+        return [one.order(places) for one, places in zip(state, ranked, strict=True)]
 
     def _ask(self, asked: RankingRequest, places: Sequence[int]) -> OutputRequest[tuple[int, ...]]:
         prompt = show(
@@ -218,8 +209,8 @@ class ModelRanker:
 
 
 @dataclass
-class _Heard:
-    """What was heard about one list so far."""
+class _RankingState:
+    """Outputs for one list so far."""
 
     texts: tuple[str, ...] = ()
     failed: ParsedOutput[tuple[int, ...]] | None = field(default=None)
@@ -231,7 +222,7 @@ class _Heard:
 
 
 def read_order(text: str, count: int) -> tuple[int, ...] | Unreadable:
-    """`[2] > [1] > [3]` as places from 0; anything but each of 1 … count exactly once is unreadable."""
+    """`[2] > [1] > [3]` as indices from 0. Unreadable unless each of 1 … count occurs exactly once."""
     reading = parse_ranking(text, count)
     if reading.unreadable:
         return Unreadable("no ranking")

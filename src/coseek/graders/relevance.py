@@ -1,13 +1,11 @@
-"""Relevance: how well each candidate answers what one search turn asked, from 0 to 100 (Agentic-R, eq. 1: LR).
+"""Relevance: how well each candidate answers the query of one search turn, from 0 to 100 (Agentic-R, eq. 1: LR).
 
-All candidates of a turn, or a window of them, are scored by one look at all of them, since scores are to be compared.
-The scorer is the oracle of a laptop world, the gold passages of a data set, or a model with a prompt from a file.
+All candidates of a turn, or a window of them, are scored in one call, because their scores are compared. The scorer is
+the oracle of a laptop world, the gold passages of a data set, or a model with a prompt from a file.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -16,24 +14,22 @@ from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
-from coseek.graders.call_counts import CallCounts
+from coseek.graders.grader import Grader, ModelGrader, OracleGrader
 from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_scores
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
-from coseek.models.text_model import TextModel
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
-from coseek.world.oracle import Oracle
 
 PROMPTS = Path(__file__).parent / "prompts"
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateList:
-    """Passages that one search turn might have been shown, to be scored together."""
+    """Candidate passages of one search turn that are scored together."""
 
     turn: SearchTurn
     passages: tuple[Passage, ...]
     sub_answer: str | None = None
-    """What the search was to find, where that is known."""
+    """The answer that the search should find, where it is known."""
 
     @property
     def digest(self) -> str:
@@ -43,19 +39,19 @@ class CandidateList:
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """What a scorer said of passages that it saw together."""
+    """Scores of passages that were scored together."""
 
     turn: TurnId
     context: str
-    """Digest of what it was shown."""
+    """Digest of what the scorer was shown."""
     scores: Mapping[str, float] | None
-    """By passage id; `None` when it could not be read, or when there was a fault."""
+    """By passage id; `None` for an unreadable output or a fault."""
     texts: tuple[str, ...] = ()
-    """All that the scorer wrote, a text for each time that it was asked."""
+    """Outputs of the scorer, one per call."""
     unreadable: str = ""
-    """Why there are no scores, where it is the answer's fault."""
+    """Why the output could not be parsed."""
     fault: str | None = None
-    """Why there is no answer."""
+    """Why there is no output."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -85,42 +81,20 @@ class Rating:
         )
 
 
-class RelevanceScorer(Protocol):
-    """Whoever scores passages for a search turn."""
-
-    @property
-    def identity(self) -> str:
-        """A digest of all that the scores depend on besides what is shown."""
-        ...
-
-    @property
-    def card(self) -> JsonObject:
-        """Who this is, for the head of a sheet."""
-        ...
+class RelevanceScorer(Grader, Protocol):
+    """Scores passages for a search turn."""
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        """One rating each, in order. A failure is a rating with a fault."""
+        """One rating per list, in order. A failure is a rating with a fault."""
         ...
 
 
-@dataclass(frozen=True)
-class OracleRelevance:
-    """The oracle of a laptop world: it knows which hop a query is for, and what tells that hop's fact.
+class OracleRelevance(OracleGrader):
+    """The oracle of a laptop world, which knows the hop of a query and the passages that state that hop's fact.
 
-    A query that names nothing of the plan, or two hops of it alike, is for any hop, and a passage then has its best
+    A query that matches no hop of the plan, or two hops equally, counts for every hop; a passage then gets its best
     score over the hops.
     """
-
-    oracle: Oracle
-    source: str
-
-    @cached_property
-    def identity(self) -> str:
-        return digest_of("oracle", json.dumps(self.oracle.to_json(), sort_keys=True))
-
-    @property
-    def card(self) -> JsonObject:
-        return {"oracle": self.source}
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
         return [Rating(one.turn.id, one.digest, self._scores(one)) for one in asked]
@@ -133,7 +107,7 @@ class OracleRelevance:
 
 @dataclass(frozen=True)
 class GoldRelevance:
-    """Gold evidence: 100 for a gold passage of the question, 0 for any other, whichever turn asks."""
+    """Gold evidence: 100 for a gold passage of the question, 0 for any other, in every turn."""
 
     @property
     def identity(self) -> str:
@@ -151,20 +125,21 @@ class GoldRelevance:
 
 
 class RelevancePrompt(PromptFile):
-    """What a scorer reads, and how its scores are written."""
+    """Prompt of a scorer, and the format of its scores."""
 
     prompt: str
     """`{passages}`, `{count}`, `{query}`, `{question}` and `{hint}` are filled in."""
     passage: str
     """One passage; `{number}` from 1, `{title}` and `{text}` are filled in."""
     hint: str = ""
-    """Stands in the prompt where what the search was to find is known, as `{sub_answer}`."""
+    """Inserted into the prompt where the answer that the search should find is known, as `{sub_answer}`."""
     again: str = ""
-    """Put behind the prompt when the first answer could not be read; `{count}` is filled in."""
+    """Appended to the prompt after an unreadable output; `{count}` is filled in."""
     form: Form = "numbered"
     """`numbered`: `[2] 71` for each passage; `bare`: the scores alone, in the order of the passages."""
     scores_after: str = ""
-    """The scores are what stands behind the last of these marks, for models that think first; empty: all of it."""
+    """The scores are the text after the last occurrence of this mark, for models that reason first. Empty: the whole
+    output."""
 
 
 _FIELDS = {
@@ -176,29 +151,14 @@ _FIELDS = {
 
 
 def load_relevance_prompt(name: str) -> RelevancePrompt:
-    """One of ours by name, or a YAML file."""
+    """A built-in prompt by name, or a YAML file."""
     return load_prompt(RelevancePrompt, name, Path(), _FIELDS, PROMPTS)
 
 
-@dataclass(frozen=True)
-class ModelRelevance:
+class ModelRelevance(ModelGrader[RelevancePrompt]):
     """A language model that scores numbered passages."""
 
-    model: TextModel
-    prompt: RelevancePrompt
-    max_tokens: int
-    max_words: int
-    """Words of a passage's text that are shown."""
-    tally: CallCounts
-
-    @cached_property
-    def identity(self) -> str:
-        prompt = self.prompt.model_dump_json(exclude={"about"})
-        return digest_of("relevance", self.model.identity, prompt, str(self.max_tokens), str(self.max_words))
-
-    @property
-    def card(self) -> JsonObject:
-        return {"model_identity": self.model.identity, "prompt": self.prompt.about, "max_words": self.max_words}
+    kind = "relevance"
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
         said = ask_with_retry(self.model, [self._ask(one) for one in asked], self.max_tokens, self.tally)
@@ -210,7 +170,7 @@ class ModelRelevance:
         return OutputRequest(self.shown(asked), again, lambda text: self._read(text, count))
 
     def shown(self, asked: CandidateList) -> str:
-        """The whole prompt. Numbers in brackets are disarmed in whatever comes from outside."""
+        """The whole prompt. Numbers in brackets are neutralised in text from outside."""
         passages = "".join(
             fill_template(
                 self.prompt.passage,

@@ -1,8 +1,7 @@
-"""Scoring: a whole step's runs rewarded at once, with what frozen parts say of them asked in one batch each.
+"""Episode scorer: rewards all runs of a step, with one batch of calls per frozen model.
 
-Rewards are pure functions (`coseek.rewards`); here is who asks the generator and the judge for them. The judge is asked
-only what a reward could not settle without him. A part's fault leaves its run without a reward and takes no others
-along.
+Rewards are pure functions (`coseek.rewards`); this module calls the generator and the judge for them. The judge is
+called only for what a reward cannot decide without it. A fault leaves its run without a reward and affects no other.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from coseek.rewards.reward import Reward, RewardFault, RewardFunction
 
 @dataclass(frozen=True)
 class EpisodeScorer:
-    """A reward with the frozen parts that it needs. Question ids tell questions apart, so they must be unique."""
+    """A reward with the frozen models that it needs. Question ids must be unique."""
 
     reward: RewardFunction
     generator: Generator | None = None
@@ -34,7 +33,7 @@ class EpisodeScorer:
         check_needs(self.reward, {need for need, part in there.items() if part is not None})
 
     def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | RewardFault]:
-        """A reward, or what failed, for every run in order. It depends on that run alone, whatever else is scored."""
+        """A reward, or a fault, for every run in order. Each depends on its own run only."""
         said = self._said(runs)
         scored: dict[int, Reward | RewardFault] = {}
         left = list(range(len(runs)))
@@ -50,12 +49,12 @@ class EpisodeScorer:
                     waiting.append(place)
             known = self._judged(claims)
             for place in waiting:
-                said[place] = _hears(said[place], runs[place].question.id, known)
+                said[place] = _with_verdicts(said[place], runs[place].question.id, known)
             left = waiting
         return [scored[place] for place in range(len(runs))]
 
     def _said(self, runs: Sequence[Trajectory]) -> list[Grades]:
-        """What is known of each run before a judge is asked."""
+        """Grades of each run before the judge is called."""
         replies = self._replies(runs) if "component" in self.reward.needs else {}
         baselines = self.baselines if "baseline" in self.reward.needs else None
         said = []
@@ -66,7 +65,7 @@ class EpisodeScorer:
         return said
 
     def _replies(self, runs: Sequence[Trajectory]) -> dict[int, GeneratedAnswer]:
-        """The generator's answers from the passages of the runs without a fault, by place; equal prompts asked once."""
+        """The generator's answers from the passages of the runs without a fault, by index."""
         assert self.generator is not None
         places = [place for place, run in enumerate(runs) if run.fault is None]
         contexts = [
@@ -86,7 +85,7 @@ class EpisodeScorer:
 
 
 def check_needs(reward: RewardFunction, there: set[str]) -> None:
-    """Refuse a reward that pays for what nobody is there to say; `there` are the needs that are met."""
+    """Raise `SettingError` for a reward with unmet needs; `there` are the needs that are met."""
     order: tuple[Need, ...] = ("component", "baseline", "judge")
     lacking = [need for need in order if need in reward.needs and need not in there]
     if lacking:
@@ -94,7 +93,7 @@ def check_needs(reward: RewardFunction, there: set[str]) -> None:
         raise SettingError(*(f"the reward {part!r} needs {WAY_OUT[need]}" for need, part in named.items()))
 
 
-def _hears(said: Grades, question_id: str, known: dict[tuple[str, str], Verdict]) -> Grades:
-    """The same with the verdicts on this question added."""
+def _with_verdicts(said: Grades, question_id: str, known: dict[tuple[str, str], Verdict]) -> Grades:
+    """The grades with the verdicts on this question added."""
     fresh = {response: verdict for (ident, response), verdict in known.items() if ident == question_id}
     return Grades(said.reply, said.baseline, {**(said.verdicts or {}), **fresh})

@@ -1,4 +1,4 @@
-"""Asking: a scorer whose answer cannot be read is asked once more; then its turn has no scores. Nothing is guessed."""
+"""Structured output: parse the output of a model, and call it once more where parsing fails."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,40 +13,41 @@ from coseek.models.text_model import CachedTextModel, TextModel, generate_each
 T = TypeVar("T")
 
 CALLS, RETRIES = "scorer_calls", "scorer_retries"
-"""Names in the tally; every retry is a call, too."""
+"""Names in the counts; a retry is also a call."""
 SCORER = FAULT + "scorer"
 TOO_LONG = "the prompt is too long for the model"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRequest(Generic[T]):
-    """A prompt, and how its answer is read."""
+    """A prompt and the parser of its output."""
 
     prompt: str
     again: str
-    """Put behind the prompt when the answer could not be read: a greedy model would write the same again."""
+    """Appended to the prompt for the second call: greedy decoding would repeat the first output."""
     read: Callable[[str], T | Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput(Generic[T]):
-    """What came of it."""
+    """Result of one request."""
 
     found: T | None
     texts: tuple[str, ...]
-    """All that the model wrote."""
+    """Outputs of the model."""
     unreadable: str = ""
-    """Why nothing was found, where the model did answer, or could not be shown all of the prompt."""
+    """Why parsing failed, or that the prompt is too long for the model."""
     fault: str | None = None
-    """Why there is no answer; then it is asked again at the next start."""
+    """Why there is no output; the next start sends the request again."""
 
 
 def ask_with_retry(
     model: TextModel, asked: Sequence[OutputRequest[T]], max_tokens: int, tally: CallCounts
 ) -> list[ParsedOutput[T]]:
-    """What is read of each answer, in order; those that cannot be read are asked once more, together.
+    """The parsed output of each request, in order; unreadable ones are sent once more, in one batch.
 
-    A prompt that the model cannot hold is not asked: it would lose its middle, and what is not seen is not scored.
+    A prompt longer than the model's context is not sent, because it would be truncated and passages would be scored
+    unseen.
     """
     said = _asked(model, asked, [one.prompt for one in asked], max_tokens, tally)
     twice = [place for place, one in enumerate(said) if one.unreadable and one.texts]
@@ -77,7 +78,7 @@ def _asked(
 
 
 def _holds(model: TextModel, prompt: str, max_tokens: int) -> bool:
-    """Whether a local model can read the prompt whole. A server refuses what is too long for it, which is a fault."""
+    """Whether the prompt fits a local model. A server refuses a prompt that is too long, which is a fault."""
     if isinstance(model, CachedTextModel):
         return _holds(model.model, prompt, max_tokens)
     return not isinstance(model, LocalTextModel) or model.holds(prompt, max_tokens)

@@ -1,25 +1,24 @@
-"""Sub-answer: what each search of a finished run was to find, inferred by the scorer from the whole run and the
-accepted answers (Agentic-R, section 4.1). It helps to score passages; where the scorer is not sure there is none.
+"""Sub-answer: the answer that each search of a finished run should find, inferred by a model from the whole run and
+the accepted answers (Agentic-R, section 4.1). It helps to score passages. It is optional: a turn without one is still
+labelled.
 
-One call a run. An answer that cannot be read even the second time gives no sub-answers, as not being sure does, and is
-counted: a sub-answer is optional, so that a turn without one is labelled all the same.
+One call per run. A model that is not sure gives no sub-answer. Neither does an output that is unreadable twice, which
+is counted.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.trajectory import PROMPT, Author, Trajectory
-from coseek.graders.call_counts import CallCounts
+from coseek.graders.grader import ModelGrader
 from coseek.graders.listed_answer import Unreadable, after_mark, read_lines
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ask_with_retry
-from coseek.models.text_model import TextModel
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
 
 _NOT_SURE = frozenset({"", "not sure", "unsure", "not certain", "unknown", "none", "n/a"})
@@ -28,14 +27,14 @@ _NO_WORD = re.compile(r"[^\w/]+")
 
 @dataclass(frozen=True, slots=True)
 class SubAnswers:
-    """What the searches of one run were to find."""
+    """Sub-answers of the searches of one run."""
 
     question_id: str
     seed: int
     context: str
     """Digest of what was shown."""
     answers: tuple[str | None, ...] | None
-    """One a search, `None` where the scorer was not sure; `None` for all when it could not be read, or at a fault."""
+    """One per search, `None` where the model was not sure; `None` for all after an unreadable output or a fault."""
     texts: tuple[str, ...] = ()
     unreadable: str = ""
     fault: str | None = None
@@ -71,20 +70,20 @@ class SubAnswers:
 
 
 class SubAnswerPrompt(PromptFile):
-    """What the scorer reads of a run."""
+    """Prompt that shows a run."""
 
     prompt: str
     """`{question}`, `{answers}`, `{run}`, `{searches}` and `{count}` are filled in."""
     agent: str
     """What the agent wrote in one turn, as `{text}`."""
     shown: str
-    """What it was shown thereupon, as `{text}`."""
+    """The observation that followed, as `{text}`."""
     search: str
     """One search; `{number}` from 1 and `{query}` are filled in."""
     again: str = ""
-    """Put behind the prompt when the first answer could not be read; `{count}` is filled in."""
+    """Appended to the prompt after an unreadable output; `{count}` is filled in."""
     answers_after: str = ""
-    """The lines are what stands behind the last of these marks; empty: all of it."""
+    """The lines are the text after the last occurrence of this mark. Empty: the whole output."""
 
 
 _FIELDS = {
@@ -97,29 +96,14 @@ _FIELDS = {
 
 
 def load_sub_answer_prompt(name: str) -> SubAnswerPrompt:
-    """One of ours by name, or a YAML file."""
+    """A built-in prompt by name, or a YAML file."""
     return load_prompt(SubAnswerPrompt, name, Path(), _FIELDS, PROMPTS)
 
 
-@dataclass(frozen=True)
-class SubAnswerer:
-    """The scorer, asked about whole runs."""
+class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
+    """A language model that infers the sub-answers of whole runs."""
 
-    model: TextModel
-    prompt: SubAnswerPrompt
-    max_tokens: int
-    max_words: int
-    """Words of one observation that are shown."""
-    tally: CallCounts
-
-    @cached_property
-    def identity(self) -> str:
-        prompt = self.prompt.model_dump_json(exclude={"about"})
-        return digest_of("sub-answer", self.model.identity, prompt, str(self.max_tokens), str(self.max_words))
-
-    @property
-    def card(self) -> JsonObject:
-        return {"model_identity": self.model.identity, "prompt": self.prompt.about, "max_words": self.max_words}
+    kind = "sub-answer"
 
     def infer(self, runs: Sequence[Trajectory]) -> list[SubAnswers]:
         """The sub-answers of each run, in order."""
@@ -130,11 +114,11 @@ class SubAnswerer:
         ]
 
     def digest(self, run: Trajectory) -> str:
-        """Of all that the scorer is shown of a run."""
+        """Digest of all that the model is shown of a run."""
         return digest_of(self.shown(run))[:16]
 
     def shown(self, run: Trajectory) -> str:
-        """The whole prompt. What comes from outside stays on lines of ours, its numbers in brackets disarmed."""
+        """The whole prompt. Text from outside stays on its line, and its numbers in brackets are neutralised."""
         lines = (
             fill_template(
                 self.prompt.agent if segment.author is Author.AGENT else self.prompt.shown,
@@ -170,6 +154,6 @@ class SubAnswerer:
 
 
 def sure(said: str) -> str | None:
-    """What was said, unless it says that nothing is certain."""
+    """The sub-answer, or `None` where it says that the model is not sure."""
     words = " ".join(_NO_WORD.sub(" ", said.casefold()).split())
     return None if words in _NOT_SURE else said

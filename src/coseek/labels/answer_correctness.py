@@ -1,10 +1,8 @@
-"""Global answer correctness: does the agent reach the answer when this one passage is all that a search showed it?
+"""Global answer correctness: whether the agent reaches the right answer from this one passage.
 
-GAC(p) = EM(A(p), gold), where A(p) is what the agent answers after its run up to and including the search, p alone in
-the place of what the search found, and whatever it writes and searches from there (Agentic-R, eq. 2 and 3). The agent
-itself reads several passages a search: that it is given one here is the paper's rule. Turns that the run has
-taken count against the agent's budget, as they did in the run. A branch that ends without an answer is wrong; one in
-which a part failed says nothing, and is continued again at the next start.
+GAC(p) = EM(A(p), gold), where A(p) is the agent's answer when its run continues from the search with p as the only
+result (Agentic-R, eq. 2 and 3). Turns before the search count against the agent's limits, as in the run. A branch
+without an answer is wrong. A branch with a fault has no score and is repeated at the next start.
 """
 
 from collections.abc import Sequence
@@ -26,40 +24,40 @@ from coseek.measure.answers import exact_match
 
 GAC = "gac"
 BRANCHES = "branches"
-"""Name in the tally."""
+"""Name in the counts."""
 
 Wanted: TypeAlias = tuple[SearchTurn, Passage]
 
 
 @dataclass(frozen=True)
 class Correctness:
-    """The agent, which goes on from passages, and what came of it so far."""
+    """Continues the agent from passages, and caches the scores."""
 
     parts: LabelResources
     kept: ScoreCache[Score]
     _runs: dict[tuple[str, int], str] = field(default_factory=dict, repr=False)
-    """Digests of runs, which are many tokens long."""
+    """Digests of runs, cached because runs have many tokens."""
 
     @classmethod
     def of(cls, parts: LabelResources) -> "Correctness":
-        """Refuses an agent that writes no answer."""
+        """Raises `SettingError` for an agent that writes no answer."""
         protocol = parts.agent.protocol
         if protocol.tag_for(Author.AGENT, Action.ANSWER) is None:
             raise SettingError(
-                f"an agent of the protocol {protocol.name} writes no answer, so nobody can say whether a passage leads "
-                "to the right one; choose gac=false"
+                f"an agent of the protocol {protocol.name} writes no answer, so GAC is undefined for it; choose "
+                "gac=false"
             )
         card: JsonObject = {"agent": parts.agent_identity, "retriever": parts.retriever.identity}
         identity = digest_of(GAC, parts.agent_identity, parts.retriever.identity)
-        return cls(parts, parts.sheet(GAC, Score, identity, card))
+        return cls(parts, parts.score_cache(GAC, Score, identity, card))
 
     @property
     def identity(self) -> str:
-        """A digest of all that correctness depends on besides what the agent has read."""
-        return self.kept.sheet.identity
+        """A digest of everything that correctness depends on besides the agent's context."""
+        return self.kept.cache.identity
 
     def tell(self, wanted: Sequence[Wanted]) -> list[Score]:
-        """1 or 0 for each passage, in order; `None` for a fault. What is known is not asked again."""
+        """1 or 0 for each passage, in order; `None` for a fault. Known scores are not computed again."""
         keys = [(*turn.id.key, passage.id, self._context(turn, passage)) for turn, passage in wanted]
         known = {key: score for key in keys if (score := self.kept.get(key)) is not None}
         left = [place for place, key in enumerate(keys) if key not in known]
@@ -67,7 +65,7 @@ class Correctness:
         return [fresh[place] if place in fresh else known[key] for place, key in enumerate(keys)]
 
     def _continued(self, wanted: Sequence[Wanted]) -> list[Score]:
-        """Let the agent go on from each; every score is kept as soon as its branch has ended."""
+        """Continue the agent from each passage. A score is cached as soon as its branch has ended."""
         branches = [Branch(turn.trajectory, turn.search, (passage,), turn.trajectory.seed) for turn, passage in wanted]
         turns = {id(one): turn for one, (turn, _) in zip(branches, wanted, strict=True)}
         scores: dict[int, Score] = {}
@@ -86,7 +84,7 @@ class Correctness:
         context = self._context(turn, passage)
         if run.stop.is_fault:
             return Score(turn.id, passage.id, context, None, fault=run.stop_detail or str(run.stop))
-        # What failed before the branch is part of its past, as it was when the agent searched; later it is a fault.
+        # A search that failed before the branch belongs to the run; one that fails after it is a fault of the branch.
         later = (one for one in run.searches[turn.search :] if one.turn != run.searches[turn.search].turn)
         if lost := next((one.fault for one in later if one.fault is not None), None):
             return Score(turn.id, passage.id, context, None, fault=lost)
@@ -95,7 +93,7 @@ class Correctness:
         return Score(turn.id, passage.id, context, float(right), detail)
 
     def _context(self, turn: SearchTurn, passage: Passage) -> str:
-        """Digest of the run, the place of the search and the passage's words."""
+        """Digest of the run, the index of the search and the passage's text."""
         key = (turn.question.id, turn.trajectory.seed)
         if key not in self._runs:
             self._runs[key] = digest_of(",".join(map(str, turn.trajectory.ids)))

@@ -1,8 +1,7 @@
-"""Weighing: how likely a frozen model finds a question's answer, given passages. What three label makers stand on.
+"""Answer likelihood: log P(answer | question, passages) under a frozen model, the basis of three label makers.
 
-The model reads a generator's prompt (question and passages) and the answer is weighed behind it: log P(answer |
-question, passages), in nats, the sum over the answer's tokens. The answer is the first accepted one, or the likeliest.
-Whatever a rule says about likelihoods, it says about these.
+The prompt is a generator's, with question and passages. The likelihood is in nats, summed over the tokens of the first
+accepted answer, or of the likeliest one.
 """
 
 import math
@@ -41,22 +40,22 @@ if TYPE_CHECKING:
     from coseek.models.likelihood import ContinuationLogprob, LikelihoodModel
 
 LOGP = "logp"
-"""The name of log P(answer | question, passage)."""
+"""Name of the score log P(answer | question, passage)."""
 
 
 class AnswerLikelihoodSettings(Settings):
-    """Which passages are weighed for what, and how the model is asked."""
+    """Candidates, queries and prompt."""
 
     candidates: int = Field(default=20, ge=2)
-    """Passages of the current retriever that are weighed for each query."""
+    """Passages of the current retriever that are scored for each query."""
     queries: Literal["turn", "question"] = "turn"
-    """What a label's query is: what the agent asked in the turn, or the user's question as it stands, once a run."""
+    """Query of a label: the agent's query of the turn, or the user's question, once per run."""
     answers: Literal["first", "best"] = "first"
-    """Which accepted answer is weighed: the first one, or the one that is likeliest with these passages."""
+    """Which accepted answer is scored: the first one, or the one that is likeliest with these passages."""
     prompt: str | None = None
-    """A generator's prompt of ours by name, or a YAML file; else the model folder's own, else `generator`."""
+    """Name of a built-in generator prompt, or a YAML file; default: the model folder's own, else `generator`."""
     max_context_tokens: int = Field(default=2048, ge=1)
-    """Words and marks of titles and texts that are shown at once, at most."""
+    """Maximum number of words and punctuation marks in the titles and texts of one prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,11 @@ class AnswerLikelihoods:
     question_id: str
     """For people."""
     asked: str
-    """Digest of all prompts and answers that were weighed together."""
+    """Digest of all prompts and answers of the batch."""
     nats: tuple[float, ...] | None
-    """By list; `None` for a fault."""
+    """Log-likelihood by list of passages; `None` for a fault."""
     tokens: tuple[int, ...] = ()
-    """Tokens of each accepted answer that was weighed."""
+    """Tokens of each accepted answer that was scored."""
     fault: str | None = None
 
     @property
@@ -101,10 +100,10 @@ class AnswerLikelihoods:
 
 @dataclass(frozen=True)
 class AnswerLikelihoodScorer:
-    """A frozen model, the prompt it is asked with, and what it said before.
+    """A frozen model with its prompt and a cache.
 
-    All lists of one turn are weighed in one call and kept as one entry: in float32 a row's last digits depend on the
-    rows beside it, so a turn that was not finished is weighed again as a whole, and has the same numbers.
+    All lists of one turn are scored in one batch and cached as one entry. In float32 the last digits of a row depend on
+    the other rows of its batch, so an unfinished turn is scored again as a whole and gets the same numbers.
     """
 
     model: "LikelihoodModel"
@@ -116,13 +115,13 @@ class AnswerLikelihoodScorer:
     def contexts(self, question: Question, lists: Sequence[Sequence[Passage]]) -> list[GeneratorContext]:
         return [context_of(self.prompt, self.budget, ReadingInput(question.question, tuple(one))) for one in lists]
 
-    def weigh(self, question: Question, contexts: Sequence[GeneratorContext]) -> AnswerLikelihoods:
-        """The likelihood of the answer in each context; one fault among them is a fault of all."""
+    def score(self, question: Question, contexts: Sequence[GeneratorContext]) -> AnswerLikelihoods:
+        """The likelihood of the answer in each context. A fault in one context is a fault of the whole turn."""
         from coseek.models.likelihood import Continuation
 
         answers = question.answers[:1] if self.answers == "first" else question.answers
         lead = self.prompt.answer_after
-        # Behind a chat template the answer begins the message; elsewhere a blank parts it from what stands before.
+        # After a chat template the answer starts the message; elsewhere a blank separates it from the prompt.
         blank = "" if self.model.uses_chat_template and not lead else " "
         rows = [
             Continuation(context.prompt, blank + answer.strip(), lead) for context in contexts for answer in answers
@@ -130,12 +129,12 @@ class AnswerLikelihoodScorer:
         asked = digest_of(*(text for row in rows for text in (row.prompt, row.lead, row.text)))[:32]
         known = self.kept.get((asked,))
         if known is None:
-            known = _weighing(question.id, asked, self.model.score(rows), len(answers))
+            known = _likelihoods(question.id, asked, self.model.score(rows), len(answers))
             self.kept.keep([known])
         return known
 
 
-def _weighing(
+def _likelihoods(
     question_id: str, asked: str, weighed: "Sequence[ContinuationLogprob]", answers: int
 ) -> AnswerLikelihoods:
     fault = next((one.fault for one in weighed if one.fault is not None), None)
@@ -147,27 +146,27 @@ def _weighing(
     return AnswerLikelihoods(question_id, asked, best, tokens)
 
 
-def open_weigher(settings: AnswerLikelihoodSettings, parts: LabelResources) -> AnswerLikelihoodScorer:
-    """The model behind `--likelihood`, asked with the prompt of the settings or its own."""
+def open_likelihood_scorer(settings: AnswerLikelihoodSettings, parts: LabelResources) -> AnswerLikelihoodScorer:
+    """The model of `--likelihood`, with the prompt of the settings or its own."""
     model, name = parts.likelihood, cast(str, parts.likelihood_name)
     prompt = load_generator_prompt(GeneratorSettings(model=name, prompt=settings.prompt))
     words = prompt.model_dump_json(exclude={"about"})
     identity = digest_of("weighing", model.identity, words, str(settings.max_context_tokens))
     card: JsonObject = {"model": name, "model_identity": model.identity, "prompt": prompt.about}
-    kept = parts.sheet("likelihood", AnswerLikelihoods, identity, card)
+    kept = parts.score_cache("likelihood", AnswerLikelihoods, identity, card)
     return AnswerLikelihoodScorer(model, prompt, ContextBudget(settings.max_context_tokens), settings.answers, kept)
 
 
-class Rule(Protocol):
-    """What a method makes of likelihoods."""
+class LikelihoodRule(Protocol):
+    """How a method turns likelihoods into labels."""
 
     @property
     def name(self) -> str:
-        """With all its settings: a digest of labels holds it."""
+        """Name with all settings; part of the identity of labels."""
         ...
 
     def lists(self, passages: Sequence[Passage]) -> list[list[Passage]]:
-        """Which lists of the candidates the answer is weighed with."""
+        """Lists of candidates under which the answer is scored."""
         ...
 
     def decide(self, turn: SearchTurn, candidates: Sequence[Candidate], nats: Sequence[float]) -> Labelled:
@@ -176,62 +175,63 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class ByLikelihood:
-    """A label maker: candidates → likelihoods → a rule. Implements `LabelMaker`."""
+class LikelihoodMaker:
+    """Label maker: candidates → likelihoods → rule. Implements `LabelMaker`."""
 
-    rule: Rule
+    rule: LikelihoodRule
     settings: AnswerLikelihoodSettings
     parts: LabelResources
 
     @cached_property
-    def weigher(self) -> AnswerLikelihoodScorer:
-        return open_weigher(self.settings, self.parts)
+    def scorer(self) -> AnswerLikelihoodScorer:
+        return open_likelihood_scorer(self.settings, self.parts)
 
     @cached_property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"prompt"})  # the weigher's identity holds its words
-        return digest_of(self.rule.name, settings, self.weigher.kept.sheet.identity, self.parts.retriever.identity)
+        settings = self.settings.model_dump_json(exclude={"prompt"})  # the scorer's identity holds its text
+        return digest_of(self.rule.name, settings, self.scorer.kept.cache.identity, self.parts.retriever.identity)
 
     def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
         asked: list[SearchTurn] = []
         for turn in turns:
             if not turn.question.answers:
-                yield DroppedTurn(turn.id, "no-answer", "the question has no accepted answer to be weighed")
+                yield DroppedTurn(turn.id, "no-answer", "the question has no accepted answer")
             elif self.settings.queries == "question" and turn.search > 0:
-                yield DroppedTurn(turn.id, "same-question", "the first search of the run stands for its question")
+                yield DroppedTurn(
+                    turn.id, "same-question", "the first search of the run has the label of this question"
+                )
             else:
-                asked.append(self._asking(turn))
+                asked.append(self._with_query(turn))
         found = find_candidates(self.parts.retriever, asked, self.settings.candidates, self.parts.tally)
         for turn, candidates in zip(asked, found, strict=True):
             label = None if candidates is None else self._label(turn, distinct(candidates))
             if label is not None:
                 yield label
 
-    def _asking(self, turn: SearchTurn) -> SearchTurn:
-        """The turn with the query that its label is for."""
+    def _with_query(self, turn: SearchTurn) -> SearchTurn:
+        """The turn with the query of its label."""
         if self.settings.queries == "turn":
             return turn
         return replace(turn, query=Query(turn.question.question, turn.question.question))
 
     def _label(self, turn: SearchTurn, candidates: Sequence[Candidate]) -> Labelled | None:
-        """A label or a reason; nothing when the model failed."""
+        """A label or the reason for none; `None` for a fault of the model."""
         if len(candidates) < 2:
             return DroppedTurn(turn.id, "too-few", f"{len(candidates)} passages were found")
         lists = self.rule.lists([candidate.passage for candidate in candidates])
-        contexts = self.weigher.contexts(turn.question, lists)
+        contexts = self.scorer.contexts(turn.question, lists)
         if any(len(context.passage_ids) < len(one) for context, one in zip(contexts, lists, strict=True)):
             most = self.settings.max_context_tokens
             return DroppedTurn(turn.id, "too-long", f"its passages do not fit into max_context_tokens={most}")
-        weighing = self.weigher.weigh(turn.question, contexts)
-        if weighing.nats is None:
+        scored = self.scorer.score(turn.question, contexts)
+        if scored.nats is None:
             self.parts.tally.add(f"{FAULT}likelihood")
             return None
-        return self.rule.decide(turn, candidates, weighing.nats)
+        return self.rule.decide(turn, candidates, scored.nats)
 
 
 def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates without copies: of those with the same words the first stays. A copy of a positive is no
-    negative, and the generator would be shown it once."""
+    """The candidates without duplicates; the first of equal texts stays. A copy of the positive is no negative."""
     first: dict[tuple[str, str], Candidate] = {}
     for candidate in candidates:
         words = (" ".join(candidate.passage.title.split()), " ".join(candidate.passage.text.split()))
@@ -240,7 +240,7 @@ def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def scored(candidates: Sequence[Candidate], **scores: Sequence[float]) -> list[Candidate]:
-    """The candidates with more scores, one of each name for each of them."""
+    """The candidates with additional scores, by name."""
     return [
         replace(candidate, scores={**candidate.scores, **{name: values[place] for name, values in scores.items()}})
         for place, candidate in enumerate(candidates)
@@ -248,9 +248,9 @@ def scored(candidates: Sequence[Candidate], **scores: Sequence[float]) -> list[C
 
 
 def softmax(values: Sequence[float], temperature: float) -> tuple[float, ...]:
-    """exp(v / τ) / Σ exp(v / τ), in double precision, the largest taken out first so that nothing overflows."""
+    """exp(v / τ) / Σ exp(v / τ) in double precision; the maximum is subtracted to avoid overflow."""
     if not temperature > 0:
-        raise SettingError(f"a temperature is greater than 0, not {temperature}")
+        raise SettingError(f"a temperature must be greater than 0, not {temperature}")
     top = max(values)
     weights = [math.exp((value - top) / temperature) for value in values]
     total = math.fsum(weights)

@@ -1,4 +1,4 @@
-"""Candidates: what the current retriever finds for a search turn, through its own view."""
+"""Candidates: the current retriever's results for search turns, through its own view."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -12,7 +12,7 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever
 
 RETRIEVER = "retriever"
-"""The name of the retriever's own score."""
+"""Name of the retriever's own score."""
 
 Candidates: TypeAlias = tuple[Candidate, ...]
 
@@ -20,8 +20,8 @@ Candidates: TypeAlias = tuple[Candidate, ...]
 def find_candidates(
     retriever: Retriever, turns: Sequence[SearchTurn], k: int, tally: CallCounts
 ) -> list[Candidates | None]:
-    """The `k` best passages of every turn, best first; `None` where the search failed, which costs no other turn its
-    own. Turns that ask the same are searched once."""
+    """The `k` best passages of every turn, best first; `None` where the search failed, which affects no other query.
+    Equal queries are searched once."""
     unique = list(dict.fromkeys(turn.query for turn in turns))
     found = dict(zip(unique, _search(retriever, unique, k), strict=True))
     tally.add(FAULT + RETRIEVER, sum(found[turn.query] is None for turn in turns))

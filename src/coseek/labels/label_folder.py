@@ -1,7 +1,7 @@
 """Label folder: `labels.yaml` (settings, identities, versions, commit), `labels.jsonl`, `dropped.jsonl` and `scores/`.
 
-Rows are appended as they are known. A killed start loses only the turn that it was at, and a finished folder is the
-same, byte for byte, as one that was never killed.
+Rows are appended as they are known. A kill loses only the current turn, and a resumed folder ends with the same bytes
+as an uninterrupted one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,11 +38,11 @@ class LabelFolder:
             raise DataError(f"{folder} holds no labels: it has no labels.yaml; make them with `coseek label`")
         self.folder = folder
         self._lock: Lock | None = None
-        """Kept by those labels that are being made."""
+        """Held while labels are made."""
 
     @classmethod
     def create(cls, folder: Path, settings: JsonObject, identity: str) -> "LabelFolder":
-        """A new folder, locked as long as the object lives; one that holds labels already is refused."""
+        """A new folder, locked as long as the object lives. Raises `DataError` for one with labels."""
         with kept_lock(folder) as lock:
             cls.refuse_old(folder)
             with atomic_write(folder / "labels.yaml") as file:
@@ -54,14 +54,13 @@ class LabelFolder:
 
     @staticmethod
     def refuse_old(folder: Path) -> None:
-        """Refuse a folder that holds labels, so that nothing is ever overwritten; a start that failed left none."""
+        """Raise `DataError` for a folder with labels, so that nothing is overwritten. A failed start left none."""
         if (folder / "labels.yaml").exists() and not is_failed_start(folder, "labels.yaml"):
-            raise DataError(f"{folder} holds labels already; go on with them with --resume, or choose another --out")
+            raise DataError(f"{folder} holds labels already; continue them with --resume, or choose another --out")
 
     @classmethod
     def begin(cls, folder: Path, settings: JsonObject, identity: str, resume: bool) -> "LabelFolder":
-        """A new folder, or the one to go on with, which must have been begun with the same settings and parts. It is
-        locked as long as the object lives."""
+        """A new folder, or an existing one with the same settings and identity, locked as long as the object lives."""
         if not (resume and (folder / "labels.yaml").exists()) or is_failed_start(folder, "labels.yaml"):
             return cls.create(folder, settings, identity)
         labels = cls(folder)
@@ -80,7 +79,7 @@ class LabelFolder:
 
     @property
     def record(self) -> JsonObject:
-        """What `labels.yaml` says."""
+        """The content of `labels.yaml`."""
         return cast(JsonObject, yaml.safe_load((self.folder / "labels.yaml").read_text(encoding="utf-8")))
 
     @property
@@ -96,12 +95,12 @@ class LabelFolder:
         return _read(self.sets_path, LabelSet.from_json)
 
     def dropped(self) -> Iterator[DroppedTurn]:
-        """The turns that give no label, each with its reason."""
+        """The turns without a label, each with its reason."""
         return _read(self.dropped_path, DroppedTurn.from_json)
 
     def recover(self) -> set[TurnId]:
-        """The turns that are done. The last of `labels.jsonl` is taken out and done anew: a kill may have left a part
-        of its sets."""
+        """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
+        sets."""
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         cut_last_turn(self.sets_path)
@@ -111,11 +110,11 @@ class LabelFolder:
         sets = [json_line(row.to_json()) for row in rows if isinstance(row, LabelSet)]
         dropped = [json_line(row.to_json()) for row in rows if isinstance(row, DroppedTurn)]
         for path, lines in ((self.sets_path, sets), (self.dropped_path, dropped)):
-            with path.open("a", encoding="utf-8") as file:  # made even when there is nothing to say
+            with path.open("a", encoding="utf-8") as file:  # created also without rows
                 file.writelines(lines)
 
     def arrange(self, order: Sequence[TurnId]) -> None:
-        """Put the rows in the order of the turns, where a fault or a kill has left another."""
+        """Sort the rows by turn; a fault or a kill changes their order."""
         place = {turn: number for number, turn in enumerate(order)}
         for path in (self.sets_path, self.dropped_path):
             rows = [row for _, row in read_jsonl(path)]
@@ -125,7 +124,7 @@ class LabelFolder:
 
 
 def cut_last_turn(path: Path) -> None:
-    """Take the rows of the last turn off the end of `labels.jsonl`."""
+    """Remove the rows of the last turn from the end of `labels.jsonl`."""
     if not path.exists():
         return
     last: TurnId | None = None

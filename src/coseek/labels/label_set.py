@@ -1,10 +1,10 @@
-"""Label set: what one search turn teaches a retriever, with every score that chose it."""
+"""Label set: training label of one search turn for a retriever, with all scores that determined it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from coseek.agents.search_turns import TurnId
+from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.passage import Passage
@@ -17,14 +17,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A passage that a search turn could have been shown, and what was said for or against it."""
+    """A passage that a search turn could have been shown, with its scores."""
 
     passage: Passage
     rank: int
-    """Where the retriever had it, from 1; 0 for a passage that the maker put in (a gold passage that was not found)."""
+    """Rank of the retriever, from 1; 0 for a passage that the maker added (a gold passage that was not retrieved)."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """By the scorer's name: `retriever`, `lr` (0 to 100), `gac` (0 or 1), … A score that no rule asked for is not
-    there."""
+    """By name: `retriever`, `lr` (0 to 100), `gac` (0 or 1), … Only computed scores."""
 
     def to_json(self) -> JsonObject:
         return {**self.passage.to_json(), "rank": self.rank, "scores": dict(self.scores)}
@@ -37,23 +36,23 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class LabelSet:
-    """One positive and several negative passages for what one search turn asked, or how much weight each deserves."""
+    """One positive and several negatives for the query of a search turn, or target probabilities."""
 
     turn: TurnId
     question: Question
     query: Query
-    """What the retriever was asked; any query view is rendered from it, so labels outlive a view."""
+    """The query; every query view is rendered from it, so that labels do not depend on a view."""
     candidates: tuple[Candidate, ...]
-    """All passages that were weighed, best first by the maker's rule."""
+    """All scored passages, best first by the maker's rule."""
     positive: str
     """Id of a candidate."""
     negatives: tuple[str, ...]
     """Ids of other candidates."""
     targets: tuple[float, ...] | None = None
-    """How much of the retriever's probability each candidate deserves, in their order, adding up to 1 (REPLUG); `None`
-    for labels that only tell positive from negative."""
+    """Target probability of each candidate, in their order, with sum 1 (REPLUG); `None` for labels with only a
+    positive and negatives."""
     copy: int = 0
-    """Counts the label sets of one turn, for makers that give it several positives, each in a set of its own."""
+    """Index among the label sets of one turn, for makers with several positives per turn."""
 
     def __post_init__(self) -> None:
         idents = [candidate.passage.id for candidate in self.candidates]
@@ -64,6 +63,19 @@ class LabelSet:
             raise DataError(
                 f"the label set of {self.turn} has {len(self.targets)} targets for {len(idents)} candidates"
             )
+
+    @classmethod
+    def ranked(
+        cls,
+        turn: SearchTurn,
+        candidates: Sequence[Candidate],
+        negatives: Sequence[Candidate],
+        targets: tuple[float, ...] | None = None,
+    ) -> "LabelSet":
+        """The label set of a turn whose positive is the first of the candidates."""
+        chosen = tuple(one.passage.id for one in negatives)
+        best = candidates[0].passage.id
+        return cls(turn.id, turn.question, turn.query, tuple(candidates), best, chosen, targets)
 
     def passage(self, ident: str) -> Passage:
         """The candidate with this id."""
@@ -106,11 +118,11 @@ class LabelSet:
 
 @dataclass(frozen=True, slots=True)
 class DroppedTurn:
-    """A search turn that gives no label, and why."""
+    """A search turn without a label, and the reason."""
 
     turn: TurnId
     reason: str
-    """A short name for counting, such as `no-positive` or `unreadable`."""
+    """Short name of the reason, such as `no-positive` or `unreadable`."""
     detail: str = ""
 
     def to_json(self) -> JsonObject:

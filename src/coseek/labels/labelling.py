@@ -1,4 +1,4 @@
-"""Making: labels from runs, chunk by chunk, into a folder that a killed start goes on with."""
+"""Labelling: labels from runs, chunk by chunk, into a folder that can be resumed."""
 
 import time
 from collections import Counter
@@ -14,15 +14,15 @@ from coseek.labels.label_folder import LabelFolder
 from coseek.labels.maker import LabelMaker
 
 TOGETHER = 256
-"""Turns that a maker is given at once: many, so that models have full batches; whole runs, whose turns share a past."""
+"""Minimum number of turns per call of a maker, for full batches. Runs are not split: their turns share a prefix."""
 
 Tell = Callable[[int, int], None]
-"""Hears (turns done, in all)."""
+"""Called with (turns done, total)."""
 
 
 @dataclass(frozen=True)
 class LabelSummary:
-    """What making labels came to."""
+    """Counts of one start of label making."""
 
     turns: int
     labelled: int
@@ -30,13 +30,13 @@ class LabelSummary:
     sets: int
     """Label sets; more than labelled turns where a turn has several positives."""
     dropped: Mapping[str, int]
-    """Turns by the reason for which they have none."""
+    """Turns without a label, by reason."""
     left: int
-    """Turns that a fault has left undone; the next start tries them again."""
+    """Turns that failed; the next start repeats them."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Calls, retries, branches and faults of this start."""
     seconds: float = 0.0
-    """Of this start."""
+    """Duration of this start."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -53,7 +53,7 @@ class LabelSummary:
 def make_labels(
     labels: LabelFolder, maker: LabelMaker, turns: Sequence[SearchTurn], tally: CallCounts, tell: Tell | None = None
 ) -> LabelSummary:
-    """Label the turns that are not done yet. Rows are appended chunk by chunk and end up in the order of the turns."""
+    """Label the turns without labels. Rows are appended chunk by chunk and sorted by turn at the end."""
     began = time.perf_counter()
     order = check_distinct(turns)
     done = labels.recover()
@@ -67,13 +67,13 @@ def make_labels(
         over += len(chunk)
         if tell is not None:
             tell(over, len(turns))
-    labels.append([])  # makes the files where there was nothing to do
+    labels.append([])  # creates the files where there was nothing to do
     labels.arrange(order)
     return summary(labels, order, tally, time.perf_counter() - began)
 
 
 def check_distinct(turns: Sequence[SearchTurn]) -> list[TurnId]:
-    """The turns by name; two of one name are refused."""
+    """The ids of the turns. Raises `DataError` for a duplicate."""
     order = [turn.id for turn in turns]
     if len(set(order)) < len(order):
         twice = next(ident for ident, count in Counter(order).items() if count > 1)
@@ -85,7 +85,7 @@ def check_distinct(turns: Sequence[SearchTurn]) -> list[TurnId]:
 
 
 def chunks(turns: Sequence[SearchTurn], size: int) -> Iterator[list[SearchTurn]]:
-    """At least `size` turns each, but for the last; the turns of one run stay together."""
+    """Chunks of at least `size` turns, except the last; the turns of one run stay together."""
     chunk: list[SearchTurn] = []
     for turn in turns:
         if len(chunk) >= size and turn.trajectory is not chunk[-1].trajectory:
@@ -102,7 +102,7 @@ def asked_questions(turns: Sequence[SearchTurn]) -> list[Question]:
 
 
 def summary(labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts, seconds: float = 0.0) -> LabelSummary:
-    """What a folder holds, and what this start came to."""
+    """Counts of a folder and of this start."""
     sets = Counter(row.turn for row in labels.sets())
     dropped = Counter(row.reason for row in labels.dropped())
     counts = {name: count for name, count in sorted(tally.counts.items()) if count}

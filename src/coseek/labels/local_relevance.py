@@ -1,4 +1,4 @@
-"""Local relevance: the scores of a turn's candidates, window by window, each window asked for once and kept."""
+"""Local relevance: scores of a turn's candidates, window by window, each computed once and cached."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from coseek.graders.relevance import (
     RelevanceScorer,
     load_relevance_prompt,
 )
-from coseek.graders.sub_answer import SubAnswerer, SubAnswers, load_sub_answer_prompt
+from coseek.graders.sub_answer import SubAnswerModel, SubAnswers, load_sub_answer_prompt
 from coseek.labels.resources import GOLD, ORACLE, LabelResources
 from coseek.labels.score_cache import ScoreCache
 
 LR = "lr"
 UNREADABLE, UNSURE = "sub_answers_unreadable", "sub_answers_unsure"
-"""Names in the tally: runs whose sub-answers could not be read, and turns whose sub-answer is not sure."""
+"""Names in the counts: runs with unreadable sub-answers, and turns without a sure sub-answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,41 +33,41 @@ class RelevanceOptions:
     window: int
     prompt: str
     sub_answer_prompt: str | None
-    """`None` asks for no sub-answers."""
+    """`None`: no sub-answers."""
     max_tokens: int
     max_words: int
 
 
 @dataclass(frozen=True, slots=True)
 class NoScores:
-    """A turn whose passages have no scores: the scorer was at fault, or its answer could not be read."""
+    """Why the passages of a turn have no scores: a fault of the scorer, or an unreadable output."""
 
     fault: bool
     why: str
 
 
 class LocalRelevance:
-    """A scorer with its sheets."""
+    """A relevance scorer with its caches."""
 
     def __init__(self, parts: LabelResources, scoring: RelevanceOptions) -> None:
         self.scoring, self.tally = scoring, parts.tally
         self.relevance = open_relevance(parts, scoring)
-        self.kept: ScoreCache[Rating] = parts.sheet(LR, Rating, self.relevance.identity, self.relevance.card)
+        self.kept: ScoreCache[Rating] = parts.score_cache(LR, Rating, self.relevance.identity, self.relevance.card)
         self.answerer = _open_answerer(parts, scoring)
         self.answers: ScoreCache[SubAnswers] | None = None
         if self.answerer is not None:
-            self.answers = parts.sheet("sub-answers", SubAnswers, self.answerer.identity, self.answerer.card)
+            self.answers = parts.score_cache("sub-answers", SubAnswers, self.answerer.identity, self.answerer.card)
 
     @property
     def identity(self) -> str:
-        """A digest of all that the scores depend on besides turns and passages."""
+        """A digest of everything that the scores depend on besides turns and passages."""
         answerer = self.answerer.identity if self.answerer is not None else ""
         return digest_of(LR, self.relevance.identity, answerer, str(self.scoring.window))
 
     def score(
         self, turns: Sequence[SearchTurn], shown: Sequence[Sequence[Passage]]
     ) -> list[dict[str, float] | NoScores]:
-        """By passage id, for each turn. One window without scores leaves its whole turn without."""
+        """Scores by passage id, for each turn. A window without scores leaves its whole turn without scores."""
         sub_answers = self._sub_answers(turns)
         size = self.scoring.window
         windows: list[tuple[int, CandidateList]] = []
@@ -84,21 +84,11 @@ class LocalRelevance:
         return found
 
     def _ratings(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        known: dict[int, Rating] = {}
-        for place, one in enumerate(asked):
-            rating = self.kept.get((*one.turn.id.key, one.digest))
-            if rating is not None:
-                known[place] = rating
-        left = [place for place in range(len(asked)) if place not in known]
-        for start in range(0, len(left), BATCH):
-            some = left[start : start + BATCH]
-            fresh = self.relevance.rate([asked[place] for place in some])
-            self.kept.keep(fresh)
-            known.update(zip(some, fresh, strict=True))
-        return [known[place] for place in range(len(asked))]
+        keys = [(*one.turn.id.key, one.digest) for one in asked]
+        return self.kept.complete(keys, lambda some: self.relevance.rate([asked[place] for place in some]), BATCH)
 
     def _sub_answers(self, turns: Sequence[SearchTurn]) -> list[str | None | NoScores]:
-        """What each turn was to find; the model is asked once a run."""
+        """The sub-answer of each turn; one model call per run."""
         if self.answerer is None:
             return [None] * len(turns)
         runs = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
@@ -112,25 +102,19 @@ class LocalRelevance:
         self.tally.add(UNSURE, found is None)
         return found
 
-    def _inferred(self, answerer: SubAnswerer, runs: Sequence[Trajectory]) -> list[SubAnswers]:
-        assert self.answers is not None
-        known: dict[int, SubAnswers] = {}
-        for place, run in enumerate(runs):
-            entry = self.answers.get((run.question.id, str(run.seed), answerer.digest(run)))
-            if entry is not None:
-                known[place] = entry
-        left = [place for place in range(len(runs)) if place not in known]
-        for start in range(0, len(left), BATCH):
-            some = left[start : start + BATCH]
+    def _inferred(self, answerer: SubAnswerModel, runs: Sequence[Trajectory]) -> list[SubAnswers]:
+        def infer(some: list[int]) -> list[SubAnswers]:
             fresh = answerer.infer([runs[place] for place in some])
-            self.answers.keep(fresh)
             self.tally.add(UNREADABLE, sum(bool(one.unreadable) for one in fresh))
-            known.update(zip(some, fresh, strict=True))
-        return [known[place] for place in range(len(runs))]
+            return fresh
+
+        assert self.answers is not None
+        keys = [(run.question.id, str(run.seed), answerer.digest(run)) for run in runs]
+        return self.answers.complete(keys, infer, BATCH)
 
 
 def open_relevance(parts: LabelResources, scoring: RelevanceOptions) -> RelevanceScorer:
-    """The scorer that was named."""
+    """The scorer of `--scorer`."""
     if parts.scorer == ORACLE:
         return OracleRelevance(parts.oracle, str(parts.world))
     if parts.scorer == GOLD:
@@ -139,16 +123,17 @@ def open_relevance(parts: LabelResources, scoring: RelevanceOptions) -> Relevanc
     return ModelRelevance(parts.writer, prompt, scoring.max_tokens, scoring.max_words, parts.tally)
 
 
-def _open_answerer(parts: LabelResources, scoring: RelevanceOptions) -> SubAnswerer | None:
-    """The oracle and the gold passages know without sub-answers."""
+def _open_answerer(parts: LabelResources, scoring: RelevanceOptions) -> SubAnswerModel | None:
+    """The sub-answer model; `None` for the oracle and gold passages, which need none."""
     if parts.scorer in (ORACLE, GOLD) or scoring.sub_answer_prompt is None:
         return None
     prompt = load_sub_answer_prompt(scoring.sub_answer_prompt)
-    return SubAnswerer(parts.writer, prompt, scoring.max_tokens, scoring.max_words, parts.tally)
+    return SubAnswerModel(parts.writer, prompt, scoring.max_tokens, scoring.max_words, parts.tally)
 
 
 def _joined(found: Mapping[str, float] | NoScores, rating: Rating) -> dict[str, float] | NoScores:
-    """The scores of a turn with those of one more window. A fault outweighs what could not be read: it may mend."""
+    """The scores of a turn with those of one more window. A fault takes precedence over an unreadable output, because
+    the next start retries it."""
     if isinstance(found, NoScores) and (found.fault or rating.fault is None):
         return found
     if rating.scores is None:

@@ -1,11 +1,11 @@
-"""Label maker: the border behind which every way of making labels stands.
+"""Label maker: interface of the methods that turn search turns into labels.
 
-A module of `coseek.labels.makers` offers three names:
+A module of `coseek.labels.makers` defines three names:
 
     SETTINGS                          its settings class
-    terms(settings)                   what it needs and gives, said before anything is opened
-    open(settings, parts)             a `LabelMaker`; `parts` hands it what it stands on, and refuses with a sentence
-                                      what the user did not name
+    terms(settings)                   its requirements, known before anything is opened
+    open(settings, parts)             a `LabelMaker`; `parts` opens resources, and raises `SettingError` for one
+                                      that the user did not name
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,32 +18,32 @@ from coseek.core.settings import Settings
 from coseek.data.question import Question
 from coseek.labels.label_set import DroppedTurn, LabelSet
 
-if TYPE_CHECKING:  # parts open what stands on this border
+if TYPE_CHECKING:  # resources import this module
     from coseek.labels.resources import LabelResources
 
 PACKAGE = "coseek.labels.makers"
 OFFERS: PluginSpec = {"SETTINGS": Settings, "terms": None, "open": None}
-"""What a module of one's own must have."""
+"""What a user's module must define."""
 RUN = "run"
-"""Name of a fault in the tally of a maker that makes its runs itself: one that ended a run."""
+"""Name of the count of runs that ended with a fault, for makers with their own runs."""
 
 Labelled: TypeAlias = LabelSet | DroppedTurn
 
 
 @dataclass(frozen=True, slots=True)
 class MakerRequirements:
-    """What a method needs besides runs and a retriever, and what it gives, as far as its settings say it."""
+    """What a method needs besides runs and a retriever, and what it returns, given its settings."""
 
     scorer: bool = False
-    """Needs somebody who scores or ranks passages."""
+    """Needs a scorer or ranker of passages."""
     likelihood: bool = False
-    """Needs a model that says how likely answers are."""
+    """Needs a model that computes answer likelihoods."""
     answers: str = ""
-    """Needs an agent that writes an answer, unless this setting is taken; empty where any agent will do."""
+    """Setting that removes the need for an agent that writes an answer; empty where any agent will do."""
     rolls_out: bool = False
-    """Makes its runs itself (`RolloutMaker`), as many a question as its setting `samples` says."""
+    """Makes its own runs (`RolloutMaker`), `samples` (a setting) per question."""
     targets: bool = False
-    """Its label sets have `targets`, from which the loss `kl` learns."""
+    """Its label sets have `targets`, for the loss `kl`."""
 
 
 class LabelMaker(Protocol):
@@ -51,28 +51,27 @@ class LabelMaker(Protocol):
 
     @property
     def identity(self) -> str:
-        """A digest of all that the labels depend on besides the trajectories: settings, retriever, scorers, weights."""
+        """Digest of everything that labels depend on besides trajectories: settings, retriever, scorers, weights."""
         ...
 
     def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
-        """One label set or one reason a turn, in any order, as soon as it is known. A turn for which a part failed
-        yields nothing: the fault is counted, and the next start tries it again."""
+        """Label sets, or one dropped turn with its reason, for every turn, in any order. A turn with a fault yields
+        nothing: the fault is counted, and the next start repeats the turn."""
         ...
 
 
 @runtime_checkable
 class RolloutMaker(Protocol):
-    """A maker that changes what the agent reads, so that its labels come from a run of its own."""
+    """A maker that changes the agent's context, so that its labels come from its own runs."""
 
     def roll_out(self, questions: Sequence[Question], tell: Callable[[int, int], None]) -> list[SearchTurn]:
-        """The search turns that are labelled in the place of the given run's: of these questions, answered again into
-        the label folder's `run`. A killed start is gone on with, and what a fault ended is made anew. `tell` hears
-        (ended, in all)."""
+        """Run the agent on these questions into the label folder's `run`, and return the search turns to be labelled.
+        Resumes an unfinished run and repeats runs that ended with a fault. `tell` is called with (finished, total)."""
         ...
 
 
 class MakerModule(Protocol):
-    """What a module of `coseek.labels.makers` offers."""
+    """What a module of `coseek.labels.makers` defines."""
 
     SETTINGS: type[Settings]
 

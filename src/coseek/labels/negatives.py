@@ -1,18 +1,18 @@
-"""Selection: which passages become the negatives of a search turn."""
+"""Negatives of a search turn, and label sets with drawn negatives."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from coseek.agents.search_turns import TurnId
+from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.data.passage import Passage
-from coseek.labels.label_set import Candidate
+from coseek.labels.label_set import Candidate, LabelSet
 
 
 def pick_negatives(turn: TurnId, pool: Sequence[str], count: int, seed: int, copy: int = 0) -> tuple[str, ...]:
     """`count` ids of the pool, or all when there are fewer, in the pool's order.
 
-    The draw depends on the seed, the turn and the pool alone, so the labels of a turn are the same whichever other
-    turns are labelled, and in which order.
+    The draw depends only on the seed, the turn, the copy and the pool. The labels of a turn therefore do not depend on
+    the other turns or their order.
     """
     if len(pool) <= count:
         return tuple(pool)
@@ -21,7 +21,7 @@ def pick_negatives(turn: TurnId, pool: Sequence[str], count: int, seed: int, cop
 
 
 def not_equal_to(candidates: Sequence[Candidate], others: Sequence[Passage]) -> list[Candidate]:
-    """The candidates that are none of these passages, under any id: a copy of a positive is no negative."""
+    """The candidates that differ from these passages in id and text: a copy of a positive is no negative."""
     texts = {(passage.title, passage.text) for passage in others}
     idents = {passage.id for passage in others}
     return [
@@ -29,3 +29,24 @@ def not_equal_to(candidates: Sequence[Candidate], others: Sequence[Passage]) -> 
         for candidate in candidates
         if candidate.passage.id not in idents and (candidate.passage.title, candidate.passage.text) not in texts
     ]
+
+
+def label_sets(
+    turn: SearchTurn,
+    candidates: Sequence[Candidate],
+    positives: Sequence[Passage],
+    pool: Sequence[str],
+    count: int,
+    seed: int,
+) -> Iterator[LabelSet]:
+    """One label set per positive, each with `count` negatives drawn from the pool."""
+    for copy, positive in enumerate(positives):
+        yield LabelSet(
+            turn=turn.id,
+            question=turn.question,
+            query=turn.query,
+            candidates=tuple(candidates),
+            positive=positive.id,
+            negatives=pick_negatives(turn.id, pool, count, seed, copy),
+            copy=copy,
+        )

@@ -1,9 +1,9 @@
-"""Oracle ranked: a retriever whose lists somebody has put in order who knows the question and its answer (DR-Synth).
+"""Oracle retriever: a retriever whose results are reordered by a ranker that knows the question and its answer
+(DR-Synth).
 
-    the retriever's best 50, gold passages in front → the ranker's order → the agent reads its first 5
+    the retriever's best 50, gold passages first → the ranker's order → the agent reads the first 5
 
-What was ranked is kept in a sheet, so a run that was killed goes on with the same lists, and its labels are made of
-what its agent saw.
+Rankings are cached, so that a resumed run reads the same lists, and its labels come from what its agent saw.
 """
 
 import json
@@ -25,26 +25,26 @@ from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 
 RELEVANCE = "relevance"
-"""The name of the score of a ranker that has scores."""
+"""Name of the ranker's score."""
 
 Turn: TypeAlias = tuple[Question, Query]
 
 
 @dataclass(frozen=True, slots=True)
 class OracleRanking:
-    """What one search found, in the ranker's order."""
+    """Results of one search in the ranker's order."""
 
     question_id: str
-    """For people: questions of the same words share their rankings."""
+    """For people: equal questions share their rankings."""
     asked: str
-    """Digest of the question and of the query with all that led to it."""
+    """Digest of the question and of the query with its history."""
     candidates: tuple[Candidate, ...]
-    """Best first; where there is no order, gold passages in front of what the retriever found."""
+    """Best first; without an order, gold passages before the retriever's results."""
     texts: tuple[str, ...] = ()
     unreadable: str = ""
-    """Why there is no order, where the ranker did answer."""
+    """Why the ranker's output could not be parsed."""
     fault: str | None = None
-    """Why there is no answer."""
+    """Why there is no output."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class OracleRanking:
 
     @property
     def shown(self) -> list[Passage]:
-        """What an agent is shown: the ranker's order, or the retriever's own where there is none."""
+        """Passages for the agent: in the ranker's order, or in the retriever's where there is none."""
         if self.unreadable or self.fault is not None:
             found = [candidate for candidate in self.candidates if candidate.rank]
             return [candidate.passage for candidate in sorted(found, key=lambda one: one.rank)]
@@ -83,13 +83,13 @@ class OracleRanking:
 
 
 def asked_digest(question: Question, query: Query) -> str:
-    """All that a ranking depends on besides the retriever and the ranker."""
+    """Digest of everything that a ranking depends on besides retriever and ranker."""
     return digest_of(_knowledge(question), json.dumps(query.to_json()))[:16]
 
 
 @dataclass(frozen=True)
-class Rankings:
-    """Finds and ranks, and remembers both."""
+class OracleSearch:
+    """Searches, ranks and caches the rankings."""
 
     over: Retriever
     ranker: Ranker
@@ -97,10 +97,10 @@ class Rankings:
     depth: int
     """Passages of the retriever that are ranked."""
     gold_in_front: bool
-    """Whether the question's gold passages are put in front, found or not."""
+    """Whether the question's gold passages are put first, whether retrieved or not."""
 
     def of(self, turns: Sequence[Turn]) -> list[OracleRanking]:
-        """One ranking a turn. Turns that ask the same are ranked once; a ranker's fault is asked again every time."""
+        """One ranking per turn. Equal queries are ranked once; a fault of the ranker is retried in every call."""
         keys = [asked_digest(question, query) for question, query in turns]
         known = {key: self.kept.get((key,)) for key in keys}
         fresh = self._made({key: turn for key, turn in zip(keys, turns, strict=True) if known[key] is None})
@@ -123,7 +123,7 @@ class Rankings:
         }
 
     def _pool(self, question: Question, hits: Sequence[Hit]) -> list[Candidate]:
-        """What the retriever found, with gold passages in front. One that was found keeps its rank; others have 0."""
+        """The retriever's results with gold passages first. A gold passage that was not retrieved has rank 0."""
         found = {
             hit.passage.id: Candidate(hit.passage, rank, {RETRIEVER: hit.score})
             for rank, hit in enumerate(hits, start=1)
@@ -137,7 +137,7 @@ class Rankings:
         corpus = self.over.corpus
         if corpus is None or not corpus.has(ident):
             raise DataError(
-                f"the gold passage {ident!r} of question {question.id!r} is not at hand to be put in front; use an "
+                f"the gold passage {ident!r} of question {question.id!r} is not in the retriever's corpus; use an "
                 "index of these questions' own corpus, or set gold=false"
             )
         return corpus.by_id(ident)
@@ -152,12 +152,12 @@ def _ranking(question_id: str, asked: str, pool: Sequence[Candidate], order: Ran
     return OracleRanking(question_id, asked, tuple(ordered), order.texts, order.unreadable, order.fault)
 
 
-class OracleRanked:
-    """Implements `Retriever`. A query is ranked for the question that it says it was asked for."""
+class OracleRetriever:
+    """Implements `Retriever`. Ranks a query's results for the question that the query names."""
 
     name = "oracle-ranked"
 
-    def __init__(self, rankings: Rankings, questions: Iterable[Question]) -> None:
+    def __init__(self, rankings: OracleSearch, questions: Iterable[Question]) -> None:
         self._rankings = rankings
         self._questions: dict[str, Question] = {}
         for question in questions:
@@ -175,13 +175,13 @@ class OracleRanked:
     @cached_property
     def identity(self) -> str:
         known = (_knowledge(question) for question in self._questions.values())
-        return digest_of(self.name, self._rankings.kept.sheet.identity, *known)
+        return digest_of(self.name, self._rankings.kept.cache.identity, *known)
 
     def seen(self, query: QueryLike) -> str:
         return json.dumps(Query.of(query).to_json())
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
-        """The first `k` of the ranker's order, scored 1, 1/2, 1/3, …"""
+        """The first `k` passages of the ranker's order, with scores 1, 1/2, 1/3, …"""
         turns = [(self._question(Query.of(query)), Query.of(query)) for query in queries]
         return [
             [Hit(passage, 1.0 / place) for place, passage in enumerate(ranking.shown[:k], start=1)]
@@ -190,10 +190,10 @@ class OracleRanked:
 
     def _question(self, query: Query) -> Question:
         if query.question not in self._questions:
-            raise RetrieverError(f"the oracle was told of no question {query.question!r}")
+            raise RetrieverError(f"the oracle has no question {query.question!r}")
         return self._questions[query.question]
 
 
 def _knowledge(question: Question) -> str:
-    """All that is known of a question but its id."""
+    """A question without its id, as text."""
     return json.dumps({**question.to_json(), "id": ""}, sort_keys=True)

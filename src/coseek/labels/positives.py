@@ -1,19 +1,19 @@
-"""Deciding: which candidates of a search turn are its positives, asking for as few continuations as can be.
+"""Positives: selects the positives of search turns with as few continuations of the agent as possible.
 
-Agentic-R ranks the candidates of a turn by (GAC, LR), both falling; equals keep the retriever's order. The first of
-them is the positive, if its GAC is 1 and its LR at least 60 (paper 000 §4.1). GAC costs a continuation of the agent for
-every candidate, LR is known beforehand, and most continuations change nothing:
+Agentic-R ranks the candidates of a turn by (GAC, LR), both descending; ties keep the retriever's order. The first is
+the positive if its GAC is 1 and its LR at least 60 (Agentic-R, section 4.1). LR is known beforehand. GAC costs one
+continuation per candidate, and most continuations cannot change the result:
 
-1. A candidate with an LR below 60 is never the positive. It is first only if no GAC of 1 has an LR of 60 or more, and
-   then there is no positive at all. So it need not be continued.
-2. Of the others, the positive is the first with a GAC of 1 when they are taken by falling LR, equals in the retriever's
-   order. Whatever the GAC of those behind it, they rank below it. So nothing behind it need be continued.
-3. Under the `code` rule every candidate that equals the first one in both scores is a positive, the first three of
-   them in the retriever's order. These have the same LR, so they are next in that same order, and nothing behind the
-   last candidate of that LR, or behind the third positive, need be continued.
+1. A candidate with an LR below 60 is never the positive. It ranks first only if no candidate with an LR of 60 or more
+   has a GAC of 1, and then there is no positive. It need not be continued.
+2. Of the others, the positive is the first with a GAC of 1 by descending LR. Candidates after it rank below it,
+   whatever their GAC. They need not be continued.
+3. Under the `code` rule the positives are the first three candidates that equal the first one in both scores. They have
+   the same LR, so they follow in the same order. Candidates after the last one with that LR, or after the third
+   positive, need not be continued.
 
-The negatives are drawn from all candidates that are no positive, so they do not ask for a GAC either. The labels are
-therefore those of continuing every candidate, which a test makes by the book and compares.
+Negatives are drawn from all other candidates, so they need no GAC. A test compares the labels with those of continuing
+every candidate.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ from typing import Literal, TypeAlias
 
 Ties: TypeAlias = Literal["paper", "code"]
 LEAST = 60.0
-"""The local relevance that a positive has at least (paper 000 §4.1)."""
+"""Lower bound of a positive's local relevance (Agentic-R, section 4.1)."""
 MOST_TIED = 3
-"""Positives of one turn under the `code` rule."""
+"""Maximum number of positives of one turn under the `code` rule."""
 Asked: TypeAlias = tuple[int, int]
-"""A candidate, as (place of its turn, place of the candidate in that turn)."""
+"""A candidate: (index of the turn, index of the candidate in that turn)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextCandidate:
-    """The turn is not decided before this candidate's GAC is known."""
+    """The candidate whose GAC is needed next."""
 
     candidate: int
 
@@ -66,12 +66,12 @@ def decide_all_positives(
     least: float = LEAST,
     exhaustive: bool = False,
 ) -> Iterator[tuple[int, tuple[int, ...] | None]]:
-    """(turn, its positives) for many turns (T) of up to C candidates each, as soon as they are known.
+    """(turn, its positives) for T turns of up to C candidates each, as soon as they are known.
 
-    `continued` lets the agent go on from these candidates and says whether each answer was right; `None` is a fault.
-    It is asked for a wave of candidates of all turns at once, so that batches are full, and never for one twice. A turn
-    has `None` for its positives when a GAC that they depend on is a fault, whatever else is known of it. `exhaustive`
-    continues every candidate first, and decides the same.
+    `continued` continues the agent from these candidates and returns whether each answer was right; `None` is a fault.
+    It is called with candidates of all turns together, for full batches, and never twice with the same one. The
+    positives of a turn are `None` if they depend on a GAC that is a fault. `exhaustive` continues every candidate first
+    and gives the same positives.
     """
     correct_T: list[dict[int, bool]] = [{} for _ in relevance_TC]
     tried: set[Asked] = set()

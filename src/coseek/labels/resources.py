@@ -1,4 +1,5 @@
-"""Parts: what label makers stand on, opened when it is asked for. What nobody named is refused with a sentence."""
+"""Label resources: retriever, agent and frozen models of label makers, opened at first use. One that the user did not
+name raises `SettingError` with the option that names it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,25 +25,25 @@ if TYPE_CHECKING:  # torch
     from coseek.models.likelihood import LocalLikelihood
 
 ORACLE, GOLD = "oracle", "gold"
-"""Scorers that are no models: the oracle of a laptop world, and the gold passages of a data set."""
+"""Scorers without a model: the oracle of a laptop world, and the gold passages of a data set."""
 
 
 @dataclass(frozen=True)
 class AgentWithLimits:
-    """An agent with its budgets."""
+    """An agent and its limits."""
 
     agent: Agent
     limits: Limits
     identity: str
-    """A digest of all that its turns depend on besides what it reads: weights, protocol, prompt template, sampling."""
+    """A digest of everything that its turns depend on besides its context: weights, protocol, prompt, sampling."""
 
 
 @dataclass(frozen=True)
 class LabelResources:
-    """The retriever, the agent and the frozen models that were named."""
+    """The retriever, the agent and the frozen models."""
 
     folder: Path
-    """The label folder. Makers keep their sheets in `scores`, and a run of their own in `run`."""
+    """The label folder. Makers keep caches in `scores`, and a run of their own in `run`."""
     found_by: Retriever | None = None
     """The current retriever."""
     open_agent: Callable[[], AgentWithLimits] | None = None
@@ -51,9 +52,9 @@ class LabelResources:
     world: Path | None = None
     """The folder of the laptop world whose oracle scores."""
     likelihood_name: str | None = None
-    """The folder of a model that says how likely answers are."""
+    """The folder of a model that computes answer likelihoods."""
     cache: Path | None = None
-    """A SQLite file that remembers what frozen models wrote, whatever the labels."""
+    """A SQLite file that caches the outputs of frozen models, independent of labels."""
     tally: CallCounts = field(default_factory=CallCounts)
 
     @property
@@ -64,7 +65,7 @@ class LabelResources:
 
     @property
     def corpus(self) -> Corpus:
-        """What the retriever searches, for passages that it did not find."""
+        """The corpus of the retriever, for passages that it did not return."""
         corpus = self.retriever.corpus
         if corpus is None:
             raise SettingError(
@@ -83,7 +84,7 @@ class LabelResources:
 
     @property
     def agent_identity(self) -> str:
-        """With the budgets."""
+        """With the limits."""
         return digest_of(self._speaker.identity, self.limits.model_dump_json())
 
     @cached_property
@@ -113,7 +114,7 @@ class LabelResources:
 
     @cached_property
     def writer(self) -> TextModel:
-        """The scorer as a model that writes texts, always the likeliest one."""
+        """The scorer as a text model with greedy decoding."""
         if self.scorer in (ORACLE, GOLD):
             raise SettingError(f"--scorer {self.scorer} is no model, and these labels need one that writes")
         return open_frozen_model(self.scorer, self.cache)
@@ -128,7 +129,7 @@ class LabelResources:
 
         return open_likelihood(self.likelihood_name)
 
-    def sheet(self, name: str, kind: type[E], identity: str, card: JsonObject) -> ScoreCache[E]:
-        """The sheet of a part in `scores`, read; parts that differ in anything have different ones."""
+    def score_cache(self, name: str, kind: type[E], identity: str, card: JsonObject) -> ScoreCache[E]:
+        """The cache of a grader in `scores`; graders with different identities have different files."""
         path = self.folder / "scores" / f"{name}.{digest_of(identity)[:16]}.jsonl"
         return ScoreCache(GradeCache(path, kind, identity, card))

@@ -1,10 +1,10 @@
-"""Scores: what was found out about the passages of search turns, each kept in a sheet as soon as it is known.
+"""Score cache: scores of the passages of search turns, appended to a file as soon as they are known.
 
-A score is kept under the question, the trajectory, the search, the passage and a digest of all else that it depends on
-(a turn of which one passage was scored is not done). So a killed run pays for nothing twice.
+The key of a score is the question, the trajectory, the search, the passage and a digest of everything else that it
+depends on. A run that was killed therefore computes no score twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -18,16 +18,16 @@ E = TypeVar("E", bound=GradeEntry)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One number for one passage of one search turn."""
+    """One score of one passage of one search turn."""
 
     turn: TurnId
     passage_id: str
     context: str
-    """Digest of all else that the number depends on: what the agent had read, the passage's words, a prompt."""
+    """Digest of everything else that the score depends on: the agent's context, the passage's text, a prompt."""
     value: float | None
     """`None` for a fault."""
     detail: str = ""
-    """What it was read from, for people: an answer, a count."""
+    """Origin of the score for people: an answer, a count."""
     fault: str | None = None
 
     @property
@@ -59,25 +59,38 @@ class Score:
 
 
 class ScoreCache(Generic[E]):
-    """A sheet that is read once, and then grows with what is found out. Faults are written down and asked again."""
+    """A grade cache in memory and on disk. Faults are written but count as unknown."""
 
-    def __init__(self, sheet: GradeCache[E]) -> None:
-        self.sheet = sheet
-        self._known = sheet.entries()
+    def __init__(self, cache: GradeCache[E]) -> None:
+        self.cache = cache
+        self._known = cache.entries()
         self._lock: Lock | None = None
 
     def get(self, key: tuple[str, ...]) -> E | None:
-        """What is known; `None` for what is not, or was a fault."""
+        """The entry of a key; `None` for an unknown one and for a fault."""
         entry = self._known.get(key)
         return None if entry is None or entry.fault is not None else entry
 
+    def complete(
+        self, keys: Sequence[tuple[str, ...]], make: Callable[[list[int]], Sequence[E]], batch: int
+    ) -> list[E]:
+        """The entry of every key, in order. `make` computes the unknown ones from their indices, `batch` at once."""
+        found = {place: entry for place, key in enumerate(keys) if (entry := self.get(key)) is not None}
+        left = [place for place in range(len(keys)) if place not in found]
+        for start in range(0, len(left), batch):
+            some = left[start : start + batch]
+            fresh = make(some)
+            self.keep(fresh)
+            found.update(zip(some, fresh, strict=True))
+        return [found[place] for place in range(len(keys))]
+
     def keep(self, entries: Sequence[E]) -> None:
-        """Append these at once. From the first time on, the sheet is locked as long as this object lives."""
+        """Append entries. From the first call on, the file is locked as long as this object lives."""
         if self._lock is None:
-            self._lock = lock_beside(self.sheet.path)
-            with self.sheet.appending():  # makes the file, or mends what a kill cut short
+            self._lock = lock_beside(self.cache.path)
+            with self.cache.appending():  # makes the file, or mends what a kill cut short
                 pass
-        with self.sheet.path.open("a", encoding="utf-8") as file:
+        with self.cache.path.open("a", encoding="utf-8") as file:
             for entry in entries:
-                self.sheet.append(file, entry)
+                self.cache.append(file, entry)
                 self._known[entry.key] = entry

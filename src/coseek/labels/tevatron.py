@@ -1,7 +1,7 @@
-"""Tevatron: label sets as the training rows of other people's trainers.
+"""Tevatron: label sets as training rows of other trainers.
 
-One JSON object a line: `{query_id, query, positive_passages: [{docid, title, text}], negative_passages: […]}`. The
-query is what a retriever with the chosen view would look up.
+One JSON object per line: `{query_id, query, positive_passages: [{docid, title, text}], negative_passages: […]}`. The
+query is rendered through the chosen view.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from coseek.retrieval.views import find_view, render_view
 
 def write_tevatron(path: Path, sets: Iterable[LabelSet], view: str, separator: str = "[SEP]") -> int:
     """Write the rows; returns how many."""
-    find_view(view)  # a misspelt one is said before the file is made
+    find_view(view)  # raises for an unknown view before the file is created
     return write_jsonl(path, (tevatron_row(one, view, separator) for one in sets))
 
 

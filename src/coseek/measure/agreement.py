@@ -1,4 +1,4 @@
-"""Agreement: how far two judges say the same of the same responses."""
+"""Agreement: agreement of two judges on the same responses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from coseek.measure.table import Table, interval_json, show
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Two judges on the responses of which both gave a verdict."""
+    """Counts over the responses with verdicts of both judges."""
 
     both_yes: int
     both_no: int
     only_first: int
-    """The first alone says yes."""
+    """Accepted by the first judge only."""
     only_second: int
     unread: int
-    """Responses of which at least one gave no verdict: they are in no number above."""
+    """Responses without a verdict of at least one judge; in none of the counts above."""
     share: Interval | None
     """Share of equal verdicts."""
 
@@ -32,15 +32,15 @@ class Agreement:
 
     @property
     def kappa(self) -> float | None:
-        """Cohen's κ: (observed − expected) / (1 − expected), 1 for full agreement, 0 for what chance would give.
+        """Cohen's κ: (observed − expected) / (1 − expected); 1 for full agreement, 0 for chance agreement.
 
-        `None` where both say the same of everything and only one word of the two: then chance alone agrees fully, and
-        the share says nothing about the judges (Cohen, Educ. Psychol. Meas. 1960).
+        `None` if both judges give the same single verdict to all responses: expected agreement is then 1 (Cohen, Educ.
+        Psychol. Meas. 1960).
         """
         if not self.judged:
             return None
         first, second = self.both_yes + self.only_first, self.both_yes + self.only_second
-        # Whole numbers up to the last division, so that "chance alone agrees fully" is seen exactly.
+        # Integers up to the last division, so that an expected agreement of 1 is detected exactly.
         expected = first * second + (self.judged - first) * (self.judged - second)
         observed = (self.both_yes + self.both_no) * self.judged
         whole = self.judged**2
@@ -81,7 +81,7 @@ def agreements(judges: Mapping[str, Verdicts], seed: int = 0) -> dict[tuple[str,
 
 
 def agreement_table(found: Mapping[tuple[str, str], Agreement]) -> Table:
-    """One line a pair of judges."""
+    """One row per pair of judges."""
     rows: list[Sequence[str]] = [
         (
             f"{first} · {second}",

@@ -1,8 +1,7 @@
-"""Answers: when a written answer is a gold one. Strict, cover and F1 are three different things and are named so.
+"""Answers: strict EM, cover-EM and F1 of a predicted answer against gold answers.
 
-Every match is made on normalised text. The one difference from the definitions of SQuAD and HotpotQA: text that
-normalises to nothing matches nothing, so neither an empty prediction nor a gold answer such as "The" or "!" can ever be
-right by being empty.
+All compare normalised text. One difference from SQuAD and HotpotQA: text that is empty after normalisation (an empty
+prediction, a gold answer such as "The" or "!") matches nothing.
 """
 
 import re
@@ -13,14 +12,14 @@ from collections.abc import Iterable
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED = frozenset({"yes", "no", "noanswer"})
-"""Answers that are right or wrong and never half right (the guard of HotpotQA's own metric)."""
+"""Answers without partial credit (as in HotpotQA's metric)."""
 
 
 def normalise(text: str) -> str:
     """Lower case → no ASCII punctuation → no a/an/the → single spaces, in this order (SQuAD).
 
-    The order matters: "the-end" becomes "theend" before articles are looked for. Unicode quotes, dashes, accents and
-    number formats are left alone, and there is no NFKC folding, so figures stay comparable with the papers'.
+    The order matters: "the-end" becomes "theend" before articles are removed. Unicode punctuation, accents and number
+    formats are unchanged, without NFKC, so that values are comparable with the papers'.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
@@ -32,17 +31,17 @@ def exact_match(prediction: str | None, golds: Iterable[str]) -> bool:
 
 
 def cover_match(text: str | None, golds: Iterable[str]) -> bool:
-    """Cover-EM: a gold answer stands in the text as a run of whole words (so "art" is not in "party")."""
-    # Normalised words hold no spaces, so padded substring search is the search for a run of words.
+    """Cover-EM: the text contains a gold answer as a run of whole words ("party" does not contain "art")."""
+    # Normalised words contain no spaces, so a padded substring search finds runs of words.
     padded = f" {normalise(text or '')} "
     return any(f" {gold} " in padded for gold in map(normalise, golds) if gold)
 
 
 def f1(prediction: str | None, golds: Iterable[str], *, guard: bool = True) -> float:
-    """Word F1, the best over the gold answers, in [0, 1]: 2 · shared words / (words written + words of the gold).
+    """Maximum word F1 over the gold answers, in [0, 1]: 2 · shared words / (predicted words + gold words).
 
-    HotpotQA's definition: yes, no and "noanswer" (either side) give 1 for equality and 0 otherwise, since "no" would
-    score .67 against "no one". `guard=False` is SQuAD's, which has no such rule.
+    HotpotQA's definition: yes, no and "noanswer" on either side give 1 for equality, else 0 ("no" would score .67
+    against "no one"). `guard=False` is SQuAD's, without this rule.
     """
     written = normalise(prediction or "")
     return max((_f1(written, normalise(gold), guard) for gold in golds), default=0.0)

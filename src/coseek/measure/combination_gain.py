@@ -1,8 +1,7 @@
-"""Combination gain: what an agent's passages are worth beside those of one search, at equal passages.
+"""Combination gain: a generator's accuracy with an agent's passages against naive RAG with as many passages.
 
-Naive RAG with more and more passages shows how far a single ranking carries a generator; the agent's own passages,
-given to the same generator, are one point beside that curve (QAgent, figure 5). The fair neighbour of that point is RAG
-with, question by question, exactly as many passages as the agent served.
+Naive RAG by number of passages is a curve; the agent's passages with the same generator are one point (QAgent,
+figure 5). The matched comparison is RAG with, for each question, as many passages as the agent served.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,27 +18,27 @@ from coseek.measure.table import Table, interval_json, left_out, show
 
 @dataclass(frozen=True)
 class CombinationGain:
-    """The curve, and the agent beside it, all answered by one generator."""
+    """The curve of naive RAG and the agent's point, with one generator."""
 
     metric: str
     rag: Mapping[int, ScoredRun]
     """Naive RAG by number of passages."""
     matched: ScoredRun
-    """Naive RAG with as many passages a question as the agent served."""
+    """Naive RAG with as many passages per question as the agent served."""
     agent: ScoredRun
     idents: Sequence[str]
-    """The questions that were to be answered."""
+    """Ids of the requested questions."""
     seed: int = 0
 
     @property
     def rows(self) -> list[MetricSummary]:
-        """The curve by rising k, the matched point, the agent."""
+        """The curve by ascending k, the matched point, the agent."""
         metrics = (self.metric, "context_passages", "context_tokens", "all_gold@5", "recall", "answer_hit")
         runs = [*(self.rag[k] for k in sorted(self.rag)), self.matched, self.agent]
         return [summarise(run, ALL, self.idents, metrics, self.seed) for run in runs]
 
     def gain(self, other: ScoredRun) -> Difference | None:
-        """Agent − other on the questions of both, paired."""
+        """Paired difference agent − other on their common questions."""
         sides = [
             {ident: row.metrics[self.metric] for ident, row in run.questions.items() if self.metric in row.metrics}
             for run in (other, self.agent)
@@ -47,7 +46,7 @@ class CombinationGain:
         return paired_difference(sides[0], sides[1], np.random.default_rng(self.seed))
 
     def table(self) -> Table:
-        """One line a point: what it got, what the generator was given, and how far the agent is above it."""
+        """One row per point: score, size of the generator's context, and the agent's gain over it."""
         runs = [*(self.rag[k] for k in sorted(self.rag)), self.matched]
         gains = [self.gain(run) for run in runs] + [None]
         rows = [

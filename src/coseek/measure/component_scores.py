@@ -1,6 +1,6 @@
-"""Component: an agent measured by what a frozen generator makes of its passages, beside its own answers.
+"""Component scores: a frozen generator's answers from an agent's passages, compared with the agent's own answers.
 
-What the generator said and what the judge said is handed in; nothing here asks a model.
+Answers and verdicts are arguments; this module calls no model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,22 +13,22 @@ from coseek.measure.score import ALL, MetricSummary, ScoredRow, ScoredRun, Score
 from coseek.measure.table import Table, left_out, show
 
 GENERATOR_FAULT = "generator_error"
-"""How a trajectory counts whose passages the generator could not answer from."""
+"""Stop reason of a trajectory with a fault of the generator."""
 
 Answers: TypeAlias = Mapping[tuple[str, int], GeneratedAnswer]
-"""What a generator answered, by question id and seed."""
+"""A generator's answers by question id and seed."""
 
 SUFFIX = " → generator"
-"""Behind a run's name where it is measured as a component."""
+"""Suffix of the name of a run that is measured as a component."""
 
 
 def component_run(
     name: str, trajectories: Iterable[Trajectory], answers: Answers, verdicts: Verdicts | None = None
 ) -> ScoredRun:
-    """A run with the generator's answer in the place of the agent's own. All that the agent did stays as it was.
+    """A run with the generator's answers instead of the agent's own.
 
-    A generator's fault says nothing about the passages: it is counted and is in no mean. A trajectory that the
-    generator was never asked about is not there, so its question counts as missing.
+    A fault of the generator is counted and in no mean. A trajectory without a generated answer is left out, so that its
+    question counts as missing.
     """
 
     def rows() -> Iterator[ScoredRow]:
@@ -52,9 +52,9 @@ def component_run(
 def component_table(
     own: Scores, component: Scores, metrics: Sequence[str] = ("em",), group: str = ALL, generator: str = "generator"
 ) -> Table:
-    """One line a run: its own answers, the generator's from its passages, and what the generator was given.
+    """One row per run: scores of its own answers and of the generator's, and the size of the generator's context.
 
-    `component` holds the runs under the same names. An agent that writes no answers has a dash for its own.
+    `component` holds the runs under the same names. The own score of an agent without answers is a dash.
     """
     columns = ["run", "questions"]
     for metric in metrics:

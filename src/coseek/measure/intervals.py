@@ -1,7 +1,7 @@
-"""Intervals: how sure a mean is, and whether two runs differ on the questions they share.
+"""Intervals: bootstrap intervals of means, and paired tests of two runs on their common questions.
 
-The bootstrap draws n questions with replacement many times over. Values that occur often (0 and 1, mostly) are drawn
-by how often, from the multinomial that this is: the same distribution as drawing rows one by one, far faster.
+The bootstrap draws n questions with replacement. Frequent values (mostly 0 and 1) are drawn as counts from the
+multinomial distribution, which is equivalent and faster.
 """
 
 import math
@@ -14,24 +14,23 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 RESAMPLES = 10_000
-"""Draws of a bootstrap: from seed to seed the ends of a 95 % interval then move by about 1 % of its width."""
+"""Bootstrap resamples; the ends of a 95 % interval then vary with the seed by about 1 % of its width."""
 _CHUNK = 2_000_000
-"""Most numbers drawn at once, so that memory stays small for any n."""
+"""Maximum number of values drawn at once, which bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its bootstrap interval. One value alone has no spread to draw from: `low` and `high` are `None`."""
+    """A mean with its bootstrap interval; `low` and `high` are `None` for a single value."""
 
     mean: float
     low: float | None
     high: float | None
     n: int
     unread: int = 0
-    """Of the `n` values, those that a judge left unknown, in whole or in part. They count as 0, so that `mean` is a
-    lower bound."""
+    """Number of the `n` values with missing verdicts. These count as 0, so that `mean` is a lower bound."""
     most: float | None = None
-    """What the mean would be if all that is unknown were right; `None` where all is known."""
+    """Upper bound: the mean if all missing verdicts were yes; `None` without missing verdicts."""
 
     def __str__(self) -> str:
         bound = "≥ " if self.unread else ""
@@ -43,17 +42,17 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How much run B is above run A on the questions that both have."""
+    """Paired difference B − A on common questions."""
 
     difference: Interval
-    """Mean of B − A question by question."""
+    """Mean of B − A over questions."""
     p: float
-    """Two-sided p-value of the paired randomisation test; 1 when nothing differs."""
+    """Two-sided p-value of the paired randomisation test; 1 if all values are equal."""
     only_a: int
-    """Questions that A has and B lacks: they are in neither side of the difference."""
+    """Questions only in A; not in the difference."""
     only_b: int
     mcnemar: float | None = None
-    """p-value of McNemar's exact test; `None` where a value is neither 0 nor 1."""
+    """p-value of McNemar's exact test; `None` if a value is neither 0 nor 1."""
 
 
 def bootstrap_mean(
@@ -61,14 +60,14 @@ def bootstrap_mean(
 ) -> Interval | None:
     """Mean and percentile-bootstrap interval; `None` for no values.
 
-    n = 1 gives no interval. Equal values give an interval of no width, which is what the bootstrap knows and less than
-    the truth: nought right of 100 still allows about 3 %. `level` lies in (0, 1).
+    n = 1 gives no interval. Equal values give an interval of width 0, which underestimates the uncertainty: 0 of 100
+    right is compatible with about 3 %. `level` lies in (0, 1).
     """
     if not 0 < level < 1:
         raise ValueError(f"level is a share between 0 and 1, not {level!r}")
     data = np.asarray(values, dtype=np.float64)
     if not np.isfinite(data).all():
-        raise ValueError("a mean needs finite values; leave out what was not measured")
+        raise ValueError("a mean needs finite values; leave out missing ones")
     if data.size == 0:
         return None
     mean = float(data.mean())
@@ -76,7 +75,7 @@ def bootstrap_mean(
         return Interval(mean, None, None, 1)
     tail = (1 - level) / 2
     low, high = np.quantile(_resampled_means(data, rng, resamples), [tail, 1 - tail])
-    # Summing in another order may leave the last digit of a spreadless interval beside its mean.
+    # Another summation order may move an interval of width 0 off its mean by a rounding error.
     return Interval(mean, min(float(low), mean), max(float(high), mean), data.size)
 
 
@@ -87,10 +86,10 @@ def paired_difference(
     resamples: int = RESAMPLES,
     level: float = 0.95,
 ) -> Difference | None:
-    """B − A on the questions (keys) of both, with a bootstrap interval and a paired test; `None` if they share none.
+    """B − A on common questions (keys), with a bootstrap interval and a paired test; `None` without common ones.
 
-    The test asks how often chance signs on the differences would move the mean as far as it is: the randomisation
-    (permutation) test for pairs, which stays honest at n = 1, where p is 1. p is never 0: (1 + hits) / (1 + draws).
+    The test is the paired randomisation (permutation) test: the share of random signs of the differences that give a
+    mean at least as large. p is 1 for n = 1, and never 0: (1 + hits) / (1 + draws).
     """
     shared = sorted(a.keys() & b.keys())
     if not shared:
@@ -111,8 +110,8 @@ def paired_difference(
 def mcnemar(won: int, lost: int) -> float:
     """Two-sided p of McNemar's exact test: `won` questions are right in B alone, `lost` in A alone.
 
-    Under chance each of them is either with probability ½: p = min(1, 2 · P(Binomial(won + lost, ½) ≤ the smaller)).
-    Questions on which both agree say nothing (McNemar, Psychometrika 1947; the exact form is the sign test).
+    p = min(1, 2 · P(Binomial(won + lost, ½) ≤ min(won, lost))) (McNemar, Psychometrika 1947; the exact form is the sign
+    test).
     """
     tried = won + lost
     # Logarithms, because 0.5 ** tried is 0 in floating point from 1,075 on.
@@ -127,8 +126,8 @@ def mcnemar(won: int, lost: int) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's correction of a family of p-values, in their order.
 
-    The i-th smallest of m is multiplied by m − i + 1 and is at least the one before it: the chance that any true null
-    hypothesis of the family is rejected then stays below the level (Holm, Scand. J. Statist. 1979).
+    The i-th smallest of m is multiplied by m − i + 1 and is at least the one before it, which controls the family-wise
+    error rate (Holm, Scand. J. Statist. 1979).
     """
     corrected = [0.0] * len(p_values)
     highest = 0.0
@@ -141,10 +140,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def macro_mean(
     groups: Sequence[Sequence[float]], rng: np.random.Generator, resamples: int = RESAMPLES, level: float = 0.95
 ) -> Interval | None:
-    """Mean of the groups' means, each group weighing the same; `None` when a group is empty or there is none.
+    """Unweighted mean of the groups' means; `None` for no groups or an empty one.
 
-    The bootstrap draws inside every group. A group of one value has no spread to draw from, and then there is no
-    interval. `n` counts all values.
+    The bootstrap draws within groups. There is no interval if a group has a single value. `n` counts all values.
     """
     if not groups or not all(groups):
         return None
@@ -160,7 +158,7 @@ def macro_mean(
 
 def _resampled_means(data: Floats, rng: np.random.Generator, resamples: int) -> Floats:
     levels, counts = np.unique(data, return_counts=True)
-    by_level = levels.size * 5 < data.size  # a multinomial draw costs about five times what picking a row does
+    by_level = levels.size * 5 < data.size  # a multinomial draw costs about five times as much as picking a row
     rows = max(1, _CHUNK // (levels.size if by_level else data.size))
     shares = counts / data.size
     means = np.empty(resamples)
@@ -176,7 +174,7 @@ def _resampled_means(data: Floats, rng: np.random.Generator, resamples: int) -> 
 def _sign_test(differences: Floats, rng: np.random.Generator, resamples: int) -> float:
     sizes, counts = np.unique(np.abs(differences), return_counts=True)
     observed = abs(float(differences.sum()))
-    # Of m differences of one size, Binomial(m, ½) turn out positive: their sum is size · (2·positive − m).
+    # Of m differences of one size, Binomial(m, ½) are positive; their sum is size · (2·positive − m).
     positive = rng.binomial(counts, 0.5, size=(resamples, sizes.size))
     sums = np.abs((2 * positive - counts) @ sizes)
     hits = int((sums >= observed - 1e-9 * max(1.0, observed)).sum())

@@ -1,4 +1,4 @@
-"""Leaderboard: systems by data sets. Sets that systems were trained on are marked and averaged apart."""
+"""Leaderboard: systems by data sets. In-domain data sets are marked and averaged separately."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,13 +18,13 @@ class LeaderboardCell:
     """One system on one data set."""
 
     values: tuple[float, ...]
-    """The metric, question by question."""
+    """The metric by question."""
     faults: int
-    """Trajectories that ended by a fault of a part: they are in no mean."""
+    """Trajectories that ended with a fault; in no mean."""
     missing: int
-    """Questions that another system answered here, and this one did not."""
+    """Questions that only other systems answered."""
     unknown: tuple[float, ...] = ()
-    """For questions whose verdict could not be read, the shares of their trajectories: they count as not right."""
+    """For questions with missing verdicts, the shares of those trajectories; counted as wrong."""
 
     def mean(self, seed: int) -> Interval | None:
         return bounded(macro_mean([self.values], np.random.default_rng(seed)), [self])
@@ -32,25 +32,25 @@ class LeaderboardCell:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Every system on every data set, in one metric."""
+    """One metric of every system on every data set."""
 
     metric: str
     places: Mapping[tuple[str, str], LeaderboardCell]
-    """By system and data set; a system need not have been run on all."""
+    """By system and data set; a system may lack data sets."""
     in_domain: Collection[str] = ()
     """Data sets that the systems were trained on."""
     by: tuple[str, ...] = ()
-    """What the numbers rest on besides the runs: the judge, the generator."""
+    """Notes on judge and generator."""
     seed: int = 0
 
     @property
     def datasets(self) -> list[str]:
-        """Those in domain first, then by name."""
+        """In-domain data sets first, then by name."""
         return sorted({dataset for _, dataset in self.places}, key=lambda name: (name not in self.in_domain, name))
 
     @property
     def systems(self) -> list[str]:
-        """The best mean over all sets first; systems that lack a set come behind those that have all."""
+        """By mean over all data sets, descending; systems that lack a data set come last."""
 
         def rank(system: str) -> tuple[bool, float, str]:
             mean = self.average(system, self.datasets)
@@ -64,7 +64,7 @@ class Leaderboard:
         return math.fsum(found) / len(found) if found else -math.inf
 
     def average(self, system: str, datasets: Sequence[str]) -> Interval | None:
-        """Mean of the data sets' means, each set weighing the same; `None` unless the system has all of them."""
+        """Macro mean over data sets; `None` unless the system has all of them."""
         places = [self.places[system, dataset] for dataset in datasets if (system, dataset) in self.places]
         values = [place.values for place in places]
         if len(values) < len(datasets):
@@ -73,14 +73,14 @@ class Leaderboard:
 
     @property
     def averages(self) -> dict[str, list[str]]:
-        """What is averaged: all sets, and those in and out of domain where there are both."""
+        """Data sets of each average: all, and in-domain and out-of-domain if there are both."""
         inside = [name for name in self.datasets if name in self.in_domain]
         outside = [name for name in self.datasets if name not in self.in_domain]
         parts = {"mean in domain": inside, "mean out of domain": outside} if inside and outside else {}
         return {**parts, **({"mean": self.datasets} if len(self.datasets) > 1 else {})}
 
     def table(self) -> Table:
-        """One line a system. A data set in domain bears a star."""
+        """One row per system. In-domain data sets are marked with a star."""
         names = [f"{name} *" if name in self.in_domain else name for name in self.datasets]
         rows = [
             (
@@ -97,27 +97,27 @@ class Leaderboard:
         return show(place.mean(self.seed) if place else None)
 
     def notes(self) -> list[str]:
-        """What a reader must know to trust the table."""
-        notes = ["Means with 95 % bootstrap intervals over questions; – stands for what was not run."]
+        """Notes below the table."""
+        notes = ["Means with 95 % bootstrap intervals over questions; –: not run."]
         if any(name in self.in_domain for name in self.datasets):
-            notes.append("* in domain: systems that were trained were trained on this set.")
+            notes.append("* in domain: trained systems were trained on this set.")
         notes += self.by
         for (system, dataset), place in sorted(self.places.items()):
             if place.faults:
                 notes.append(
-                    f"{system} on {dataset}: {place.faults} trajectories ended by a fault; they are in no mean."
+                    f"{system} on {dataset}: {place.faults} trajectories ended with a fault; they are in no mean."
                 )
             if place.missing:
                 notes.append(f"{system} on {dataset}: {place.missing} questions are missing.")
             if place.unknown:
                 notes.append(
                     f"{system} on {dataset}: {len(place.unknown)} of {len(place.values)} verdicts could not be read "
-                    f"and count as not right, so {self.metric} is a lower bound."
+                    f"and count as wrong, so {self.metric} is a lower bound."
                 )
         return notes
 
     def to_json(self) -> JsonObject:
-        """Everything, with full precision, for programs."""
+        """All values in full precision."""
         places: list[Json] = [
             {
                 "system": system,
@@ -136,12 +136,12 @@ class Leaderboard:
         return {"metric": self.metric, "places": places, "averages": averages, "by": list(self.by)}
 
     def html(self) -> str:
-        """A page that stands alone."""
+        """A self-contained HTML page."""
         return report_html(f"Leaderboard: {self.metric}", [TableSection(self.metric, self.table())])
 
 
 def bounded(mean: Interval | None, places: Sequence[LeaderboardCell]) -> Interval | None:
-    """A mean over data sets, each weighing the same, with what is unknown of it."""
+    """A macro mean with its upper bound if verdicts are missing."""
     unread = sum(len(place.unknown) for place in places)
     if mean is None or not unread:
         return mean
@@ -156,7 +156,7 @@ def leaderboard(
     by: Sequence[str] = (),
     seed: int = 0,
 ) -> Leaderboard:
-    """Runs by system and data set. What any system was asked on a set, every system on that set is held to."""
+    """Leaderboard of runs by system and data set. The questions of a data set are those of all systems on it."""
     asked: dict[str, set[str]] = {}
     for (_, dataset), run in runs.items():
         asked.setdefault(dataset, set()).update(run.questions)

@@ -1,7 +1,7 @@
-"""Plots: pictures of scores as SVG text, ready to stand inside a page.
+"""Plots of scores as SVG text for HTML pages.
 
-Everything that is ink takes the colour of the page's text, so a plot reads on light and on dark. The same data gives
-the same bytes: no dates, no random ids. Needs matplotlib (extra `report`), which is imported only when a plot is drawn.
+Lines and text take the page's text colour, for light and dark pages. The same data gives the same bytes: no dates, no
+random ids. Needs matplotlib (extra `report`), which is imported when a plot is drawn.
 """
 
 import re
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Svg = NewType("Svg", str)
-"""An `<svg>` element that a plot of ours drew; text from elsewhere is never one."""
+"""An `<svg>` element that this module drew, never text from outside."""
 
 COLOURS = ("#3f8fd2", "#e0812b", "#35a679", "#c4609f", "#8a7fd8", "#b3923a")
-"""Readable on white and on near-black; the first two also for those who do not see red and green apart."""
+"""Readable on white and near-black; the first two also with red-green colour blindness."""
 _INK = "#010203"
-"""Stands for the page's text colour while matplotlib draws."""
+"""Placeholder of the page's text colour while matplotlib draws."""
 _ID = re.compile(r'\bid="')
 _STYLE: dict[str, object] = {
     "svg.fonttype": "none",
@@ -52,7 +52,7 @@ _STYLE: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a plot. `low` and `high` draw a band around it; leave both empty for none."""
+    """One line of a plot. `low` and `high` draw a band around it; both empty: no band."""
 
     name: str
     x: tuple[float, ...]
@@ -65,12 +65,12 @@ class Series:
     def __post_init__(self) -> None:
         lengths = {len(self.x), len(self.y), len(self.low) or len(self.x), len(self.high) or len(self.x)}
         if len(lengths) != 1 or bool(self.low) != bool(self.high):
-            raise ValueError(f"the series {self.name!r} has parts of unlike lengths")
+            raise ValueError(f"the series {self.name!r} has parts of different lengths")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An upright line where something happened, such as the end of the warm start."""
+    """A vertical line at an event, such as the end of the warm start."""
 
     x: float
     name: str
@@ -78,14 +78,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class BarSeries:
-    """One bar in each group, with whiskers; `None` leaves the place empty."""
+    """One bar per group, with error bars; `None`: no bar."""
 
     name: str
     values: tuple[Interval | None, ...]
 
 
 def series_of(rows: Sequence[JsonObject], key: str, name: str, *, x: str = "step", markers: bool = False) -> Series:
-    """One metric of `metrics.jsonl` by step; rows without it are passed over."""
+    """One metric of `metrics.jsonl` by step; rows without it are skipped."""
     points: list[tuple[float, float]] = []
     for row in rows:
         at, value = row.get(x), row.get(key)
@@ -95,14 +95,13 @@ def series_of(rows: Sequence[JsonObject], key: str, name: str, *, x: str = "step
 
 
 def smoothed(series: Series, window: int = 5) -> Series:
-    """The running mean of the last `window` points: for rewards of single batches, which jump."""
+    """The moving average over the last `window` points, for noisy values such as rewards of single batches."""
     means = [sum(series.y[max(0, end - window) : end]) / min(window, end) for end in range(1, len(series.y) + 1)]
     return Series(series.name, series.x, tuple(means), markers=series.markers)
 
 
 def line_plot(lines: Sequence[Series], x_label: str, y_label: str, marks: Sequence[Mark] = ()) -> Svg:
-    """Lines over a shared axis of what is counted (steps, rounds, passages): a learning curve. Values within [0, 1] get
-    the axis 0–1."""
+    """Lines over a shared integer axis (steps, rounds, passages). Values within [0, 1] get the axis 0–1."""
     with _style():
         figure, axes = _figure()
         for number, line in enumerate(lines):
@@ -122,7 +121,7 @@ def line_plot(lines: Sequence[Series], x_label: str, y_label: str, marks: Sequen
 
 
 def bar_plot(groups: Sequence[str], bars: Sequence[BarSeries], y_label: str) -> Svg:
-    """Bars side by side in groups, each with its interval: before and after, by hops."""
+    """Grouped bars with intervals: before and after, by hops."""
     for bar in bars:
         if len(bar.values) != len(groups):
             raise ValueError(f"the bars {bar.name!r} have {len(bar.values)} values for {len(groups)} groups")
@@ -157,13 +156,13 @@ def _whiskers(values: Sequence[Interval]) -> list[list[float]]:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Our look while a plot is drawn, and nobody else's settings touched."""
+    """Apply the style while a plot is drawn, without changing global settings."""
     try:
         from matplotlib import style
     except ImportError:
         raise MissingExtra("matplotlib", "a plot", "report") from None
     with style.context(_STYLE), warnings.catch_warnings():
-        # The page's fonts draw the text, so it is no matter that matplotlib's own lacks a character of a name.
+        # The page's fonts draw the text, so characters that matplotlib's font lacks do not matter.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
@@ -179,7 +178,7 @@ def _figure() -> "tuple[Figure, Axes]":
 
 
 def _unit_axis(axes: "Axes", values: Sequence[float]) -> None:
-    """Shares are shown on the whole of [0, 1], so that a small gain looks small."""
+    """Show shares on the whole of [0, 1], so that a small gain looks small."""
     if all(0 <= value <= 1 for value in values):
         axes.set_ylim(0, 1)
 
@@ -203,6 +202,6 @@ def _svg(figure: "Figure", description: str) -> Svg:
 
 
 def with_id_prefix(svg: Svg, prefix: str) -> Svg:
-    """The plot with its ids (and what refers to them) prefixed, so that several can stand in one page."""
+    """The plot with prefixed ids and references, so that one page can hold several plots."""
     text = _ID.sub(f'id="{prefix}-', svg).replace('href="#', f'href="#{prefix}-')
     return Svg(text.replace("url(#", f"url(#{prefix}-"))

@@ -1,13 +1,13 @@
-"""Rankings: how good a list of passages is, given what is relevant. Pure functions; `ids` are best first.
+"""Rankings: metrics of a ranked list of passages. Pure functions; `ids` are best first.
 
-`gold` is either the ids that are relevant (each of grade 1) or a grade for each, and a grade of 0 or less is not
-relevant. The conventions are trec_eval's, with two said differences:
+`gold` is a set of relevant ids (grade 1) or a grade by id; a grade of 0 or less is not relevant. The conventions are
+trec_eval's, with two differences:
 
-- An id that stands twice in a list counts once, where it stands first. (trec_eval refuses such a list.)
-- Where nothing is relevant there is nothing to measure, and the answer is `None`: no number, rather than trec_eval's 0.
+- A repeated id counts once, at its first rank. (trec_eval rejects such a list.)
+- Without relevant ids a metric is `None`, where trec_eval has 0.
 
-Equal scores have been put in order before a list comes here: a retriever keeps corpus order, a TREC run file is read
-in trec_eval's order (`coseek.data.trec`).
+Ties are resolved before: a retriever keeps corpus order, a TREC run file is read in trec_eval's order
+(`coseek.data.trec`).
 """
 
 import math
@@ -23,7 +23,7 @@ from coseek.measure.answers import cover_match
 Gold: TypeAlias = Collection[str] | Mapping[str, int]
 """The relevant ids, or the grade of every judged one."""
 Gain: TypeAlias = Literal["linear", "exponential"]
-"""What a grade g is worth: g (trec_eval, BEIR) or 2^g − 1 (Burges and others, ICML 2005). Alike for grades 0 and 1."""
+"""Gain of a grade g: g (trec_eval, BEIR) or 2^g − 1 (Burges et al., ICML 2005). Equal for grades 0 and 1."""
 _NAME = re.compile(r"([a-z_]+)(?:@([1-9][0-9]{0,8}))?")
 
 
@@ -48,10 +48,10 @@ def reciprocal_rank(gold: Gold, ids: Iterable[str], k: int | None = None) -> flo
 
 
 def ndcg(gold: Gold, ids: Iterable[str], k: int | None = None, gain: Gain = "linear") -> float | None:
-    """nDCG@k: Σ gain / log2(rank + 1) over the first `k`, divided by the most it could be, in [0, 1].
+    """nDCG@k: Σ gain / log2(rank + 1) over the first `k`, divided by the ideal DCG, in [0, 1].
 
-    The most it could be: the best `k` judged passages in falling grade (Järvelin and Kekäläinen, TOIS 2002, with
-    trec_eval's discount). `None` if nothing is relevant.
+    Ideal: the best `k` judged passages by descending grade (Järvelin and Kekäläinen, TOIS 2002, with trec_eval's
+    discount). `None` if nothing is relevant.
     """
     relevant = grades(gold)
     if not relevant:
@@ -62,10 +62,7 @@ def ndcg(gold: Gold, ids: Iterable[str], k: int | None = None, gain: Gain = "lin
 
 
 def answer_hit(answers: Collection[str], texts: Iterable[str], k: int | None = None) -> bool | None:
-    """Whether a gold answer stands, as whole words, in one of the first `k` texts; `None` without gold answers.
-
-    Text by text, so that no answer is put together across two of them.
-    """
+    """Whether one of the first `k` texts contains a gold answer as whole words; `None` without gold answers."""
     return any(cover_match(text, answers) for text in islice(texts, k)) if answers else None
 
 
@@ -86,17 +83,17 @@ def _discounted(gains: Iterable[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One question's list with all that says how good it is."""
+class JudgedRanking:
+    """Ranking of one question with its judgements."""
 
     gold: Mapping[str, int]
     answers: tuple[str, ...]
     ids: tuple[str, ...]
     texts: tuple[str, ...] | None
-    """Title and text of each; `None` where only ids are known."""
+    """Title and text of each; `None` if only ids are known."""
 
 
-Measure: TypeAlias = Callable[[Judged, int | None], float | None]
+Measure: TypeAlias = Callable[[JudgedRanking, int | None], float | None]
 
 _FAMILIES: dict[str, Measure] = {
     "recall": lambda one, k: recall(one.gold, one.ids, k),
@@ -108,13 +105,13 @@ _FAMILIES: dict[str, Measure] = {
 }
 FAMILIES: dict[str, str] = {
     "recall": "share of the relevant passages",
-    "all_gold": "every relevant passage is there",
+    "all_gold": "every relevant passage is retrieved",
     "mrr": "1 / rank of the first relevant passage",
-    "ndcg": "discounted gain of the grades, against the best possible",
+    "ndcg": "discounted cumulative gain over the ideal one",
     "ndcg_exp": "the same with a gain of 2^grade − 1",
-    "answer_hit": "a gold answer stands in a passage",
+    "answer_hit": "a passage contains a gold answer",
 }
-"""Every metric of a ranking with what it means. All lie in [0, 1]; `@k` behind the name looks at the first k alone."""
+"""Ranking metrics with their definitions. All lie in [0, 1]; `@k` after the name limits them to the first k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +124,14 @@ class Metric:
 
     @classmethod
     def named(cls, name: str) -> "Metric":
-        """A misspelt name is refused with the nearest."""
+        """The metric of a name. Raises `UnknownName` with the nearest one."""
         found = _NAME.fullmatch(name)
         if found is None or found[1] not in _FAMILIES:
             cut = f"@{found[2]}" if found and found[2] else "@10"
             raise UnknownName("metric", name, [f"{family}{cut}" for family in _FAMILIES])
         return cls(name, int(found[2]) if found[2] else None, _FAMILIES[found[1]])
 
-    def of(self, judged: Judged) -> float | None:
-        """The number, or `None` for what this question cannot have."""
+    def of(self, judged: JudgedRanking) -> float | None:
+        """The value; `None` if it is undefined for this question."""
         value = self.measure(judged, self.k)
         return None if value is None else float(value)

@@ -1,7 +1,7 @@
-"""Report: one HTML page that stands alone. No script, no network, and everything that is not ours is escaped.
+"""Report: one self-contained HTML page without scripts or network requests; all text from outside is escaped.
 
-A page is a list of sections; a section is anything with a `title` and an `html(number)`. The page forbids scripts and
-requests by its own content policy, so even a fault in here could not run what a passage says.
+A page is a list of sections; a section has a `title` and `html(number)`. The page's content security policy forbids
+scripts and requests, as a second defence against text of passages.
 """
 
 import json
@@ -21,19 +21,19 @@ from coseek.measure.table import Table
 
 
 class Section(Protocol):
-    """A stretch of a report under one heading."""
+    """A part of a report under one heading."""
 
     @property
     def title(self) -> str: ...
 
     def html(self, number: int) -> str:
-        """The body, escaped. `number` is the section's place and keeps ids apart."""
+        """The body, escaped. `number` is the index of the section and makes ids unique."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TextSection:
-    """Paragraphs; an empty line parts them."""
+    """Paragraphs, separated by empty lines."""
 
     title: str
     text: str
@@ -61,7 +61,7 @@ class TableSection:
 
 @dataclass(frozen=True, slots=True)
 class PlotSection:
-    """A plot with what there is to see in it."""
+    """A plot with a caption."""
 
     title: str
     plot: Svg
@@ -74,7 +74,7 @@ class PlotSection:
 
 @dataclass(frozen=True, slots=True)
 class SettingsSection:
-    """Settings as YAML, folded away."""
+    """Settings as YAML, collapsed."""
 
     title: str
     settings: JsonObject
@@ -86,7 +86,7 @@ class SettingsSection:
 
 @dataclass(frozen=True, slots=True)
 class FilesSection:
-    """Path → what it is."""
+    """Path → description."""
 
     title: str
     files: Mapping[str, str]
@@ -100,7 +100,7 @@ class FilesSection:
 
 @dataclass(frozen=True, slots=True)
 class TrajectorySection:
-    """Whole runs as they were written, coloured (and labelled) by author."""
+    """Whole runs, coloured and labelled by author."""
 
     title: str
     trajectories: tuple[Trajectory, ...]
@@ -111,7 +111,7 @@ class TrajectorySection:
 
 
 def write_report(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Write the page atomically: the old one stays whole if anything fails."""
+    """Write the page atomically."""
     page = report_html(title, sections)
     with atomic_write(path) as file:
         file.write(page)
@@ -134,7 +134,7 @@ def report_html(title: str, sections: Sequence[Section]) -> str:
 
 
 def trajectory_html(trajectory: Trajectory) -> str:
-    """One run: the question, what became of it, and every segment in order."""
+    """One run: question, outcome, and every segment in order."""
     question = trajectory.question
     facts = [
         f"gold: {' | '.join(question.answers) or '–'}",
@@ -162,12 +162,12 @@ def _details(title: str, rows: Sequence[str]) -> str:
 
 
 def clean(text: str) -> str:
-    """Escaped for HTML text and quoted attributes; what UTF-8 cannot hold becomes `?`."""
+    """Text escaped for HTML text and quoted attributes; unpaired surrogates become `?`."""
     return escape(text.encode("utf-8", "replace").decode(), quote=True)
 
 
 def _cell(text: str) -> str:
-    """A table cell; the interval behind a mean is set smaller, and below it where columns are many."""
+    """A table cell; the interval after a mean is in small type."""
     mean, bracket, rest = text.partition(" [")
     interval = f" <small>[{clean(rest)}</small>" if bracket else ""
     return f"<td>{clean(mean)}{interval}</td>"

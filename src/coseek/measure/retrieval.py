@@ -1,19 +1,18 @@
-"""Retrieval: what a run found, judged on its structured hits and never on rendered text.
+"""Retrieval: metrics of a run's retrieved passages, computed from its hits and not from rendered text.
 
-Passages are counted once each, in the order in which they were served; what looks at the first k of a run looks at its
-evidence (`data/evidence.py`), in which the best come first. A search that failed found nothing to judge, so it is left
-out of per-search means (and counted as a fault elsewhere). Where a question names no gold passages there is nothing to
-recall, and the answer is `None`: no number, rather than a 0.
+Passages count once, in the order of retrieval; metrics at k use the run's evidence (`data/evidence.py`), best first. A
+failed search is left out of means per search. Recall is `None` for questions without gold passages.
 """
 
 from coseek.data.evidence import evidence_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
+from coseek.retrieval.fusion import reciprocal_rank_fusion
 
 
 def served(trajectory: Trajectory) -> list[Passage]:
-    """Every passage that was retrieved in the run, once, in the order of first sight."""
+    """All retrieved passages of the run without duplicates, in the order of retrieval."""
     first: dict[str, Passage] = {}
     for search in trajectory.searches:
         for hit in search.hits:
@@ -22,15 +21,12 @@ def served(trajectory: Trajectory) -> list[Passage]:
 
 
 def run_recall(trajectory: Trajectory, max_passages: int | None = None) -> float | None:
-    """Recall over everything the run retrieved. It grows with searches × k, hence the budget:
-
-    `max_passages` counts only the first so many distinct passages, in the order served.
-    """
+    """Recall over all retrieved passages, or over the first `max_passages` distinct ones. Grows with searches × k."""
     return rankings.recall(trajectory.question.gold_ids, (passage.id for passage in served(trajectory)), max_passages)
 
 
 def search_recalls(trajectory: Trajectory) -> list[float]:
-    """Recall of each search by itself, over all gold passages; empty without gold passages or without searches."""
+    """Recall of each search over all gold passages; empty without gold passages or searches."""
     hits = (search.hits for search in trajectory.searches if search.fault is None)
     recalls = (rankings.recall(trajectory.question.gold_ids, (hit.passage.id for hit in found)) for found in hits)
     return [value for value in recalls if value is not None]
@@ -47,10 +43,14 @@ def all_gold_at(trajectory: Trajectory, k: int) -> bool | None:
 
 
 def answer_hit(trajectory: Trajectory) -> bool:
-    """A gold answer stands, as whole words, in a passage that was retrieved.
+    """Whether a retrieved passage (title and text) contains a gold answer as whole words.
 
-    Passages only: a policy cannot earn this by writing the gold answer itself. Title and body are looked at
-    together, passage by passage, so no answer is put together across two of them.
+    The agent's own text does not count, so that a policy cannot earn this by writing the answer.
     """
     texts = (f"{passage.title} {passage.text}" for passage in served(trajectory))
     return bool(rankings.answer_hit(trajectory.question.answers, texts))
+
+
+def fused(trajectory: Trajectory) -> list[str]:
+    """Ids of all retrieved passages by reciprocal rank fusion of the run's searches, best first."""
+    return list(reciprocal_rank_fusion([hit.passage.id for hit in search.hits] for search in trajectory.searches))

@@ -1,14 +1,14 @@
-"""Score: what finished runs are worth, question by question, group by group, and run against run.
+"""Score: metrics of finished runs by question and group, and paired comparisons of runs.
 
-Three kinds of nothing are kept apart. A *fault* (a part failed) says nothing about the agent: it is left out of every
-mean and counted. A *missing* question was never run, or only with faults: it is counted too. A metric that a question
-cannot have (recall without gold passages) is left out of that metric alone. None of the three is ever a 0.
+Missing values are of three kinds, and none is a 0. A *fault* (a part failed) is left out of every mean and counted. A
+*missing* question has no trajectory without a fault; it is counted. An undefined metric (recall without gold passages)
+is left out of that metric only.
 
-What a judge left unknown is neither: the answer is there and nobody knows whether it is right. Means of judged metrics
-are then lower bounds (known to be right, over all answers), and are called so wherever they are shown.
+A verdict that a judge did not give is unknown. Means of judged metrics are then lower bounds (accepted answers over all
+answers), and are marked as such.
 
-The unit is the question: several runs of one question (seeds) are averaged first, so that intervals are not made
-narrow by asking the same thing twice.
+The unit is the question: several trajectories of one question (seeds) are averaged first, because they are not
+independent.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,24 +30,24 @@ from coseek.measure.answers import cover_match, exact_match, f1
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
 
 ALL = "all"
-"""Name of the group that every question is in."""
+"""Name of the group of all questions."""
 IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
-"""Groups of the questions from data sets that something was trained on, and of the others."""
+"""Groups of questions from data sets that were trained on, and of the others."""
 
 EVIDENCE_CUTS = (5, 10)
-"""How many passages of a run's evidence are looked at."""
+"""Depths k of the evidence metrics."""
 JUDGED = ("judge_acc", "gen_acc")
 """The metrics that need a judge."""
 UNREAD = "unread_verdicts"
 
 Verdicts: TypeAlias = Mapping[tuple[str, str], Verdict]
-"""What a judge said, by question id and response."""
+"""A judge's verdicts by question id and response."""
 
 
 def score_trajectory(trajectory: Trajectory, verdicts: Verdicts | None = None) -> dict[str, float]:
-    """Every metric that this run has; the names are those of `METRICS`. Not to be asked of a fault.
+    """Every metric that is defined for this trajectory, by name (`METRICS`). Judged ones need `verdicts`.
 
-    The judged ones need a judge's `verdicts`.
+    Raises `ValueError` for a trajectory that ended with a fault.
     """
     if trajectory.stop.is_fault:
         raise ValueError(
@@ -82,9 +82,9 @@ def score_trajectory(trajectory: Trajectory, verdicts: Verdicts | None = None) -
 
 @cache
 def answers_itself(protocol: str) -> bool:
-    """Whether agents of this protocol write an answer. Those that only search (s3, DeepRetrieval) owe none.
+    """Whether agents of this protocol write an answer, unlike those that only search (s3, DeepRetrieval).
 
-    A protocol that is none of ours is taken to answer.
+    True for an unknown protocol.
     """
     try:
         return load_protocol(protocol).tag_for(Author.AGENT, Action.ANSWER) is not None
@@ -93,11 +93,11 @@ def answers_itself(protocol: str) -> bool:
 
 
 def judged(question: Question, answer: str | None, verdicts: Verdicts) -> dict[str, float]:
-    """`judge_acc` and `gen_acc` of an answer: GenAcc = cover-EM ∨ judge says yes (s3, eq. 3).
+    """`judge_acc` and `gen_acc` of an answer: GenAcc = cover-EM ∨ judge accepts (s3, eq. 3).
 
-    An empty answer is wrong and is shown to no judge. Where the judge failed there is no `judge_acc`, and a `gen_acc`
-    only if cover-EM settles it alone: a fault of the judge is never a no. `unread_verdicts` says so: without it, means
-    would be those of the answers that are easy to judge, which are the right ones.
+    An empty answer is wrong without a judge. Without a verdict there is no `judge_acc`, and a `gen_acc` only if
+    cover-EM is 1. `unread_verdicts` counts such answers: a mean over the others would be biased towards right
+    answers.
     """
     if not (answer or "").strip():
         return {"judge_acc": 0.0, "gen_acc": 0.0, UNREAD: 0.0}
@@ -110,57 +110,57 @@ def judged(question: Question, answer: str | None, verdicts: Verdicts) -> dict[s
 
 
 METRICS: dict[str, str] = {
-    "em": "strict EM: the whole answer is a gold answer",
-    "cover_em": "cover-EM: the answer holds a gold answer",
+    "em": "strict EM: the whole answer equals a gold answer",
+    "cover_em": "cover-EM: the answer contains a gold answer",
     "f1": "word F1 against the nearest gold answer",
-    "gen_acc": "GenAcc: the answer holds a gold answer, or the judge says yes",
-    "judge_acc": "the judge says yes",
-    UNREAD: "answers of which the judge gave no verdict that could be read",
-    "recall": "gold passages found in the run",
-    "recall_per_search": "gold passages found by one search, mean over the run's searches",
-    "recall@5": "gold passages among the first five of the run's evidence",
-    "recall@10": "gold passages among the first ten of the run's evidence",
+    "gen_acc": "GenAcc: the answer contains a gold answer, or the judge accepts it",
+    "judge_acc": "the judge accepts the answer",
+    UNREAD: "answers without a readable verdict of the judge",
+    "recall": "share of gold passages retrieved in the run",
+    "recall_per_search": "share of gold passages retrieved by one search, mean over the run's searches",
+    "recall@5": "share of gold passages among the first five of the run's evidence",
+    "recall@10": "share of gold passages among the first ten of the run's evidence",
     "all_gold@5": "every gold passage is among the first five of the run's evidence",
     "all_gold@10": "every gold passage is among the first ten of the run's evidence",
-    "answer_hit": "a gold answer stands in a retrieved passage",
-    "searches": "searches a question",
-    "turns": "turns the agent wrote",
-    "agent_tokens": "tokens the agent wrote",
-    "read_tokens": "tokens the agent was given, prompt included",
-    "passages": "distinct passages served",
-    "context_passages": "passages the generator was shown",
-    "context_tokens": "tokens of the passages the generator was shown",
-    "wall_s": "seconds from question to end, among others that ran at the same time",
-    "cost_usd": "dollars that the model's server asked for",
-    "answered": "runs that ended with an answer",
-    "valid": "runs in the protocol's form",
-    "truncated": "runs that a budget ended",
+    "answer_hit": "a retrieved passage contains a gold answer",
+    "searches": "searches per question",
+    "turns": "turns of the agent",
+    "agent_tokens": "tokens generated by the agent",
+    "read_tokens": "tokens read by the agent, prompt included",
+    "passages": "distinct passages retrieved",
+    "context_passages": "passages in the generator's context",
+    "context_tokens": "tokens of the passages in the generator's context",
+    "wall_s": "seconds from question to end, while other runs share the machine",
+    "cost_usd": "price of the model's server in dollars",
+    "answered": "runs with an answer",
+    "valid": "runs in the protocol's format",
+    "truncated": "runs that reached a limit",
 }
-"""Every metric with what it means, in the order of the tables. All but the counts lie in [0, 1]."""
+"""Every metric with its definition, in the order of the tables. All but the counts lie in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """One question of one run: its metrics, averaged over the runs of it that ended without a fault."""
+class QuestionScores:
+    """Metrics of one question of one run, averaged over its trajectories without a fault."""
 
     question: Question
     metrics: Mapping[str, float]
     rows: int
-    """Trajectories behind the averages; 0 when all ended by a fault, and then there are no metrics."""
+    """Number of averaged trajectories; 0, and no metrics, if all ended with a fault."""
     faults: int
     unknown: Mapping[str, float] = field(default_factory=dict)
-    """Judged metric → share of the trajectories of which it is not known, where there are such. In `metrics` they count
-    as not right; a metric of which nothing is known is not in `metrics`."""
+    """Judged metric → share of the trajectories without a value, if any. `metrics` counts them as wrong; a metric
+    without any value is not in `metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRun:
-    """A run, question by question."""
+    """Scores of a run by question."""
 
     name: str
-    questions: Mapping[str, Scored]
+    questions: Mapping[str, QuestionScores]
     stops: Mapping[str, int]
-    """How many trajectories ended for which reason."""
+    """Number of trajectories by stop reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,29 +170,29 @@ class MetricSummary:
     run: str
     group: str
     questions: int
-    """Questions with at least one trajectory that is no fault."""
+    """Questions with at least one trajectory without a fault."""
     rows: int
     faults: int
     missing: int
-    """Questions that were to be answered and have no such trajectory."""
+    """Requested questions without such a trajectory."""
     metrics: Mapping[str, Interval]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run against the first one, on the questions that both have."""
+    """Paired differences between a run and the first run, on their common questions."""
 
     run: str
     against: str
     group: str
     metrics: Mapping[str, Difference]
     unread: int = 0
-    """Questions of both that lack a readable verdict on either side: no judged metric compares them."""
+    """Common questions without a readable verdict in either run; left out of judged metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What `score_runs` found."""
+    """Result of `score_runs`."""
 
     summaries: tuple[MetricSummary, ...]
     comparisons: tuple[Comparison, ...] = ()
@@ -200,7 +200,7 @@ class Scores:
     """Run → stop reason → trajectories."""
 
     def of(self, run: str, group: str = ALL) -> MetricSummary:
-        """One run's means over one group; `KeyError` when there is no such pair."""
+        """The means of a run over a group. Raises `KeyError` for an unknown pair."""
         for summary in self.summaries:
             if (summary.run, summary.group) == (run, group):
                 return summary
@@ -208,7 +208,7 @@ class Scores:
 
 
 def score_run(name: str, trajectories: Iterable[Trajectory], verdicts: Verdicts | None = None) -> ScoredRun:
-    """Score a run; the trajectories are read once and not kept."""
+    """Score a run. Trajectories are read once and not stored."""
 
     def rows() -> Iterator[ScoredRow]:
         for trajectory in trajectories:
@@ -220,11 +220,11 @@ def score_run(name: str, trajectories: Iterable[Trajectory], verdicts: Verdicts 
 
 
 ScoredRow: TypeAlias = tuple[Question, str, Mapping[str, float] | None]
-"""One trajectory's question, how it ended, and its metrics; `None` for a fault."""
+"""Question, stop reason and metrics of one trajectory; metrics are `None` for a fault."""
 
 
 def collect(name: str, rows: Iterable[ScoredRow]) -> ScoredRun:
-    """Scored trajectories as a run: those of one question together."""
+    """Group scored trajectories by question."""
     found: dict[str, tuple[Question, list[Mapping[str, float]], int]] = {}
     stops: dict[str, int] = {}
     for question, stop, metrics in rows:
@@ -238,7 +238,7 @@ def collect(name: str, rows: Iterable[ScoredRow]) -> ScoredRun:
     return ScoredRun(
         name,
         {
-            ident: Scored(question, _averages(rows), len(rows), faults, _unknown(rows))
+            ident: QuestionScores(question, _averages(rows), len(rows), faults, _unknown(rows))
             for ident, (question, rows, faults) in found.items()
         },
         stops,
@@ -253,9 +253,9 @@ def score_runs(
     metrics: Sequence[str] = tuple(METRICS),
     seed: int = 0,
 ) -> Scores:
-    """Summaries of every run over all questions and over each group, and every later run paired with the first.
+    """Summaries of every run over all questions and each group, and comparisons of every later run with the first.
 
-    `by` holds names of `GROUPS`. `questions` says what was to be answered; without it, whatever any run answered.
+    `by` holds names of `GROUPS`. `questions` are the requested ones; default: the questions of all runs.
     """
     check_metrics(metrics)
     check_groups(by)
@@ -264,7 +264,7 @@ def score_runs(
 
 
 def questions_of(runs: Iterable[ScoredRun]) -> list[Question]:
-    """Whatever any of the runs was asked."""
+    """The questions of all runs."""
     asked = {ident: row.question for run in runs for ident, row in run.questions.items()}
     if not asked:
         raise DataError("there is nothing to score: the runs hold no trajectories")
@@ -272,7 +272,7 @@ def questions_of(runs: Iterable[ScoredRun]) -> list[Question]:
 
 
 def check_metrics(metrics: Iterable[str]) -> None:
-    """Refuse a metric that there is not."""
+    """Raise `UnknownName` for an unknown metric."""
     for name in metrics:
         if name not in METRICS:
             raise UnknownName("metric", name, METRICS)
@@ -286,9 +286,9 @@ def summaries_of(
     seed: int,
     in_domain: Collection[str] = (),
 ) -> Scores:
-    """Runs that were scored question by question: their means over all of `asked` and by group, and paired.
+    """Means of scored runs over all of `asked` and by group, and comparisons with the first run.
 
-    `in_domain` names data sets; where it names any, the questions are also parted into those of them and others.
+    `in_domain` names data sets; if not empty, questions are also grouped into in-domain and out-of-domain.
     """
     groups = groups_of(asked, by, in_domain)
     return Scores(
@@ -306,7 +306,7 @@ def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequen
     """The means of a run over the questions of a group."""
     rows = [run.questions[ident] for ident in idents if ident in run.questions]
     scored = [row for row in rows if row.rows]
-    # Each mean has a generator of its own: the same values get the same interval in every table they stand in.
+    # Each mean has its own generator, so that equal values get the same interval in every table.
     means = {name: mean_of(scored, name, np.random.default_rng(seed)) for name in metrics}
     return MetricSummary(
         run=run.name,
@@ -319,8 +319,8 @@ def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequen
     )
 
 
-def mean_of(rows: Sequence[Scored], metric: str, rng: np.random.Generator) -> Interval | None:
-    """The mean of a metric over the questions that have it; a lower bound where verdicts could not be read."""
+def mean_of(rows: Sequence[QuestionScores], metric: str, rng: np.random.Generator) -> Interval | None:
+    """The mean of a metric over the questions that have it; a lower bound if verdicts are missing."""
     values = values_of(rows, metric)
     unknown = [row.unknown[metric] for row in rows if metric in row.unknown]
     mean = bootstrap_mean(values, rng)
@@ -329,8 +329,8 @@ def mean_of(rows: Sequence[Scored], metric: str, rng: np.random.Generator) -> In
     return replace(mean, unread=len(unknown), most=mean.mean + sum(unknown) / len(values))
 
 
-def values_of(rows: Iterable[Scored], metric: str) -> list[float]:
-    """A metric question by question; 0 for what a judge left unknown."""
+def values_of(rows: Iterable[QuestionScores], metric: str) -> list[float]:
+    """A metric by question; 0 where a verdict is missing."""
     return [row.metrics.get(metric, 0.0) for row in rows if metric in row.metrics or metric in row.unknown]
 
 
@@ -342,7 +342,7 @@ def compare(
     metrics: Sequence[str],
     seed: int,
 ) -> Comparison:
-    """`other` − `first`, metric by metric, on the questions of a group that both have."""
+    """`other` − `first` for each metric, on their common questions of a group."""
     pairs = {name: (_values(first, name, idents), _values(other, name, idents)) for name in metrics}
     found = {name: paired_difference(a, b, np.random.default_rng(seed)) for name, (a, b) in pairs.items()}
     differences = {name: difference for name, difference in found.items() if difference is not None}
@@ -365,7 +365,7 @@ def _by_kind(question: Question) -> str | None:
 
 
 def dataset_of(question: Question) -> str | None:
-    """The data set that a question says it is of."""
+    """The data set of a question."""
     name = question.meta.get("dataset", question.meta.get("data_source"))  # rows of Search-R1 call it data_source
     return None if name is None else str(name)
 
@@ -376,11 +376,11 @@ GROUPS: dict[str, Callable[[Question], str | None]] = {
     "kind": _by_kind,
     "dataset": dataset_of,
 }
-"""Ways to group questions; a question for which the answer is `None` is in no group but `all`."""
+"""Functions that group questions; `None`: only in the group `all`."""
 
 
 def check_groups(by: Iterable[str]) -> None:
-    """Refuse a way to group that there is not."""
+    """Raise `UnknownName` for an unknown grouping."""
     for name in by:
         if name not in GROUPS:
             raise UnknownName("group", name, GROUPS)
@@ -404,14 +404,14 @@ def groups_of(
 
 
 def _values(run: ScoredRun, metric: str, idents: Sequence[str]) -> dict[str, float]:
-    """What is compared. Without a verdict a question is in no comparison of judges, whatever its words settle: else
-    only the right ones would stay."""
+    """Values of a metric by question. Questions without a verdict are left out of judged metrics, also if cover-EM
+    decides GenAcc: otherwise only right answers would remain."""
     rows = ((ident, run.questions[ident]) for ident in idents if ident in run.questions)
     known = ((ident, row) for ident, row in rows if not (metric in JUDGED and _is_unread(row)))
     return {ident: row.metrics[metric] for ident, row in known if metric in row.metrics}
 
 
-def _is_unread(row: Scored) -> bool:
+def _is_unread(row: QuestionScores) -> bool:
     return row.metrics.get(UNREAD, 0.0) > 0
 
 
@@ -425,7 +425,7 @@ def _averages(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _unknown(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Judged metric → share of the judged rows that lack it, where there are such."""
+    """Judged metric → share of the judged rows without it, if any."""
     judged_rows = [row for row in rows if UNREAD in row]
     shares = {name: fmean(name not in row for row in judged_rows) for name in JUDGED if judged_rows}
     return {name: share for name, share in shares.items() if share}

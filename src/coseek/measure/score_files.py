@@ -1,7 +1,7 @@
-"""Score files: a folder with every question's own numbers and their summary, for people and for programs.
+"""Score files: a folder with scores by question and their summary.
 
-questions.jsonl   one line a run and question: its metrics, how many trajectories stand behind them, its faults
-scores.json       means, intervals, paired tests, and who generated and judged
+questions.jsonl   one line per run and question: metrics, number of trajectories, faults
+scores.json       means, intervals, paired tests, generator and judge
 scores.md, .html  the tables
 """
 
@@ -14,13 +14,13 @@ from coseek.measure.score import ScoredRun, dataset_of
 from coseek.measure.table import Table
 
 ROWS, SUMMARY = "questions.jsonl", "scores.json"
-"""Every question's numbers, and the file by which a folder of scores is known."""
+"""Scores by question, and the summary, which identifies a folder of scores."""
 
 
 def write_scores(
     folder: Path, runs: Sequence[ScoredRun], summary: JsonObject, tables: Mapping[str, Table], title: str = "Scores"
 ) -> None:
-    """Write the folder's four files, each whole or not at all. `tables` go by heading."""
+    """Write the folder's four files atomically. `tables` are by heading."""
     write_jsonl(folder / ROWS, (row for run in runs for row in question_rows(run)))
     write_json(folder / SUMMARY, summary)
     with atomic_write(folder / "scores.md") as file:
@@ -29,7 +29,7 @@ def write_scores(
 
 
 def question_rows(run: ScoredRun) -> Iterator[JsonObject]:
-    """One line a question, in the order of the run. A question of which there are only faults has no metrics."""
+    """One row per question, in the order of the run. A question with only faults has no metrics."""
     for ident, row in run.questions.items():
         yield {
             "run": run.name,

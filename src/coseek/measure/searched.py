@@ -1,7 +1,7 @@
-"""Found: what retrievers find for a set of questions, one search a question, measured and compared.
+"""Retrieval measurement: one search per question with each retriever, scored and compared.
 
-A search that failed is data: it is counted, and its question is in no mean and in no pair. It is never a 0.
-What is found may also come from a TREC run file, which knows ids alone.
+A failed search is counted, and its question is left out of means and comparisons. It is never a 0. Results may also
+come from a TREC run file, which has only ids.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,25 +12,25 @@ from coseek.core.errors import DataError, RetrieverError
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trec import Qrels, Ranked, trec_id
-from coseek.measure.rankings import Judged, Metric, grades
-from coseek.measure.score import Scored, ScoredRun, Scores, summaries_of
+from coseek.measure.rankings import JudgedRanking, Metric, grades
+from coseek.measure.score import QuestionScores, ScoredRun, Scores, summaries_of
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever, fault_of_hits
 
 FOUND, EMPTY, FAULT = "found", "nothing found", "fault"
-"""How a search ended, as `Scores.stops` counts it."""
+"""Outcomes of a search, counted in `Scores.stops`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchedQuestion:
-    """What one search found, best first. A passage that a retriever gave twice stands here once."""
+    """Results of one search, best first, without duplicates."""
 
     ids: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     passages: tuple[Passage, ...] | None = ()
-    """`None` where only ids are known."""
+    """`None` if only ids are known."""
     fault: str | None = None
-    """Why there was no search."""
+    """Why the search failed."""
 
     @classmethod
     def of(cls, hits: Iterable[Hit]) -> "SearchedQuestion":
@@ -50,9 +50,9 @@ Answered: TypeAlias = tuple[Question, SearchedQuestion]
 def search_questions(
     retriever: Retriever, questions: Sequence[Question], depth: int, batch: int = 64
 ) -> Iterator[list[Answered]]:
-    """Search for every question's own text, batch by batch.
+    """Search for the text of every question, batch by batch.
 
-    A batch that fails is asked again one by one, so that a question which cannot be searched takes no others along.
+    The questions of a failed batch are searched one by one, so that a failure affects only its question.
     """
     for start in range(0, len(questions), batch):
         asked = questions[start : start + batch]
@@ -63,7 +63,7 @@ def search_questions(
 
 
 def _search(retriever: Retriever, asked: Sequence[Question], depth: int) -> Iterator[tuple[Question, list[Hit]]]:
-    # An agent whose first search is the question itself would ask just this.
+    # The same query as an agent's whose first search is the question itself.
     queries = [Query(question.question, question=question.question) for question in asked]
     found = retriever.search(queries, depth)
     if fault := next(filter(None, map(fault_of_hits, found)), ""):
@@ -85,10 +85,10 @@ def of_run_file(
     corpus: Corpus | None = None,
     missing_is_empty: bool = True,
 ) -> Iterator[Answered]:
-    """What a TREC run file holds for these questions; passages of `corpus` where it has them.
+    """Results of a TREC run file for these questions, with passages of `corpus` where it has them.
 
-    A question without a line found nothing, as ir-measures and `trec_eval -c` count it: a run file has no other way to
-    say so. With `missing_is_empty=False` it was not asked, as plain trec_eval counts it.
+    A question without a line has an empty result, as in ir-measures and `trec_eval -c`. With `missing_is_empty=False`
+    it is left out, as in plain trec_eval.
     """
     if not any(trec_id(question.id) in ranked for question in questions):
         raise DataError("the run file holds none of the questions; are they of the same data set and split?")
@@ -105,7 +105,7 @@ def of_run_file(
 
 
 def relevance(question: Question) -> dict[str, int]:
-    """The grades of a question's passages: `meta.relevance` where a data set has them, else 1 for each gold passage."""
+    """Grades of a question's passages: `meta.relevance` if the data set has it, else 1 for each gold passage."""
     graded = question.meta.get("relevance")
     if not isinstance(graded, dict):
         return dict.fromkeys(question.gold_ids, 1)
@@ -117,42 +117,42 @@ def relevance(question: Question) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class RetrievalMeasure:
-    """What is measured, and against which judgements."""
+    """Metrics and relevance judgements."""
 
     metrics: tuple[Metric, ...]
     qrels: Qrels | None = None
-    """Judgements that stand in place of the questions' own; their ids are those of TREC files."""
+    """Judgements that replace the questions' own, by ids of TREC files."""
 
     def gold(self, question: Question) -> dict[str, int]:
-        """Grades by the passages' ids as they stand in TREC files, so that all sources of ids can be compared."""
+        """Grades by passage id, in the form of TREC files, so that ids of all sources are comparable."""
         if self.qrels is not None:
             return self.qrels.get(trec_id(question.id), {})
         return {trec_id(ident): grade for ident, grade in relevance(question).items()}
 
     def judge(self, question: Question, found: SearchedQuestion) -> dict[str, float]:
-        """Every metric that this question can have."""
+        """Every metric that is defined for this question."""
         texts = None if found.passages is None else tuple(f"{one.title} {one.text}" for one in found.passages)
-        judged = Judged(self.gold(question), question.answers, tuple(map(trec_id, found.ids)), texts)
+        judged = JudgedRanking(self.gold(question), question.answers, tuple(map(trec_id, found.ids)), texts)
         values = {metric.name: metric.of(judged) for metric in self.metrics}
         return {name: value for name, value in values.items() if value is not None}
 
     def measure(self, name: str, rows: Iterable[Answered]) -> ScoredRun:
-        """One retriever, question by question; what was found is looked at once and not kept."""
-        scored: dict[str, Scored] = {}
+        """Score the results of one retriever. They are read once and not stored."""
+        scored: dict[str, QuestionScores] = {}
         stops = dict.fromkeys((FOUND, EMPTY, FAULT), 0)
         for question, found in rows:
             failed = found.fault is not None
             stops[FAULT if failed else FOUND if found.ids else EMPTY] += 1
             metrics = {} if failed else self.judge(question, found)
-            scored[question.id] = Scored(question, metrics, int(not failed), int(failed))
+            scored[question.id] = QuestionScores(question, metrics, int(not failed), int(failed))
         return ScoredRun(name, scored, {stop: count for stop, count in stops.items() if count})
 
     def unjudged(self, questions: Iterable[Question]) -> int:
-        """Questions of which no passage is known to be relevant: they are in no mean but that of answer_hit."""
+        """Number of questions without a relevant passage; only answer_hit is defined for them."""
         return sum(not grades(self.gold(question)) for question in questions)
 
     def compare(
         self, runs: Sequence[ScoredRun], questions: Sequence[Question], by: Sequence[str] = (), seed: int = 0
     ) -> Scores:
-        """Means with intervals over all questions and by group, and every later retriever paired with the first."""
+        """Means with intervals over all questions and by group, and comparisons with the first retriever."""
         return summaries_of(runs, questions, by, [metric.name for metric in self.metrics], seed)

@@ -1,4 +1,4 @@
-"""Table: scores as Markdown, as JSON and in the terminal. One table of text stands behind all but the JSON."""
+"""Table: scores as Markdown, JSON and terminal tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.score import ALL, JUDGED, Comparison, MetricSummary, Scores
 
 MAIN = ("em", "cover_em", "f1", "recall", "recall_per_search", "answer_hit", "searches", "agent_tokens")
-"""The metrics that a table shows unless told otherwise."""
+"""Default metrics of a table."""
 PAIRED = ("em", "f1", "recall", "searches", "agent_tokens")
-"""The metrics that a comparison shows unless told otherwise."""
+"""Default metrics of a comparison."""
 _COUNTS = frozenset(
     {"searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s"}
 )
@@ -21,7 +21,7 @@ _COUNTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns and rows of plain text, with what must be said below."""
+    """Columns and rows of plain text, with notes below."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -33,22 +33,22 @@ class Table:
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row!r}")
 
     def markdown(self) -> str:
-        """A Markdown table; what would break a cell is escaped."""
+        """A Markdown table with escaped cells."""
         lines = [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
 
     @property
     def flipped(self) -> "Table":
-        """Rows as columns."""
+        """The transposed table."""
         first, *others = zip(self.columns, *self.rows, strict=True)
         return Table(tuple(first), tuple(others), self.notes)
 
     def rich(self, title: str = "") -> RichTable:
-        """For the terminal. Cells are text, not markup, so a run called `[red]` stays a run called `[red]`.
+        """A terminal table. Cells are plain text without markup.
 
-        A terminal is narrow: a table of many columns and few rows is flipped, and intervals stand below their means.
+        A table with many columns and few rows is transposed, and intervals are put below their means.
         """
-        if len(self.columns) > 6 and len(self.rows) + 1 < len(self.columns):  # flipped it is narrower, or as it is
+        if len(self.columns) > 6 and len(self.rows) + 1 < len(self.columns):  # transposing makes it narrower
             return self.flipped.rich(title)
         notes = Text("\n".join(self.notes)) if self.notes else None
         table = RichTable(title=Text(title) if title else None, caption=notes)
@@ -60,7 +60,7 @@ class Table:
 
 
 def main_table(scores: Scores, metrics: Sequence[str] = MAIN, group: str = ALL) -> Table:
-    """One line a run: the means over a group with their intervals."""
+    """One row per run: means over a group with intervals."""
     chosen = [summary for summary in scores.summaries if summary.group == group]
     shown = [name for name in metrics if any(name in summary.metrics for summary in chosen)]
     rows = [(summary.run, str(summary.questions), *_cells(summary, shown)) for summary in chosen]
@@ -68,7 +68,7 @@ def main_table(scores: Scores, metrics: Sequence[str] = MAIN, group: str = ALL) 
 
 
 def group_table(scores: Scores, metric: str = "em") -> Table:
-    """One line a run, one column a group of questions (by hops, by kind)."""
+    """One row per run, one column per group of questions (by hops, by kind)."""
     groups = list(dict.fromkeys(summary.group for summary in scores.summaries))
     runs = list(dict.fromkeys(summary.run for summary in scores.summaries))
     rows = [(run, *(_cell(scores.of(run, group).metrics.get(metric), metric) for group in groups)) for run in runs]
@@ -76,10 +76,10 @@ def group_table(scores: Scores, metric: str = "em") -> Table:
 
 
 def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str = ALL) -> Table:
-    """One line a later run and metric: its difference from the first run, the interval and the p-values.
+    """One row per later run and metric: difference from the first run, interval and p-values.
 
-    `p` is of the paired randomisation test, `McNemar` of the exact test for what is right or wrong. When there is more
-    than one line, `p` is corrected for all of them (Holm), and the table says so.
+    `p` is of the paired randomisation test, `McNemar` of the exact test for binary metrics. With more than one row a
+    column has p-values corrected for all rows (Holm).
     """
     found: list[tuple[str, str, Difference]] = []
     notes: list[str] = []
@@ -107,7 +107,7 @@ def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str
 
 
 def scores_json(scores: Scores) -> JsonObject:
-    """Everything, with full precision, for programs."""
+    """All scores in full precision."""
     summaries: list[Json] = [
         {
             "run": one.run,
@@ -134,8 +134,8 @@ def scores_json(scores: Scores) -> JsonObject:
 
 
 def show(interval: Interval | None, decimals: int = 3) -> str:
-    """`0.512 [0.470, 0.555]`; a dash for what could not be measured. `≥ 0.667 [0.000, 1.000] (1 of 3 unread)` where a
-    judge's verdicts could not be read: nobody shall take it for the whole."""
+    """`0.512 [0.470, 0.555]`; a dash for a missing value; `≥ 0.667 [0.000, 1.000] (1 of 3 unread)` for a lower bound
+    with missing verdicts."""
     if interval is None:
         return "–"
     mean = f"{'≥ ' if interval.unread else ''}{interval.mean:.{decimals}f}"
@@ -166,32 +166,32 @@ def _p(p: float | None) -> str:
 
 
 def left_out(summaries: Sequence[MetricSummary], metrics: Sequence[str] = ()) -> list[str]:
-    """What the means leave out, said aloud."""
+    """Notes on what the means leave out."""
     notes = ["Means with 95 % bootstrap intervals over questions."] if summaries else []
     for one in summaries:
         if one.faults:
-            notes.append(f"{one.run}: {one.faults} trajectories ended by a fault of a part; they are in no mean.")
+            notes.append(f"{one.run}: {one.faults} trajectories ended with a fault; they are in no mean.")
         if one.missing:
             notes.append(f"{one.run}: {one.missing} questions are missing.")
         for name in metrics:
             found = one.metrics.get(name)
             if name in JUDGED and found is not None and found.most is not None:
                 notes.append(
-                    f"{one.run}: {found.unread} of {found.n} verdicts could not be read and count as not right, so "
+                    f"{one.run}: {found.unread} of {found.n} verdicts could not be read and count as wrong, so "
                     f"{name} is a lower bound; it is {found.most:.3f} at most."
                 )
     return notes
 
 
 def _unpaired(comparison: Comparison) -> list[str]:
-    """Questions that only one side has, taken from the first metric (all metrics share them, but for gold passages)."""
+    """Notes on questions of only one run, from the first metric (the same for all metrics except gold passages)."""
     plain = (found for name, found in comparison.metrics.items() if name not in JUDGED)
     first = next(plain, next(iter(comparison.metrics.values()), None))
     if first is None:
         return [f"{comparison.run} shares no question with {comparison.against}."]
     unread = (
-        f"{comparison.run}: {comparison.unread} questions lack a readable verdict on one side or the other; no judged "
-        f"metric compares them."
+        f"{comparison.run}: {comparison.unread} questions lack a readable verdict in one of the runs; they are left "
+        f"out of judged metrics."
     )
     notes = [unread] if comparison.unread else []
     if not (first.only_a or first.only_b):
@@ -204,7 +204,7 @@ def _unpaired(comparison: Comparison) -> list[str]:
 
 
 def interval_json(interval: Interval) -> JsonObject:
-    """A mean with its interval, for programs."""
+    """A mean with its interval as JSON."""
     found: JsonObject = {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
     return {**found, "unread": interval.unread, "most": interval.most} if interval.unread else found
 

@@ -269,7 +269,7 @@ def identity_of(agent: AgentSettings) -> str:
     for name in (agent.name, agent.tokenizer):
         weights = name is not None and not is_scripted(name) and Path(name).expanduser().is_dir()
         parts.append(fingerprint(Path(str(name)).expanduser()) if weights else str(name))
-    for name in (agent.name, agent.protocol, agent.prompt_template):
+    for name in (agent.name, agent.protocol, agent.prompt_template, *map(str, tool_files(agent.protocol))):
         if name.endswith((".yaml", ".yml")) or is_plugin_path(name):
             parts.append(Path(name).read_text(encoding="utf-8"))
     return digest_of("agent", *parts)

@@ -20,7 +20,7 @@ from coseek.measure.score import METRICS
 from coseek.pipelines.agent_recipe import AgentRecipe, recipe_tree
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes" / "together"
+RECIPES = Path(__file__).parent.parent / "recipes" / "together"
 GIVEN = "(the round's)"
 """Stands in the retriever's recipe for what each round gives it: its labels, and the encoder that it begins with."""
 

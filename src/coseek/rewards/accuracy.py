@@ -1,4 +1,4 @@
-"""Accuracy: when somebody else's answer is right, for rewards that pay for what a generator makes of a run."""
+"""Accuracy: when a generator's answer counts as right, for rewards of an agent's passages."""
 
 from typing import Literal, TypeAlias
 
@@ -7,22 +7,22 @@ from coseek.measure import answers
 from coseek.rewards.grades import Grades, Need
 
 Accuracy: TypeAlias = Literal["gen_acc", "cover_match", "exact_match", "judge"]
-"""004, table 5 compares these four (GenAcc, Span, EM, LLMJudge)."""
+"""s3, table 5 compares these four (GenAcc, Span, EM, LLMJudge)."""
 
 
 def needs_of(accuracy: Accuracy) -> tuple[Need, ...]:
-    """GenAcc needs a judge too: a span that is not found settles nothing."""
+    """GenAcc needs a judge too, for answers without a matching span."""
     return ("judge",) if accuracy in ("gen_acc", "judge") else ()
 
 
 def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) -> bool:
-    """Whether words do not settle it, so that a judge has to."""
+    """Whether the judge has to decide, because matching does not."""
     return accuracy == "judge" or (accuracy == "gen_acc" and not answers.cover_match(response, question.answers))
 
 
 def is_right(accuracy: Accuracy, question: Question, response: str | None, said: Grades) -> bool:
-    """`cover_match`: a gold answer stands in the response; `exact_match`: it is the response; `judge`: the judge says
-    yes; `gen_acc`: `cover_match`, and where that fails the judge (004, eq. 3). No answer is never right."""
+    """`cover_match`: the response contains a gold answer; `exact_match`: it equals one; `judge`: the judge says yes;
+    `gen_acc`: `cover_match`, and where that fails the judge (s3, eq. 3). A missing answer is never right."""
     if accuracy == "exact_match":
         return answers.exact_match(response, question.answers)
     if accuracy == "cover_match":

@@ -1,12 +1,12 @@
-"""Said: what frozen parts said of one run. A reward only reads it; whoever stands above asked the parts, in one batch.
+"""Grades: outputs of frozen models for one run. A reward reads them; the caller computes them, in batches.
 
-A part of a reward says what it needs with a function `needs(options)`, and is then handed a `Said` as third argument:
+A reward part declares its needs with a function `needs(settings)` and gets `Grades` as third argument:
 
-    component   the frozen generator's answer from the passages that the run serves
+    component   the frozen generator's answer from the run's passages
     baseline    the same generator's answer from naive RAG, computed before training
-    judge       verdicts on the answers that words alone do not settle
+    judge       verdicts on answers that matching does not decide
 
-A fault of such a part leaves the run without a reward (`NoReward`). It is never a wrong answer.
+A fault of a frozen model leaves the run without a reward (`NoReward`). It is never a wrong answer.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ WAY_OUT: Mapping[Need, str] = {
     "baseline": "a naive-RAG baseline: compute it with the same generator first, and set graders.baseline",
     "judge": "a judge: name one with graders.judge.model, or take accuracy: cover_match, which needs none",
 }
-"""What to do where a need is not met."""
+"""What to do about an unmet need."""
 
 
 class NoReward(PartFault):
-    """A frozen part failed, so this run cannot be rewarded."""
+    """A frozen model failed, so this run has no reward."""
 
     def __init__(self, part: str, detail: str) -> None:
         super().__init__(f"{part}: {detail}")
@@ -35,7 +35,8 @@ class NoReward(PartFault):
 
 
 class VerdictNeeded(Exception):
-    """A reward asks for a verdict that it was not handed: whoever holds the judge gets it and scores again."""
+    """A reward needs a verdict that is not in its grades. The caller gets it from the judge and computes the reward
+    again."""
 
     def __init__(self, response: str) -> None:
         super().__init__(response)
@@ -44,31 +45,31 @@ class VerdictNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Grades:
-    """What is known of one run. What no reward needs is left out."""
+    """Outputs of frozen models for one run, as far as a reward needs them."""
 
     reply: GeneratedAnswer | None = None
-    """The generator's, from the run's passages."""
+    """The generator's answer from the run's passages."""
     baseline: GeneratedAnswer | None = None
-    """The generator's, from naive RAG."""
+    """The generator's answer from naive RAG."""
     verdicts: Mapping[str, Verdict] | None = None
-    """The judge's on responses to this question, by response; `None` where there is no judge."""
+    """The judge's verdicts on responses to this question, by response; `None` without a judge."""
 
     def component_answer(self) -> str | None:
-        """What the generator answers from the run's passages; `None` if what it wrote holds no answer."""
+        """The generator's answer from the run's passages; `None` if its output has no answer."""
         return _answer(self.reply, "component", "generator")
 
     def baseline_answer(self) -> str | None:
-        """What the generator answers from naive RAG."""
+        """The generator's answer from naive RAG."""
         return _answer(self.baseline, "baseline", "baseline")
 
     def served(self) -> dict[str, float]:
-        """How much the generator was given, for the log."""
+        """Numbers of passages and tokens in the generator's context, for the log."""
         if self.reply is None:
             return {}
         return {"passages": float(len(self.reply.passage_ids)), "tokens": float(self.reply.context_tokens)}
 
     def right(self, response: str | None) -> bool:
-        """Whether the judge says that the response is right. An empty one is wrong and is shown to no judge."""
+        """Whether the judge accepts the response. An empty one is wrong without a judge."""
         if response is None or not response.strip():
             return False
         if self.verdicts is None:
@@ -82,7 +83,7 @@ class Grades:
 
 
 NO_GRADES = Grades()
-"""No part was asked."""
+"""Grades of a reward without needs."""
 
 
 def _answer(reply: GeneratedAnswer | None, need: Need, part: str) -> str | None:

@@ -1,17 +1,17 @@
-"""Reward: a finished trajectory turned into a number, with every part of it named for the log.
+"""Reward: a number for a finished trajectory, with the value of every part for the log.
 
-A part is a pure function of the trajectory, found by its name in `rewards/parts`. Settings compose parts:
+A part is a pure function of the trajectory, found by name in `rewards/parts`. Settings combine parts:
 
     {"exact_match": 1.0, "searches": -0.02}                    a weighted sum
     {"format": {"weight": 1.0, "lambda_f": 0.4}}               a part with settings of its own
     {"exact_match": 1.0, "valid": {"gate": True}}              the sum, multiplied by the gate (QAgent, stage 1)
-    {"preset": "s3", "searches": -0.02}                        a file of `rewards/presets`, and more beside it
-    {"exact_match": 1.0, "mine/brevity.py": {"weight": 0.1}}   a part of one's own, called `brevity` in the log
+    {"preset": "s3", "searches": -0.02}                        a file of `rewards/presets`, and one more part
+    {"exact_match": 1.0, "mine/brevity.py": {"weight": 0.1}}   a user's part, called `brevity` in the log
 
-A part that pays for what a frozen generator or a judge said of the run is handed that, too (`said.py`).
+A part that rewards outputs of a frozen generator or a judge gets them as `Grades` (`grades.py`).
 
-What no part may do is turn the fault of a retriever or a model into a score: such a run has no reward. Nor has
-one that went on because only some of a turn's searches failed: what it would have found nobody knows.
+A run with a fault of a retriever or a model has no reward, also if only some searches of a turn failed and the run went
+on: its result without the fault is unknown.
 """
 
 import inspect
@@ -39,16 +39,16 @@ RewardSpec: TypeAlias = dict[str, float | PartSpec | str]
 """Part name, or the path of its `.py` file → its weight, or its weight, gate and settings; `preset` → the name of a
 preset, or its file."""
 Given: TypeAlias = float | Mapping[str, bool | float | str | None] | str
-"""A value of such a spec."""
+"""A value of a reward spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A number, and the unweighted value of every part that made it."""
+    """A reward, and the unweighted value of every part."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """By name; what a part is itself made of is there as `part/name`."""
+    """By name; components of a part as `part/name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,41 +56,41 @@ class RewardFault:
     """Why a run has no reward."""
 
     part: str
-    """What failed: a stop reason (`retriever_error`, `model_error`), or `generator`, `baseline`, `judge`."""
+    """The part that failed: a stop reason (`retriever_error`, `model_error`), or `generator`, `baseline`, `judge`."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PartValue:
-    """A part's value, and the numbers that it is made of, for the log."""
+    """A part's value, and its components for the log."""
 
     value: float
     of: Mapping[str, float]
 
 
 class PartSettings(Settings):
-    """What every part can be told."""
+    """Settings of every part."""
 
     weight: float = 1.0
-    """Factor of this part in the sum; negative for a cost. A gate has none."""
+    """Weight in the sum; negative for a cost. A gate has none."""
     gate: bool = False
     """Multiply the sum of the others by this part instead of adding it."""
 
 
 OFFERS: PluginSpec = {"SETTINGS": PartSettings, "reward": None}
-"""What a part of one's own must have."""
+"""What a user's part must define."""
 
 
 class _PartModule(Protocol):
-    """What a file in `rewards/parts` offers."""
+    """What a file in `rewards/parts` defines."""
 
     SETTINGS: type[PartSettings]
 
     def reward(self, trajectory: Trajectory, settings: PartSettings) -> float | PartValue: ...
 
 
-class _AskingModule(Protocol):
-    """What it offers if it pays for what frozen parts said."""
+class _GradedModule(Protocol):
+    """What it defines if it needs grades."""
 
     SETTINGS: type[PartSettings]
 
@@ -104,19 +104,19 @@ class RewardPart:
     """One named part with its settings."""
 
     name: str
-    module: _PartModule | _AskingModule
+    module: _PartModule | _GradedModule
     settings: PartSettings
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What has to be known of a run before this part can look at it."""
+        """Grades that this part needs."""
         if not hasattr(self.module, "needs"):
             return frozenset()
-        return frozenset(cast(_AskingModule, self.module).needs(self.settings))
+        return frozenset(cast(_GradedModule, self.module).needs(self.settings))
 
     def __call__(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> PartValue:
         if hasattr(self.module, "needs"):
-            value = cast(_AskingModule, self.module).reward(trajectory, self.settings, said)
+            value = cast(_GradedModule, self.module).reward(trajectory, self.settings, said)
         else:
             value = self.module.reward(trajectory, self.settings)
         made = value if isinstance(value, PartValue) else PartValue(value, {})
@@ -140,16 +140,16 @@ class RewardFunction:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What has to be known of a run besides the run itself."""
+        """Grades that the parts need."""
         return frozenset(need for part in self.parts for need in part.needs)
 
     def __call__(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> Reward | None:
-        """The reward of a finished run; `None` when a part of the system failed, so that it is left out, not scored."""
+        """The reward of a finished run; `None` for a fault."""
         found = self.pay(trajectory, said)
         return found if isinstance(found, Reward) else None
 
     def pay(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> Reward | RewardFault:
-        """The reward, or what failed."""
+        """The reward, or the fault."""
         if (failure := trajectory.fault) is not None:
             return RewardFault(str(failure[0]), failure[1])
         try:
@@ -167,7 +167,7 @@ class RewardFunction:
 
 
 class Preset(Settings):
-    """A whole reward under one name."""
+    """A named reward."""
 
     about: str = ""
     """One line for people."""
@@ -176,17 +176,17 @@ class Preset(Settings):
 
 
 def reward_names() -> list[str]:
-    """The parts that a spec can name."""
+    """Names of the built-in parts."""
     return [name.replace("-", "_") for name in plugin_names(PACKAGE)]
 
 
 def preset_names() -> list[str]:
-    """The presets that a spec can name."""
+    """Names of the built-in presets."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def load_preset(name: str) -> Preset:
-    """One of ours by name, or a YAML file."""
+    """A built-in preset by name, or a YAML file."""
     preset = load_settings(Preset, find_yaml("reward preset", PRESETS, name))
     if "preset" in preset.reward:
         raise SettingError(f"the reward preset {name!r} names another preset; write its parts down instead")
@@ -194,7 +194,7 @@ def load_preset(name: str) -> Preset:
 
 
 def make_reward(spec: Mapping[str, Given]) -> RewardFunction:
-    """Compose a reward from settings; a misspelt part or option is refused with the nearest name."""
+    """Build a reward from settings. Raises `UnknownName` or `SettingError` with the nearest name."""
     trees: dict[str, PartSpec] = {}
     for name, given in _parts_of(spec):
         if name in trees:
@@ -226,7 +226,7 @@ def _parts_of(spec: Mapping[str, Given]) -> list[tuple[str, Given]]:
 
 
 def _tree(given: Given) -> PartSpec:
-    """Options with the weight among them; what stands in a preset is overlaid option by option."""
+    """Settings with the weight; those of a preset are overridden one by one."""
     return dict(given) if isinstance(given, Mapping) else {"weight": given}
 
 
@@ -234,7 +234,7 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
     if not is_plugin_path(name) and name not in reward_names():
         raise UnknownName("reward", name, reward_names())
     spelt = name if is_plugin_path(name) else name.replace("_", "-")
-    module = cast("_PartModule | _AskingModule", find_plugin("reward", PACKAGE, spelt, OFFERS))
+    module = cast("_PartModule | _GradedModule", find_plugin("reward", PACKAGE, spelt, OFFERS))
     _check_signature(name, module)
     try:
         settings = make_settings(module.SETTINGS, tree)
@@ -245,8 +245,8 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
     return RewardPart(plugin_name(name), module, settings)
 
 
-def _check_signature(name: str, module: _PartModule | _AskingModule) -> None:
-    """Refuse now what would fail at the first finished run, hours later."""
+def _check_signature(name: str, module: _PartModule | _GradedModule) -> None:
+    """Raise now what would fail hours later, at the first finished run."""
     taken = ["trajectory", "settings", *(["said"] if hasattr(module, "needs") else [])]
     try:
         inspect.signature(module.reward).bind(*taken)
@@ -255,20 +255,18 @@ def _check_signature(name: str, module: _PartModule | _AskingModule) -> None:
 
 
 def needs_answers(trajectory: Trajectory, name: str) -> tuple[str, ...]:
-    """The gold answers; a question without any cannot be rewarded for its answer."""
-    question = trajectory.question
-    if not question.answers:
-        raise DataError(
-            f"question {question.id!r} has no gold answers, and the reward {name!r} needs them; choose another reward"
-        )
-    return question.answers
+    """The gold answers. Raises `DataError` for a question without any."""
+    return _needed(trajectory.question.answers, "has no gold answers", trajectory, name)
 
 
 def needs_gold_passages(trajectory: Trajectory, name: str) -> tuple[str, ...]:
-    """The gold passages; a question without any cannot be rewarded for finding them."""
-    question = trajectory.question
-    if not question.gold_ids:
+    """The gold passage ids. Raises `DataError` for a question without any."""
+    return _needed(trajectory.question.gold_ids, "names no gold_ids", trajectory, name)
+
+
+def _needed(found: tuple[str, ...], problem: str, trajectory: Trajectory, name: str) -> tuple[str, ...]:
+    if not found:
         raise DataError(
-            f"question {question.id!r} names no gold_ids, and the reward {name!r} needs them; choose another reward"
+            f"question {trajectory.question.id!r} {problem}, and the reward {name!r} needs them; choose another reward"
         )
-    return question.gold_ids
+    return found

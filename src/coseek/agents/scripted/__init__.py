@@ -1,5 +1,5 @@
-"""Scripted agents by name: agents that need no model. A file here is found by its name on the command line.
+"""Scripted agents: agents without a model, one file each. A file's name is the agent's name on the command line.
 
-A module offers `make() -> ScriptedAgent` and `PROMPT_TEMPLATE`, its prompt template. `NEEDS` says what it wants to
-know of a question besides its words, if anything.
+A module offers `make() -> ScriptedAgent` and `PROMPT_TEMPLATE`, the name of its prompt template. `NEEDS` names what it
+reads of a question besides its text, if anything.
 """

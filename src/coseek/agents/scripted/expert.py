@@ -1,8 +1,8 @@
-"""Expert: the scripted demonstrator of the laptop world. It knows the plan of a question and nothing of the answer.
+"""Expert: the scripted demonstrator of the laptop world. It knows the plan of a question, and not the answer.
 
-It states a fact only after a search has brought the passage that tells it, one hop a search, in short sentences of one
-form: what was found, then what is needed next. Its faults are deliberate and can be set; a policy warm-started on
-faulty demonstrations has something to gain from its rewards.
+It states a fact only after a search has found the passage with it, one hop per search, in short sentences of one form:
+what was found, then what is needed next. Its mistakes are deliberate and can be set, so that a policy warm-started on
+its demonstrations can still improve.
 """
 
 import random
@@ -24,20 +24,20 @@ from coseek.world.relations import BY_NOUN
 
 
 class ExpertSettings(Settings):
-    """How faulty the expert is. All faults at 0 make the perfect one."""
+    """Rates of the expert's deliberate mistakes. With all at 0 it makes none."""
 
     stop_early: float = Field(default=0.5, ge=0, le=1)
-    """Share of questions with several steps that it answers before the last one, with what it has."""
+    """Share of multi-step questions that it answers before the last step, from what it has found."""
     bad_query: float = Field(default=0.2, ge=0, le=1)
-    """Share of searches with a query that says too little."""
+    """Share of searches with an underspecified query."""
     blind_guess: float = Field(default=0.04, ge=0, le=1)
-    """Share of questions that it answers without any search."""
+    """Share of questions that it answers without searching."""
     give_up: float = Field(default=0.5, ge=0, le=1)
-    """How often it gives up after a search that missed, instead of searching again in other words."""
+    """Probability of giving up after a search that missed, instead of searching again with another query."""
     retries: int = Field(default=2, ge=0)
-    """Other prompt templates tried for one fact before it gives up in any case."""
+    """Other queries tried for one fact before it gives up in any case."""
     max_searches: int = Field(default=8, ge=1)
-    """After so many searches it answers with what it has."""
+    """Searches after which it answers from what it has found."""
 
 
 PROMPT_TEMPLATE = "laptop"
@@ -47,23 +47,23 @@ PERFECT = ExpertSettings(stop_early=0, bad_query=0, blind_guess=0, give_up=0)
 
 
 class ExpertAgent:
-    """A scripted agent for questions of a laptop world; others have no plan and are refused."""
+    """A scripted agent for questions of a laptop world; questions without a plan are refused."""
 
     def __init__(self, settings: ExpertSettings | None = None) -> None:
         self.settings = settings or ExpertSettings()
 
     @classmethod
     def perfect(cls) -> "ExpertAgent":
-        """The expert without faults: what the world and the retriever allow."""
+        """The expert without deliberate mistakes: an upper bound for the world and retriever."""
         return cls(PERFECT)
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """The next move; the same state and the same `rng` give the same one."""
+        """Return the next move; equal state and `rng` give an equal move."""
         move = self._move(so_far, rng)
         return replace(move, selected=_worth(so_far)) if so_far.searches else move
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """An answer from what was found so far, if only the title found first."""
+        """Answer from what was found so far, at least with the title found first."""
         plan = plan_of(so_far.question)
         done, _ = progress(plan, so_far.searches)
         if done == len(plan):
@@ -98,12 +98,12 @@ class ExpertAgent:
 
 
 def make() -> ExpertAgent:
-    """The expert without faults."""
+    """Make the expert without deliberate mistakes."""
     return ExpertAgent.perfect()
 
 
 def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int]:
-    """Steps whose passage was found, one at most a search, and searches that missed since then."""
+    """Count the steps whose passage was found (at most one per search), and the searches missed since then."""
     done = misses = 0
     for search in searches:
         if done == len(plan):
@@ -116,7 +116,7 @@ def progress(plan: Sequence[Step], searches: Sequence[Search]) -> tuple[int, int
 
 
 def _worth(so_far: EpisodeState) -> tuple[str, ...]:
-    """The passages found that tell a step of the plan."""
+    """The gold passages found so far."""
     wanted = {step.gold_id for step in plan_of(so_far.question)}
     found = (hit.passage.id for search in so_far.searches for hit in search.hits)
     return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
@@ -140,7 +140,7 @@ def _found(question: Question, step: Step) -> str:
 
 
 def _report(question: Question, plan: Sequence[Step], done: int, misses: int) -> str:
-    """What was found, or that nothing was, and what is needed next."""
+    """State what was found, or that nothing was, and what is needed next."""
     needed = f"I need {_wanted(question, plan[done])} ."
     if misses:
         return f"Not found . {needed}"
@@ -148,17 +148,17 @@ def _report(question: Question, plan: Sequence[Step], done: int, misses: int) ->
 
 
 def _query(question: Question, step: Step, misses: int) -> str:
-    """The name and the relation; after a miss the name and what it is; then the name as a second name."""
+    """Query name and relation; after a miss, name and type; then the name as an alias."""
     if kind_of(question) == "constraint":
         values = " ".join(str(row["value"]) for row in _constraints(question))
         return f"{step.relation} {values}" if misses % 2 == 0 else values
-    # What kind of person it is, the expert cannot know before it has read the passage.
+    # The expert cannot know a person's type before it has read the passage.
     word = "" if "person" in BY_NOUN[step.relation].subjects else f" {step.word}"
     return step.mention + (f" {step.relation}", word, " also known as")[misses % 3]
 
 
 def _bad_query(step: Step, rng: random.Random) -> str:
-    """Half of the name with the relation, or the relation alone."""
+    """Query half of the name with the relation, or the relation alone."""
     words = step.mention.split()
     half = words[len(words) // 2 :] if len(words) > 1 and rng.random() < 0.7 else []
     return " ".join([*half, step.relation])
@@ -182,7 +182,7 @@ def _compare(question: Question, plan: Sequence[Step]) -> tuple[str, str]:
 
 def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
                  rng: random.Random) -> str:  # fmt: skip
-    """An answer from what was seen: the last fact found, else the title found first, else a name of the question."""
+    """Answer with the last fact found, else the latest first-ranked title, else a name in the question."""
     if kind_of(question) == "comparison":
         return _guess_comparison(question, plan, rng)
     if done:
@@ -196,7 +196,7 @@ def _guess_comparison(question: Question, plan: Sequence[Step], rng: random.Rand
 
 
 def _blind_guess(question: Question, plan: Sequence[Step], rng: random.Random) -> str:
-    """Something that could be an answer to such a question."""
+    """Guess an answer of the right type."""
     if kind_of(question) == "comparison":
         return _guess_comparison(question, plan, rng)
     relation = BY_NOUN.get(plan[-1].relation)

@@ -1,4 +1,4 @@
-"""Faulty expert: the scripted demonstrator with its deliberate faults, as a policy is warm-started on it."""
+"""Faulty expert: the expert with its default deliberate mistakes, on which policies are warm-started."""
 
 from coseek.agents.scripted import expert
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
@@ -8,5 +8,5 @@ NEEDS = expert.NEEDS
 
 
 def make() -> ExpertAgent:
-    """The demonstrator with the default faults."""
+    """Make the expert with the default mistakes."""
     return ExpertAgent(ExpertSettings())

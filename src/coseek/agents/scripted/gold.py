@@ -1,4 +1,4 @@
-"""Gold: a scripted agent that knows the gold answer, for protocols that only answer (`direct`, `rag`)."""
+"""Gold: a scripted agent that gives the gold answer, for protocols that only answer (`direct`, `rag`)."""
 
 import random
 
@@ -11,10 +11,10 @@ NEEDS = "gold answers"
 
 
 class GoldAnswerAgent:
-    """Answers at once with the first gold answer."""
+    """Answers in the first turn with the first gold answer."""
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
-        """The leading space keeps the answer's words the tokens that they are inside a sentence."""
+        """Return the answer with a leading space, so that its first word has the same token as inside a sentence."""
         if not so_far.question.answers:
             raise DataError(
                 f"question {so_far.question.id!r} has no gold answers, and the scripted agent `gold` needs one"

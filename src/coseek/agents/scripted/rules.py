@@ -1,16 +1,16 @@
-"""Rules: a search agent that needs no model. It looks up the question, then what the passages it takes lead to.
+"""Rules: a search agent without a model. It searches the question, then what the passages it takes lead to.
 
 After every search it takes one more passage, the best by
 
-    score(p) = fusion(p) + 1 · [p's title stands in the question] + 2 · [p's title stands in a passage taken before]
+    score(p) = fusion(p) + 1 · [p's title occurs in the question] + 2 · [p's title occurs in a passage taken before]
 
 where fusion is the reciprocal rank fusion of all searches so far (about the number of searches that found p). It then
-asks for the question's words that no taken title has met, with the names that the passage just taken brings in. It
-stops when what it takes is tied to nothing (neither named by the question nor by a taken passage), or after four
-searches. It never sees a gold answer or a gold passage, and uses no randomness.
+searches the question's words that no taken title covers, with the new names in the passage just taken. It stops when
+the passage taken is named neither by the question nor by a taken passage, or after four searches. It never sees a gold
+answer or a gold passage, and uses no randomness.
 
-Following titles is what suits encyclopedias, and above all questions that were made along their links (HotpotQA,
-2WikiMultihopQA): a corpus without telling titles leaves it with fusion alone.
+Following titles suits encyclopedias, above all questions made along their links (HotpotQA, 2WikiMultihopQA). In a
+corpus without informative titles only fusion is left.
 """
 
 import random
@@ -33,16 +33,16 @@ PROMPT_TEMPLATE = "default"
 
 
 class RulesSettings(Settings):
-    """The agent's few numbers."""
+    """Settings of the rule-based agent."""
 
     max_searches: int = Field(default=4, ge=1)
-    """It answers after this many."""
+    """Searches after which it answers."""
     max_names: int = Field(default=12, ge=0)
-    """New names that one query takes over from a passage."""
+    """New names that one query takes from a passage."""
     named: float = 1.0
-    """Worth of a title that stands in the question."""
+    """Weight of a title that occurs in the question."""
     linked: float = 2.0
-    """Worth of a title that stands in a passage taken before."""
+    """Weight of a title that occurs in a passage taken before."""
 
 
 class RuleAgent:
@@ -94,7 +94,7 @@ class RuleAgent:
         return used_up or not notes.is_tied(len(notes.taken) - 1)
 
     def _query(self, notes: "_Notes") -> str | None:
-        """What to look for next; `None` when that was asked already, or nothing is left to ask."""
+        """The next query; `None` when it was searched already, or no words are left."""
         met = {word for passage in notes.taken for word in words(_plain(passage.title))}
         open_words = _once(_cut(notes.question), met | _COMMON)
         known = met | _COMMON | _MONTHS | set(words(notes.question))
@@ -104,20 +104,20 @@ class RuleAgent:
 
 
 def make() -> RuleAgent:
-    """The rule-based agent with its ordinary settings."""
+    """Make the rule-based agent with its default settings."""
     return RuleAgent()
 
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """What the agent knows after some searches."""
+    """The agent's state after some searches."""
 
     question: str
     searches: tuple[Search, ...]
     taken: tuple[Passage, ...]
 
     def ranked(self, settings: RulesSettings) -> list[Passage]:
-        """The passages found and not taken, best first."""
+        """The passages found and not yet taken, best first."""
         found = {hit.passage.id: hit.passage for search in self.searches for hit in search.hits}
         fusion = reciprocal_rank_fusion([hit.passage.id for hit in search.hits] for search in self.searches)
         taken = {passage.id for passage in self.taken}
@@ -129,7 +129,7 @@ class _Notes:
         return sorted((found[ident] for ident in fusion if ident not in taken), key=score, reverse=True)
 
     def is_tied(self, place: int) -> bool:
-        """The taken passage at `place` is the first, or is named by the question or by one taken before it."""
+        """Whether the taken passage at `place` is the first, or named by the question or by one taken before it."""
         passage = self.taken[place]
         return place == 0 or _stands_in(passage.title, self.question) or _is_linked(passage, self.taken[:place])
 
@@ -139,14 +139,14 @@ def _report(notes: _Notes) -> str:
 
 
 def _worth(notes: _Notes) -> tuple[str, ...] | None:
-    """All that was taken is worth keeping; where nothing was, there is nothing to say."""
+    """Select all that was taken; make no selection where nothing was."""
     return tuple(passage.id for passage in notes.taken) or None
 
 
 def guess(question: str, taken: Sequence[Passage]) -> str:
-    """A cheap answer: `yes`, or a date or number of the last passage, or the title that the question does not name.
+    """Guess `yes`, a date or number of the last passage, or a title that the question does not name.
 
-    It reads the form of the question and nothing else: a floor for answers, not an attempt at them.
+    Only the form of the question is read, so this is a lower bound for answers.
     """
     if not taken:
         return "unknown"
@@ -170,7 +170,7 @@ _COMMON = frozenset(
     also same its his her he she him you your i we than more most other one two first name named many much between
     about after before during while""".split()  # noqa: SIM905 (a list of quoted words reads worse)
 )
-"""Words that say nothing about what is looked for."""
+"""Stop words."""
 _MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
 _MONTHS = frozenset(_MONTH.lower().split("|"))
 _DATE = re.compile(rf"\b(?:(?:{_MONTH}) \d{{1,2}}, \d{{4}}|\d{{1,2}} (?:{_MONTH}) \d{{4}}|[12]\d{{3}})\b")
@@ -179,18 +179,18 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def _cut(text: str) -> list[str]:
-    """Words as they are written: a policy that learns from these runs copies them more easily than lower-cased ones.
-    Lone letters (initials, the s of a genitive) are left out."""
+    """Words with their case, which a policy that learns from these runs can copy. Single letters (initials, the s of
+    a genitive) are left out."""
     return [word for word in _WORD.findall(text) if len(word) > 1 or not word.isascii() or word.isdigit()]
 
 
 def _once(found: Sequence[str], known: Set[str]) -> list[str]:
-    """Each word once, in order, without the known ones; case does not tell words apart."""
+    """Each word once, in order, without the known ones; case is ignored."""
     return list({word.lower(): word for word in reversed(found) if word.lower() not in known}.values())[::-1]
 
 
 def _plain(title: str) -> str:
-    """The title without what tells namesakes apart: `Ed Wood (film)` → `Ed Wood`."""
+    """Strip the disambiguation from a title: `Ed Wood (film)` → `Ed Wood`."""
     kept: list[str] = []
     start = at = 0
     closed = -1
@@ -207,13 +207,13 @@ def _plain(title: str) -> str:
 
 
 def _is_linked(passage: Passage, others: Sequence[Passage]) -> bool:
-    """One of the others names this passage's title."""
+    """Whether one of the others names this passage's title."""
     return any(_stands_in(passage.title, other.text) for other in others)
 
 
 @lru_cache(maxsize=50_000)
 def _stands_in(title: str, text: str) -> bool:
-    """Whether the plain title stands in the text as whole words; a title of common words never does."""
+    """Whether the plain title occurs in the text as whole words; a title of stop words never does."""
     cut = words(_plain(title))
     return not _COMMON.issuperset(cut) and f" {' '.join(cut)} " in _padded(text)
 

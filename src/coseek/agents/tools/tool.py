@@ -238,7 +238,7 @@ def _checked_call(parsed: object) -> ParsedCall | ToolFault:
     if not isinstance(parsed, ParsedCall):
         return ToolFault(f"parse returned {type(parsed).__name__}, and a ParsedCall is needed")
     if parsed.arguments is None:
-        return ParsedCall(problem=_one_line(parsed.problem))
+        return ParsedCall(problem=_one_line(parsed.problem) or "the call cannot be carried out")
     arguments = _plain(parsed.arguments)
     if not isinstance(arguments, dict):
         return ToolFault("parse returned arguments that are no JSON object")

@@ -24,7 +24,7 @@ from coseek.core.files import atomic_write, check_output_folder, write_json
 from coseek.core.lock import lock_if_named
 from coseek.data.run import Run
 from coseek.measure.leaderboard import leaderboard as make_leaderboard
-from coseek.measure.score import METRICS, Scored, ScoredRun, dataset_of
+from coseek.measure.score import METRICS, QuestionScores, ScoredRun, dataset_of
 
 app = new_app()
 BOARD = "leaderboard.json"
@@ -107,7 +107,7 @@ def system_of(run: Run) -> str:
 def by_dataset(scored: ScoredRun, run: Run) -> dict[str, ScoredRun]:
     """Split a run by data set."""
     otherwise = Path(str(run.settings.get("questions", run.folder.name))).name
-    parts: dict[str, dict[str, Scored]] = {}
+    parts: dict[str, dict[str, QuestionScores]] = {}
     for ident, row in scored.questions.items():
         parts.setdefault(dataset_of(row.question) or otherwise, {})[ident] = row
     return {name: ScoredRun(scored.name, rows, scored.stops) for name, rows in parts.items()}

@@ -1,16 +1,16 @@
-"""DR-Synth: the agent searches again, and at every search someone who knows the answer puts the passages in order.
+"""DR-Synth: the agent searches again, and a ranker that knows the answer orders the passages of every search.
 
-AgentIR (paper 003), §3.3 and appendix B. At each search turn of a new run:
+AgentIR, section 3.3 and appendix B. At each search turn of a new run:
 
-1. the retriever's best 50, through its own view (the paper's sees the query alone);
-2. the question's gold passages in front of them;
-3. an order of all of them by a ranker that is told the query, the question and its answers;
-4. positive: the first; hard negatives: the last seven. The agent goes on with the first five.
+1. the retriever returns its best 50, through its own view (the paper's sees the query alone);
+2. the question's gold passages are put first;
+3. a ranker that knows the query, the question and its answers orders all of them;
+4. the first is the positive, the last seven are hard negatives. The agent reads the first five.
 
-Only runs that end with a right answer (strict EM) are kept. What the paper leaves open: a gold passage that was found
-is moved to the front and keeps its rank; a copy of the positive under another id is no negative; where the ranker gives
-no order, the agent goes on with the retriever's, and the turn is dropped. A run that a fault ended says nothing: its
-turns are left, and the next start makes it anew.
+Only runs with a right answer (strict EM) are kept. Choices that the paper leaves open: a retrieved gold passage moves
+to the front and keeps its rank; a copy of the positive under another id is no negative; without an order from the
+ranker the agent reads the retriever's, and the turn is dropped. A run that ended with a fault gives no labels and is
+repeated at the next start.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker,
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import RUN, Labelled, MakerRequirements
 from coseek.labels.negatives import not_equal_to
-from coseek.labels.oracle_retriever import OracleRanked, OracleRanking, Rankings
+from coseek.labels.oracle_retriever import OracleRanking, OracleRetriever, OracleSearch
 from coseek.labels.resources import GOLD, ORACLE, LabelResources
 from coseek.measure.answers import exact_match
 
@@ -42,32 +42,32 @@ METHOD = "dr-synth"
 
 
 class DrSynthSettings(Settings):
-    """How the agent's searches are ranked, and what becomes of the order."""
+    """Ranking of the agent's searches, and labels from it."""
 
     depth: int = Field(default=50, ge=2)
     """Passages of the retriever that are ranked at every search."""
     gold: bool = True
-    """Put the question's gold passages in front of them."""
+    """Put the question's gold passages first."""
     shown: int = Field(default=5, ge=1)
-    """Passages of the order that the agent goes on with."""
+    """Number of passages that the agent reads, from the top of the order."""
     negatives: int = Field(default=7, ge=1)
-    """The last so many are hard negatives."""
+    """Number of hard negatives, from the end of the order."""
     reject: bool = True
     """Drop the turns of runs whose answer is wrong. Agents that write no answer have only wrong ones."""
     samples: int = Field(default=1, ge=1)
-    """Runs a question; several differ only where the agent draws its words (`--temperature`)."""
+    """Runs per question; several differ only where the agent samples (`--temperature`)."""
     seed: int = 0
     """Seed of the runs."""
     prompt: str = "oracle-rank"
-    """What a model that ranks is asked: one of our prompts, or a YAML file."""
+    """Prompt of a ranking model: a built-in one by name, or a YAML file."""
     window: int | None = Field(default=None, ge=2)
-    """Passages that a model sees at once, in windows from the back to the front (RankGPT); all when not set."""
+    """Passages per call of a ranking model, in windows from the last to the first (RankGPT); all when not set."""
     step: int = Field(default=10, ge=1)
-    """How far the window moves; less than `window`."""
+    """Shift of the window; less than `window`."""
     passage_words: int = Field(default=150, ge=1)
-    """Words of a passage that a model is shown."""
+    """Words of a passage in the prompt of a ranking model."""
     answer_tokens: int = Field(default=512, ge=1)
-    """Tokens that a model may write: about six a passage, and more for one that thinks first."""
+    """Tokens that a ranking model may generate: about six per passage, more for models that reason first."""
 
     @model_validator(mode="after")
     def _can_be_done(self) -> "DrSynthSettings":
@@ -103,27 +103,27 @@ class DrSynth:
         )
 
     @cached_property
-    def rankings(self) -> Rankings:
+    def rankings(self) -> OracleSearch:
         settings, over = self.settings, self.parts.retriever
         identity = digest_of(self.ranker.identity, over.identity, str(settings.depth), str(settings.gold))
         card = {**self.ranker.card, "retriever": over.name, "depth": settings.depth, "gold": settings.gold}
-        kept = self.parts.sheet("rankings", OracleRanking, identity, card)
-        return Rankings(over, self.ranker, kept, settings.depth, settings.gold)
+        kept = self.parts.score_cache("rankings", OracleRanking, identity, card)
+        return OracleSearch(over, self.ranker, kept, settings.depth, settings.gold)
 
     @cached_property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"prompt"})  # the ranker's identity holds its words
-        return digest_of(METHOD, settings, self.rankings.kept.sheet.identity, self.parts.agent_identity)
+        settings = self.settings.model_dump_json(exclude={"prompt"})  # the ranker's identity holds its text
+        return digest_of(METHOD, settings, self.rankings.kept.cache.identity, self.parts.agent_identity)
 
     @property
     def limits(self) -> Limits:
         return self.parts.limits.model_copy(update={"passages_per_search": self.settings.shown})
 
     def roll_out(self, questions: Sequence[Question], tell: Callable[[int, int], None]) -> list[SearchTurn]:
-        """Turns by question in the given order, then by seed, however the run came about."""
+        """Turns by question in the given order, then by seed."""
         self._check(questions)
         settings, agent = self.settings, self.parts.agent
-        retriever = OracleRanked(self.rankings, questions)
+        retriever = OracleRetriever(self.rankings, questions)
         run = self._run(self.parts.folder / "run")
         run.drop_faults()
         run_questions(
@@ -139,14 +139,14 @@ class DrSynth:
         bare = next((question for question in questions if not question.gold_ids), None)
         if self.parts.scorer == GOLD and bare is not None:
             raise DataError(
-                f"question {bare.id!r} names no gold passages, by which --scorer gold ranks; take questions with "
+                f"question {bare.id!r} names no gold passages, which --scorer gold needs; take questions with "
                 "gold_ids, or another scorer"
             )
         if self.settings.gold and any(question.gold_ids for question in questions):
-            _ = self.parts.corpus  # refuses a corpus that is not at hand, before anything is searched
+            _ = self.parts.corpus  # raises where there is no corpus, before the first search
 
     def _run(self, folder: Path) -> Run:
-        """The run folder; one that another maker began is refused."""
+        """The run folder. Raises `SettingError` for one that was begun with other settings."""
         if not (folder / "run.yaml").exists():
             made_by = {"method": METHOD, "identity": self.identity, **dump_settings(self.settings)}
             return Run.create(folder, {"labels": made_by, "limits": dump_settings(self.limits)})
@@ -159,7 +159,7 @@ class DrSynth:
     def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
         for turn in turns:
             if turn.trajectory.stop.is_fault:
-                continue  # the next start makes the run anew
+                continue  # the next start repeats the run
             if self._is_rejected(turn.trajectory):
                 yield DroppedTurn(turn.id, "wrong-answer", turn.trajectory.answer or "")
                 continue
@@ -176,7 +176,7 @@ class DrSynth:
         return self.settings.reject and not exact_match(trajectory.answer, trajectory.question.answers)
 
     def _ranking(self, turn: SearchTurn) -> OracleRanking | None:
-        """The order of a turn; nothing when its ranker or, asked again, its retriever failed."""
+        """The ranking of a turn; `None` for a fault of the ranker or the retriever."""
         try:
             ranking = self.rankings.of([(turn.question, turn.query)])[0]
         except RetrieverError:
@@ -186,18 +186,11 @@ class DrSynth:
 
 
 def label_of(turn: SearchTurn, ordered: Sequence[Candidate], negatives: int) -> Labelled:
-    """First and last of an order."""
+    """The label of a turn from the first and the last candidates of an order."""
     others = not_equal_to(ordered, [ordered[0].passage]) if ordered else []
     if not others:
         return DroppedTurn(turn.id, "too-few", f"{len(ordered)} passages were found")
-    return LabelSet(
-        turn=turn.id,
-        question=turn.question,
-        query=turn.query,
-        candidates=tuple(ordered),
-        positive=ordered[0].passage.id,
-        negatives=tuple(candidate.passage.id for candidate in others[-negatives:]),
-    )
+    return LabelSet.ranked(turn, ordered, others[-negatives:])
 
 
 SETTINGS = DrSynthSettings
@@ -208,5 +201,4 @@ def terms(settings: DrSynthSettings) -> MakerRequirements:
 
 
 def open(settings: DrSynthSettings, parts: LabelResources) -> DrSynth:
-    """Everything is opened when it is first needed."""
     return DrSynth(settings, parts)

@@ -1,12 +1,11 @@
 """Gold: the gold passages of a data set as positives, turn by turn, without any model.
 
-The positive of a turn is the gold passage that this turn had to find. A gold passage is open while no search of an
-earlier turn has shown it. Of the open ones it is the one that the retriever has highest among its candidates; if it
-found none of them and `add_missing` is set, the one that has most words of the query and the reasoning in front of it,
-equals in the question's order; it is put in with rank 0. A turn in which nothing was open gives no label (`all-shown`),
-nor does one whose gold passages were not found and are not to be added (`not-found`). The negatives are drawn from the
-candidates that are neither gold passages nor copies of one. With `every`, all open gold passages are positives in that
-order, each in a label set of its own: what a later turn would have to find counts as found early.
+A gold passage is open in a turn if no search of an earlier turn returned it. The positive is the open gold passage that
+the retriever ranks highest. If the retriever returned none of them and `add_missing` is set, the positive is the one
+that shares most words with the query and the reasoning before it (ties in the question's order); it gets rank 0. A turn
+is dropped if no gold passage is open (`all-shown`), or if none was retrieved and none may be added (`not-found`). The
+negatives are drawn from the candidates that are neither gold passages nor copies of one. With `every`, all open gold
+passages are positives in that order, each in its own label set.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,26 +20,26 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.labels.candidates import Candidates, find_candidates
-from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
+from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.maker import Labelled, MakerRequirements
-from coseek.labels.negatives import not_equal_to, pick_negatives
+from coseek.labels.negatives import label_sets, not_equal_to
 from coseek.labels.resources import LabelResources
 from coseek.retrieval.lexical.analyzer import words
 
 
 class GoldSettings(Settings):
-    """How gold passages become labels."""
+    """Candidates, positives and negatives."""
 
     candidates: int = Field(default=20, ge=1)
-    """Passages of the retriever among which positives and negatives are looked for."""
+    """Number of passages of the retriever per turn."""
     negatives: int = Field(default=15, ge=1)
-    """Negatives of a label set."""
+    """Number of negatives per label set."""
     add_missing: bool = True
-    """Put a gold passage in that the retriever did not find."""
+    """Add a gold passage that the retriever did not return."""
     every: bool = False
-    """Every open gold passage is a positive, each in a label set of its own, and not the first alone."""
+    """Use every open gold passage as a positive, each in its own label set, instead of only the first."""
     seed: int = 0
-    """Of the draw of negatives."""
+    """Seed of the negatives."""
 
 
 SETTINGS = GoldSettings
@@ -48,7 +47,7 @@ SETTINGS = GoldSettings
 
 @dataclass(frozen=True)
 class GoldMaker:
-    """The maker."""
+    """Implements `LabelMaker`."""
 
     settings: GoldSettings
     parts: LabelResources
@@ -72,24 +71,16 @@ class GoldMaker:
         if not positives:
             yield DroppedTurn(turn.id, "not-found")
             return
-        weighed = (*positives, *(one for one in candidates if one not in positives))
+        ranked = (*positives, *(one for one in candidates if one not in positives))
         pool = [one.passage.id for one in not_equal_to(candidates, self._gold(turn.question, candidates))]
         if not pool:
             yield DroppedTurn(turn.id, "no-negatives")
             return
-        for copy, positive in enumerate(positives):
-            yield LabelSet(
-                turn=turn.id,
-                question=turn.question,
-                query=turn.query,
-                candidates=weighed,
-                positive=positive.passage.id,
-                negatives=pick_negatives(turn.id, pool, self.settings.negatives, self.settings.seed, copy),
-                copy=copy,
-            )
+        chosen = [one.passage for one in positives]
+        yield from label_sets(turn, ranked, chosen, pool, self.settings.negatives, self.settings.seed)
 
     def _positives(self, turn: SearchTurn, still_open: Sequence[str], candidates: Candidates) -> list[Candidate]:
-        """The open gold passages: those that were found as the retriever has them, then the others as words match."""
+        """The open gold passages: retrieved ones in the retriever's order, then the others by shared words."""
         found = [one for one in candidates if one.passage.id in still_open]
         if found and not self.settings.every:
             return found[:1]
@@ -104,7 +95,7 @@ class GoldMaker:
         return positives if self.settings.every else positives[:1]
 
     def _gold(self, question: Question, candidates: Sequence[Candidate]) -> list[Passage]:
-        """The gold passages whose text is at hand."""
+        """The gold passages whose text is known."""
         found = {one.passage.id: one.passage for one in candidates}
         corpus = self.parts.retriever.corpus
         if corpus is not None:
@@ -113,8 +104,8 @@ class GoldMaker:
 
 
 def unseen(turn: SearchTurn) -> list[str]:
-    """The gold passages that no search of an earlier turn has shown. Queries of one turn are asked at once: none of
-    them is earlier than another."""
+    """The gold passages that no search of an earlier turn returned. Queries of one turn run at once, so none of them is
+    earlier than another."""
     earlier = turn.trajectory.searches[: turn.search]
     now = turn.trajectory.searches[turn.search].turn
     before = [search for search in earlier if now is None or search.turn != now]
@@ -128,6 +119,6 @@ def terms(settings: GoldSettings) -> MakerRequirements:
 
 def open(settings: GoldSettings, parts: LabelResources) -> GoldMaker:
     if settings.add_missing:
-        _ = parts.corpus  # refuses one that is not at hand before anything is searched
+        _ = parts.corpus  # raises where there is no corpus, before the first search
     _ = parts.retriever
     return GoldMaker(settings, parts)

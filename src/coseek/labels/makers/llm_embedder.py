@@ -1,11 +1,11 @@
-"""LLM-Embedder style: a passage is good when the answer is likelier with it than without any.
+"""LLM-Embedder style: a passage is good if the answer is likelier with it than without any passage.
 
     change(d) = log P_LM(y | d, x) − log P_LM(y | x)
 
-The positive is the passage of the greatest change, if that is above a bound; otherwise the turn is dropped. Negatives
-are the passages of the lowest. After LLM-Embedder (Zhang et al., ACL 2024), which learns from a language model's
-feedback to single passages. It is not that method whole: there the feedback is graded by the rank of the wanted answer
-among sampled ones, a distillation loss takes all of it, and several tasks are trained together.
+The positive is the passage with the greatest change, if that is above a bound; otherwise the turn is dropped. The
+negatives are the passages with the lowest. After LLM-Embedder (Zhang et al., ACL 2024), which differs: its feedback is
+the rank of the gold answer among sampled ones, its loss is a distillation over all passages, and it trains several
+tasks together.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from coseek.agents.search_turns import SearchTurn
 from coseek.data.passage import Passage
-from coseek.labels.answer_likelihood import LOGP, AnswerLikelihoodSettings, ByLikelihood, scored
+from coseek.labels.answer_likelihood import LOGP, AnswerLikelihoodSettings, LikelihoodMaker, scored
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.resources import LabelResources
@@ -24,17 +24,17 @@ CHANGE = "change"
 
 
 class LlmEmbedderSettings(AnswerLikelihoodSettings):
-    """Which passages are weighed, and which of them are taken."""
+    """Candidates and negatives."""
 
     above: float = 0.0
-    """The positive's change is greater than this, in nats."""
+    """Lower bound of the positive's change, exclusive, in nats."""
     negatives: int = Field(default=7, ge=1)
-    """Passages of the lowest change that become negatives."""
+    """Number of negatives: the passages with the lowest change."""
 
 
 @dataclass(frozen=True)
 class ChangeRule:
-    """Single passages against none."""
+    """Each passage alone against no passage."""
 
     above: float
     negatives: int
@@ -53,14 +53,7 @@ class ChangeRule:
         best = ranked[0].scores[CHANGE]
         if not best > self.above:
             return DroppedTurn(turn.id, "no-positive", f"the greatest change is {best:.3f}")
-        return LabelSet(
-            turn=turn.id,
-            question=turn.question,
-            query=turn.query,
-            candidates=tuple(ranked),
-            positive=ranked[0].passage.id,
-            negatives=tuple(one.passage.id for one in ranked[1:][-self.negatives :]),
-        )
+        return LabelSet.ranked(turn, ranked, ranked[1:][-self.negatives :])
 
 
 SETTINGS = LlmEmbedderSettings
@@ -70,5 +63,5 @@ def terms(settings: LlmEmbedderSettings) -> MakerRequirements:
     return MakerRequirements(likelihood=True)
 
 
-def open(settings: LlmEmbedderSettings, parts: LabelResources) -> ByLikelihood:
-    return ByLikelihood(ChangeRule(settings.above, settings.negatives), settings, parts)
+def open(settings: LlmEmbedderSettings, parts: LabelResources) -> LikelihoodMaker:
+    return LikelihoodMaker(ChangeRule(settings.above, settings.negatives), settings, parts)

@@ -1,15 +1,15 @@
-"""SCARLet style: a passage is worth what the answer loses when it is taken out of what is shown together.
+"""SCARLet style: the utility of a passage is the loss in answer likelihood when it is removed from the context.
 
     utility(d) = log P_LM(y | D, x) − log P_LM(y | D without d, x),   D the first `candidates` passages
 
-So what two passages do only together is credited to both, and a passage whose fact another one tells, too, to neither.
-The utilities are split in two groups by one-dimensional clustering; the positive is the best passage, if its utility is
-above a bound, and negatives are the passages of the lower group. What else is in the upper group is neither.
+Passages that help only together are both credited; passages with the same fact are both not. One-dimensional
+clustering splits the utilities in two groups. The positive is the best passage, if its utility is above a bound; the
+negatives are the lower group. Other passages of the upper group are neither.
 
-After SCARLet (Xu et al., 2025), which attributes by perturbing the context and samples by clustering, and departs from
-it in three things: contexts are what the retriever finds for the agent's query, not ones that were shared by questions
-synthesised for several tasks; one passage at a time is left out, so that k + 1 likelihoods are exact attributions of
-first order, where any subset may be perturbed; and the groups are told apart by least squares.
+After SCARLet (Xu et al., 2025), which attributes by perturbed contexts and samples by clustering, with three
+differences: contexts are the retriever's results for the agent's query, not contexts shared by synthetic questions of
+several tasks; one passage at a time is left out (k + 1 likelihoods), not arbitrary subsets; least squares splits the
+groups.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from pydantic import Field
 
 from coseek.agents.search_turns import SearchTurn
 from coseek.data.passage import Passage
-from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, ByLikelihood, scored
+from coseek.labels.answer_likelihood import AnswerLikelihoodSettings, LikelihoodMaker, scored
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.resources import LabelResources
@@ -29,16 +29,16 @@ UTILITY = "utility"
 
 
 class ScarletSettings(AnswerLikelihoodSettings):
-    """Which passages are shown together, and which of them are taken."""
+    """Context and positive."""
 
     candidates: int = Field(default=5, ge=2)
-    """Passages of the current retriever that are shown together."""
+    """Passages of the current retriever in the context."""
     above: float = 0.0
-    """The positive's utility is greater than this, in nats."""
+    """Lower bound of the positive's utility, exclusive, in nats."""
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOutRule:
     """All passages against all but one."""
 
     above: float
@@ -61,19 +61,12 @@ class LeaveOneOut:
         upper = upper_group([one.scores[UTILITY] for one in ranked])
         if upper == len(ranked):
             return DroppedTurn(turn.id, "no-negatives", "all passages have the same utility")
-        return LabelSet(
-            turn=turn.id,
-            question=turn.question,
-            query=turn.query,
-            candidates=tuple(ranked),
-            positive=ranked[0].passage.id,
-            negatives=tuple(one.passage.id for one in ranked[upper:]),
-        )
+        return LabelSet.ranked(turn, ranked, ranked[upper:])
 
 
 def upper_group(falling: Sequence[float]) -> int:
-    """How many of the falling values are the upper of two groups: the cut with the least Σ (value − its group's
-    mean)². Equal values are never parted, so all are one group when there is nothing to tell them apart."""
+    """Size of the upper of two groups of descending values: the cut with the least Σ (value − mean of its group)².
+    Equal values stay together; if all are equal, they are one group."""
     cuts = [cut for cut in range(1, len(falling)) if falling[cut - 1] > falling[cut]]
     return min(cuts, key=lambda cut: _spread(falling[:cut]) + _spread(falling[cut:]), default=len(falling))
 
@@ -90,5 +83,5 @@ def terms(settings: ScarletSettings) -> MakerRequirements:
     return MakerRequirements(likelihood=True)
 
 
-def open(settings: ScarletSettings, parts: LabelResources) -> ByLikelihood:
-    return ByLikelihood(LeaveOneOut(settings.above), settings, parts)
+def open(settings: ScarletSettings, parts: LabelResources) -> LikelihoodMaker:
+    return LikelihoodMaker(LeaveOneOutRule(settings.above), settings, parts)

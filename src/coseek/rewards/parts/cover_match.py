@@ -1,4 +1,4 @@
-"""Cover match: 1 when the answer holds a gold answer as whole words (cover-EM), else 0."""
+"""Cover match: 1 if the answer contains a gold answer as whole words (cover-EM), else 0."""
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure import answers
@@ -10,6 +10,6 @@ SETTINGS = PartSettings
 def reward(trajectory: Trajectory, settings: PartSettings) -> float:
     """𝕀[a normalised gold answer is a run of words in the normalised answer].
 
-    Pays for long answers that list everything; strict EM does not.
+    Unlike strict EM, it rewards long answers that list many candidates.
     """
     return float(answers.cover_match(trajectory.answer, needs_answers(trajectory, "cover_match")))

@@ -1,4 +1,4 @@
-"""Exact match: 1 when the whole answer is a gold answer (strict EM), else 0."""
+"""Exact match: 1 if the whole answer equals a gold answer (strict EM), else 0."""
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure import answers

@@ -1,4 +1,4 @@
-"""Format: right answers in the right form (Search-R1 empirical study, eq. 3)."""
+"""Format: right answers in a valid format (Search-R1 empirical study, eq. 3)."""
 
 from typing import Literal
 
@@ -10,14 +10,15 @@ from coseek.rewards.reward import PartSettings, needs_answers
 
 
 class FormatSettings(PartSettings):
-    """How much the form is worth."""
+    """Reward of a valid format."""
 
     lambda_f: float = Field(default=0.2, ge=0, le=1)
-    """λf: what a valid form earns without, and costs with, a right answer. The paper: 0.2 (3B, 14B), 0.4 (7B)."""
+    """λf: reward of a valid format without a right answer, and cost of an invalid one with it. Paper: 0.2 (3B, 14B),
+    0.4 (7B)."""
     variant: Literal["paper", "code"] = "paper"
-    """`code`: as published, a run that is wrong and invalid still earns `answer_found` if it wrote some answer."""
+    """`code`: as in the published code, a wrong and invalid run earns `answer_found` if it has an answer."""
     answer_found: float = Field(default=0.1, ge=0, le=1)
-    """What the `code` variant pays for an answer that is neither right nor in a valid form."""
+    """Reward of the `code` variant for an answer that is neither right nor in a valid format."""
 
 
 SETTINGS = FormatSettings

@@ -1,4 +1,4 @@
-"""Gain beyond RAG: what the run's passages are worth to a frozen generator beyond those of one plain search (s3)."""
+"""Gain beyond RAG: a frozen generator's accuracy with the run's passages minus that with naive RAG's (s3)."""
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.accuracy import Accuracy, is_right, needs_of
@@ -7,25 +7,24 @@ from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 
 
 class GbrSettings(PartSettings):
-    """When an answer of the generator counts as right, on both sides."""
+    """When an answer of the generator counts as right, in both terms."""
 
     accuracy: Accuracy = "gen_acc"
-    """004 takes GenAcc, and compares the others in table 5."""
+    """s3 uses GenAcc, and compares the others in table 5."""
 
 
 SETTINGS = GbrSettings
 
 
 def needs(settings: GbrSettings) -> tuple[Need, ...]:
-    """The generator twice, and a judge where the accuracy has one."""
+    """The generator's two answers, and a judge if the accuracy needs one."""
     return ("component", "baseline", *needs_of(settings.accuracy))
 
 
 def reward(trajectory: Trajectory, settings: GbrSettings, said: Grades) -> PartValue:
-    """Acc(G(Q, D_agent), A) − Acc(G(Q, D_RAG), A), in {−1, 0, 1} (004, eq. 1).
+    """Acc(G(Q, D_agent), A) − Acc(G(Q, D_RAG), A), in {−1, 0, 1} (s3, eq. 1).
 
-    Never below 0 on questions that were chosen because naive RAG fails them. The published code pays this plus
-    Acc(G(Q, D_agent)): preset `s3-code`.
+    At least 0 on questions that naive RAG fails. The published code adds Acc(G(Q, D_agent)): preset `s3-code`.
     """
     needs_answers(trajectory, "gbr")
     question = trajectory.question

@@ -1,4 +1,4 @@
-"""GenAcc: 1 when a gold answer stands in the answer, or else a judge says that it is right (s3)."""
+"""GenAcc: 1 if the answer contains a gold answer, or a judge accepts it (s3)."""
 
 from typing import Literal
 
@@ -9,22 +9,22 @@ from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 
 
 class GenAccSettings(PartSettings):
-    """Whose answer is looked at."""
+    """Which answer is graded."""
 
     of: Literal["component", "own"] = "component"
-    """The frozen generator's from the run's passages, or the agent's own."""
+    """The frozen generator's answer from the run's passages, or the agent's own."""
 
 
 SETTINGS = GenAccSettings
 
 
 def needs(settings: GenAccSettings) -> tuple[Need, ...]:
-    """A judge, and the generator unless the agent's own answer is meant."""
+    """A judge, and the generator unless the agent's own answer is graded."""
     return ("judge",) if settings.of == "own" else ("component", "judge")
 
 
 def reward(trajectory: Trajectory, settings: GenAccSettings, said: Grades) -> PartValue:
-    """span ∨ judge (004, eq. 3). The judge is asked only where the span is not found, and so is logged for those."""
+    """span ∨ judge (s3, eq. 3). The judge is called, and logged, only for answers without a matching span."""
     golds = needs_answers(trajectory, "gen_acc")
     response = trajectory.answer if settings.of == "own" else said.component_answer()
     span = cover_match(response, golds)

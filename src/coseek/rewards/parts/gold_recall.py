@@ -12,15 +12,15 @@ from coseek.rewards.reward import PartSettings, needs_gold_passages
 
 
 class GoldRecallSettings(PartSettings):
-    """How much reading is paid for."""
+    """Which passages count."""
 
     max_passages: int | None = Field(default=None, ge=1)
-    """Only the first so many distinct passages count, so searching on and on earns nothing; `None`: all."""
+    """Number of distinct passages that count, so that more searches earn nothing; `None`: all."""
     all_or_nothing: bool = False
-    """1 when every gold passage was found and 0 otherwise, instead of the share."""
+    """1 if every gold passage was retrieved, else 0, instead of the share."""
     over: Literal["run", "search"] = "run"
-    """`run`: all that was retrieved together; `search`: each search by itself, and the mean over those that did not
-    fail, so that a search which finds nothing costs something."""
+    """`run`: all retrieved passages together; `search`: mean over the searches without a fault, so that a search
+    without a gold passage lowers the reward."""
 
 
 SETTINGS = GoldRecallSettings

@@ -1,4 +1,4 @@
-"""Hit: 1 when a gold answer stands anywhere in the run (QAgent), or only in what was retrieved."""
+"""Hit: 1 if the run (QAgent), or a retrieved passage, contains a gold answer, else 0."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -9,24 +9,24 @@ from coseek.measure.retrieval import answer_hit
 from coseek.rewards.reward import PartSettings, needs_answers
 
 _MARKUP = str.maketrans(dict.fromkeys('<>{}[]"', " "))
-"""Would else be dropped by normalising, and `<answer>Velora</answer>` be one word."""
+"""Normalisation deletes these characters, which would make `<answer>Velora</answer>` one word."""
 
 
 class HitSettings(PartSettings):
-    """Where the gold answer may stand."""
+    """Text that is searched for gold answers."""
 
     variant: Literal["paper", "code", "documents"] = "paper"
-    """`paper` and `code`: anywhere behind the prompt, the agent's own words included, so that writing the answer down
-    is paid as finding it is. `documents`: in a retrieved passage only."""
+    """`paper` and `code`: everything after the prompt, including the agent's own text, so that writing the answer earns
+    as much as finding it. `documents`: retrieved passages only."""
 
 
 SETTINGS = HitSettings
 
 
 def reward(trajectory: Trajectory, settings: HitSettings) -> float:
-    """𝕀[a gold answer is a run of words in one stretch of the run, or in a retrieved passage] (001, eq. 10).
+    """𝕀[a gold answer is a run of words in one segment of the run, or in a retrieved passage] (QAgent, eq. 10).
 
-    The prompt does not count: it holds the question, and with it the answer to "which of the two".
+    The prompt is left out: the question may contain the answer ("which of the two").
     """
     golds = needs_answers(trajectory, "hit")
     if settings.variant == "documents":
@@ -35,5 +35,5 @@ def reward(trajectory: Trajectory, settings: HitSettings) -> float:
 
 
 def _written(trajectory: Trajectory) -> Iterator[str]:
-    """Stretch by stretch, so that no answer is put together across two of them."""
+    """Texts of the segments, one by one, so that no match spans two of them."""
     return (segment.text.translate(_MARKUP) for segment in trajectory.segments if segment.tag != PROMPT)

@@ -1,4 +1,4 @@
-"""nDCG: how high the gold passages stand in what was retrieved (query training in the style of DeepRetrieval)."""
+"""nDCG of the gold passages in the retrieved ranking (query training in the style of DeepRetrieval)."""
 
 from statistics import fmean
 from typing import Literal
@@ -13,13 +13,13 @@ from coseek.rewards.reward import PartSettings, needs_gold_passages
 
 
 class NdcgSettings(PartSettings):
-    """Which ranking is looked at, and how deep."""
+    """Ranking and depth."""
 
     k: int | None = Field(default=10, ge=1)
     """Ranks that count; `None`: all."""
     over: Literal["run", "search"] = "run"
-    """`run`: the evidence of the whole run, what was selected first, then as served; `search`: the mean over the
-    searches that did not fail."""
+    """`run`: the evidence of the whole run, selected passages first; `search`: mean over the searches without a
+    fault."""
 
 
 SETTINGS = NdcgSettings

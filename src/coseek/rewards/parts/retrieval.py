@@ -1,4 +1,4 @@
-"""Retrieval: the format reward, and a little for having found the answer without giving it (002, eq. 4)."""
+"""Retrieval: the format reward plus λr for a retrieved but not given answer (Search-R1 empirical study, eq. 4)."""
 
 from pydantic import Field
 
@@ -12,17 +12,17 @@ class RetrievalSettings(form.FormatSettings):
     """The format reward's settings, and λr."""
 
     lambda_r: float = Field(default=0.1, ge=0, le=1)
-    """λr: added when the answer is wrong, the form valid and a gold answer stands in a retrieved passage."""
+    """λr: added if the answer is wrong, the format valid, and a retrieved passage contains a gold answer."""
 
 
 SETTINGS = RetrievalSettings
 
 
 def reward(trajectory: Trajectory, settings: RetrievalSettings) -> float:
-    """Eq. 3, and λf + λr where wrong & valid & the gold answer is in what was retrieved.
+    """Eq. 3, and λf + λr if wrong ∧ valid ∧ a retrieved passage contains a gold answer.
 
-    The paper looks for a substring; here it is whole words in passages only, since a substring pays for short golds
-    such as "no" in anything.
+    The paper matches substrings. Here whole words of passages are matched, because a short gold answer such as "no" is
+    a substring of almost any text.
     """
     base = form.reward(trajectory, settings)
     wrong = not exact_match(trajectory.answer, trajectory.question.answers)

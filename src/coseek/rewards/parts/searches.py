@@ -1,4 +1,4 @@
-"""Searches: how many searches the run made. Give it a negative weight and looking things up has a price."""
+"""Searches: number of searches of the run. A negative weight makes them a cost."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from coseek.rewards.reward import PartSettings
 
 
 class SearchesSettings(PartSettings):
-    """What a search costs starts after the free ones."""
+    """Number of searches without cost."""
 
     free: int = Field(default=0, ge=0)
     """Searches that are not counted."""

@@ -1,4 +1,4 @@
-"""Valid: 1 when the run has the protocol's form, else 0. As a gate with exact_match it is QAgent's first stage."""
+"""Valid: 1 if the run has the protocol's format, else 0. As a gate of exact_match it is QAgent's first stage."""
 
 from coseek.data.trajectory import Trajectory
 from coseek.rewards.reward import PartSettings
@@ -7,5 +7,5 @@ SETTINGS = PartSettings
 
 
 def reward(trajectory: Trajectory, settings: PartSettings) -> float:
-    """𝕀[format], as the grammar that made the run judged it."""
+    """𝕀[format], as judged by the grammar of the run."""
     return float(trajectory.valid)

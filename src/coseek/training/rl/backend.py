@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from coseek.models.model import Model, Tokenizer
     from coseek.models.sampler import SamplerSettings
-    from coseek.training.trainer.learner import Frozen, Trainable
+    from coseek.training.trainer.learner import ForwardModel, Trainable
     from coseek.training.trainer.workers import Workers
 
 PACKAGE = "coseek.training.rl.backends"
@@ -27,7 +27,7 @@ CONTRACT: PluginSpec = {"make": None}
 
 
 class TrainingBackend(Protocol):
-    """The models of a run: what is asked of each is in `Trainable` and `Frozen`."""
+    """The models of a run: what is asked of each is in `Trainable` and `ForwardModel`."""
 
     @property
     def policy(self) -> "Trainable":
@@ -40,7 +40,7 @@ class TrainingBackend(Protocol):
         ...
 
     @property
-    def reference(self) -> "Frozen | None":
+    def reference(self) -> "ForwardModel | None":
         """The policy as it was at the start, where a KL to it is charged."""
         ...
 

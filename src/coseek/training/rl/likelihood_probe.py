@@ -13,7 +13,7 @@ from torch import Tensor
 from coseek.measure.answers import exact_match
 from coseek.training.rl.episodes import ScoredEpisode
 from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.learner import Frozen
+from coseek.training.trainer.learner import ForwardModel
 
 RIGHT = 0.5
 """A run whose outcome is this or more counts as right."""
@@ -38,7 +38,7 @@ def right_rows(episodes: Sequence[ScoredEpisode], metric: str) -> Tensor:
 class LikelihoodProbe:
     """Right runs of a step, measured when it is made and again by `readings`."""
 
-    def __init__(self, policy: Frozen, batch: Batch, right_N: Tensor, pushed_B: Tensor, runs: int) -> None:
+    def __init__(self, policy: ForwardModel, batch: Batch, right_N: Tensor, pushed_B: Tensor, runs: int) -> None:
         """Of the runs at `right_N`, the first `runs` that the updates push at (`pushed_B`) are looked at twice."""
         self._policy = policy
         right = batch.select(right_N) if len(right_N) else None

@@ -13,7 +13,7 @@ from coseek.training.rl.experience import Experience
 from coseek.training.rl.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import Batch
-from coseek.training.trainer.learner import Entropy, Frozen, Loss
+from coseek.training.trainer.learner import Entropy, ForwardModel, Loss
 from coseek.training.trainer.workers import Workers
 
 
@@ -94,7 +94,7 @@ def _tally_staleness(tally: MetricAverager, experience: Experience, rows_B: Tens
     tally.largest("staleness_max", staleness_B, torch.ones_like(staleness_B).bool())
 
 
-def logprob_gap(policy: Frozen, batch: Batch, rows: int) -> dict[str, float]:
+def logprob_gap(policy: ForwardModel, batch: Batch, rows: int) -> dict[str, float]:
     """Mean and largest |trainer's - sampler's log-probability| over the agent's tokens of the first `rows` rows."""
     few = batch.select(torch.arange(min(rows, len(batch))))
     gap_BT = (policy.forward(few, few.agent_BT) - few.logprobs_BT).abs()

@@ -40,7 +40,7 @@ class LearnerState(TypedDict):
     optimiser: OptimiserState
 
 
-class Frozen(Protocol):
+class ForwardModel(Protocol):
     """A model that is only run."""
 
     def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Frozen(Protocol):
     def load_weights(self, weights: dict[str, Tensor]) -> None: ...
 
 
-class Trainable(Frozen, Protocol):
+class Trainable(ForwardModel, Protocol):
     """A model in training: `forward_backward` as often as wanted, then `optim_step`."""
 
     @property

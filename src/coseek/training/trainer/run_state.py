@@ -16,7 +16,7 @@ from coseek.training.trainer.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from coseek.training.trainer.learner import Frozen, LearnerState, Trainable
+from coseek.training.trainer.learner import ForwardModel, LearnerState, Trainable
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.workers import ALONE, Workers
 
@@ -34,7 +34,7 @@ class RunState:
         folder: Path,
         settings: JsonObject,
         learners: Mapping[str, Trainable],
-        frozen: Mapping[str, Frozen],
+        frozen: Mapping[str, ForwardModel],
         *,
         resume: bool,
         free: frozenset[str] = frozenset(),

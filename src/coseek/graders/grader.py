@@ -1,0 +1,68 @@
+"""Grader: what judges, relevance scorers and rankers have in common."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from coseek.core.files import JsonObject
+from coseek.core.fingerprint import digest_of
+from coseek.core.prompt_file import PromptFile
+from coseek.graders.call_counts import CallCounts
+from coseek.models.text_model import TextModel
+from coseek.world.oracle import Oracle
+
+P = TypeVar("P", bound=PromptFile)
+
+
+class Grader(Protocol):
+    """A frozen part that grades passages or answers."""
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that a grade depends on besides what is graded."""
+        ...
+
+    @property
+    def card(self) -> JsonObject:
+        """Description for the first line of a grade cache."""
+        ...
+
+
+@dataclass(frozen=True)
+class OracleGrader:
+    """The oracle of a laptop world, which makes no errors."""
+
+    oracle: Oracle
+    source: str
+
+    @cached_property
+    def identity(self) -> str:
+        return digest_of("oracle", json.dumps(self.oracle.to_json(), sort_keys=True))
+
+    @property
+    def card(self) -> JsonObject:
+        return {"oracle": self.source}
+
+
+@dataclass(frozen=True)
+class ModelGrader(Generic[P]):
+    """A language model with a prompt from a file."""
+
+    kind: ClassVar[str]
+    """First part of the identity."""
+    model: TextModel
+    prompt: P
+    max_tokens: int
+    max_words: int
+    """Words of one passage or observation that are shown."""
+    tally: CallCounts
+
+    @cached_property
+    def identity(self) -> str:
+        prompt = self.prompt.model_dump_json(exclude={"about"})
+        return digest_of(self.kind, self.model.identity, prompt, str(self.max_tokens), str(self.max_words))
+
+    @property
+    def card(self) -> JsonObject:
+        return {"model_identity": self.model.identity, "prompt": self.prompt.about, "max_words": self.max_words}
