@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from coseek.cli.commands.score import split_names
+from coseek.cli.commands.score import print_tables, split_names
 from coseek.cli.options import BootstrapSeed, Count, Split
-from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say, stdout_console
+from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, write_jsonl
 from coseek.core.lock import lock_if_named
@@ -21,7 +21,7 @@ from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write
 from coseek.measure.rankings import FAMILIES, Metric
 from coseek.measure.score import GROUPS, ScoredRun, Scores, check_groups
 from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, search_questions
-from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
+from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
@@ -45,6 +45,10 @@ class Plan:
     """Passages for TREC run files, where a metric reads texts."""
     keep: bool
     """Whether rankings are kept for writing them as run files."""
+
+    @property
+    def metrics(self) -> list[str]:
+        return [metric.name for metric in self.measuring.metrics]
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def measure(
     if as_json:
         print_json({**scores_json(scores), "unjudged": measuring.unjudged(questions), "depth": depth})
     else:
-        print_tables(scores, plan)
+        print_tables(scores, plan.metrics, retriever_table(scores, plan))
     return 1 if any(one.run.stops.keys() == {FAULT} for one in measured.values()) else 0
 
 
@@ -204,16 +208,10 @@ def searched(name: str, retriever: Retriever, plan: Plan) -> Iterator[Answered]:
             bars.report(name, done, total)
 
 
-def print_tables(scores: Scores, plan: Plan) -> None:
-    """Print the means, the first metric by group, and the differences from the first retriever."""
-    console = stdout_console()
-    metrics = [metric.name for metric in plan.measuring.metrics]
-    main = main_table(scores, metrics)
-    console.print(Table(("retriever", *main.columns[1:]), main.rows, tuple(notes(scores, plan))).rich())
-    if len({summary.group for summary in scores.summaries}) > 1:
-        console.print(group_table(scores, metrics[0]).rich())
-    if scores.comparisons:
-        console.print(comparison_table(scores, metrics).rich())
+def retriever_table(scores: Scores, plan: Plan) -> Table:
+    """The means, one line for each retriever."""
+    main = main_table(scores, plan.metrics)
+    return Table(("retriever", *main.columns[1:]), main.rows, tuple(notes(scores, plan)))
 
 
 def notes(scores: Scores, plan: Plan) -> Iterator[str]:

@@ -186,9 +186,9 @@ def show_tables(tables: Mapping[str, Table]) -> None:
         console.print(table.rich())
 
 
-def print_tables(scores: Scores, metrics: list[str]) -> None:
+def print_tables(scores: Scores, metrics: list[str], main: Table | None = None) -> None:
     """Print the main table, the first metric by group, and the differences from the first run."""
-    tables = {"Runs": main_table(scores, metrics)}
+    tables = {"Runs": main or main_table(scores, metrics)}
     if len({summary.group for summary in scores.summaries}) > 1:
         tables["By group"] = group_table(scores, metrics[0])
     if scores.comparisons:
