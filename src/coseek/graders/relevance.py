@@ -7,14 +7,14 @@ the oracle of a laptop world, the gold passages of a data set, or a model with a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.passage import Passage
-from coseek.graders.grader import Grader, ModelGrader, OracleGrader
+from coseek.graders.grader import CacheEntry, Grader, ModelGrader, OracleGrader
 from coseek.graders.listed_answer import Form, Unreadable, after_mark, read_scores
 from coseek.graders.structured_output import OutputRequest, ParsedOutput, ask_with_retry
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
@@ -38,7 +38,7 @@ class CandidateList:
 
 
 @dataclass(frozen=True, slots=True)
-class Rating:
+class Rating(CacheEntry):
     """Scores of passages that were scored together."""
 
     turn: TurnId
@@ -56,29 +56,6 @@ class Rating:
     @property
     def key(self) -> tuple[str, ...]:
         return *self.turn.key, self.context
-
-    def to_json(self) -> JsonObject:
-        return {
-            **self.turn.to_json(),
-            "context": self.context,
-            "scores": None if self.scores is None else dict(self.scores),
-            "texts": list(self.texts),
-            "unreadable": self.unreadable,
-            "fault": self.fault,
-        }
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "Rating":
-        scores, texts, fault = row["scores"], row["texts"], row["fault"]
-        assert isinstance(texts, list) and (scores is None or isinstance(scores, dict))
-        return cls(
-            turn=TurnId.from_json(row),
-            context=str(row["context"]),
-            scores=None if scores is None else {name: float(cast(float, scores[name])) for name in scores},
-            texts=tuple(map(str, texts)),
-            unreadable=str(row["unreadable"]),
-            fault=None if fault is None else str(fault),
-        )
 
 
 class RelevanceScorer(Grader, Protocol):

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
 from coseek.data.trajectory import PROMPT, Author, Trajectory
-from coseek.graders.grader import ModelGrader
+from coseek.graders.grader import CacheEntry, ModelGrader
 from coseek.graders.listed_answer import Unreadable, after_mark, read_lines
 from coseek.graders.relevance import PROMPTS
 from coseek.graders.structured_output import OutputRequest, ask_with_retry
@@ -26,7 +25,7 @@ _NO_WORD = re.compile(r"[^\w/]+")
 
 
 @dataclass(frozen=True, slots=True)
-class SubAnswers:
+class SubAnswers(CacheEntry):
     """Sub-answers of the searches of one run."""
 
     question_id: str
@@ -42,31 +41,6 @@ class SubAnswers:
     @property
     def key(self) -> tuple[str, ...]:
         return self.question_id, str(self.seed), self.context
-
-    def to_json(self) -> JsonObject:
-        return {
-            "question_id": self.question_id,
-            "seed": self.seed,
-            "context": self.context,
-            "answers": None if self.answers is None else list(self.answers),
-            "texts": list(self.texts),
-            "unreadable": self.unreadable,
-            "fault": self.fault,
-        }
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "SubAnswers":
-        seed, answers, texts, fault = row["seed"], row["answers"], row["texts"], row["fault"]
-        assert isinstance(seed, int) and isinstance(texts, list) and (answers is None or isinstance(answers, list))
-        return cls(
-            question_id=str(row["question_id"]),
-            seed=seed,
-            context=str(row["context"]),
-            answers=None if answers is None else tuple(None if one is None else str(one) for one in answers),
-            texts=tuple(map(str, texts)),
-            unreadable=str(row["unreadable"]),
-            fault=None if fault is None else str(fault),
-        )
 
 
 class SubAnswerPrompt(PromptFile):

@@ -29,6 +29,7 @@ from coseek.graders.generator import (
     context_of,
     load_generator_prompt,
 )
+from coseek.graders.grader import CacheEntry
 from coseek.labels.candidates import find_candidates
 from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.maker import Labelled
@@ -59,7 +60,7 @@ class AnswerLikelihoodSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerLikelihoods:
+class AnswerLikelihoods(CacheEntry):
     """The likelihood of one question's answer under several lists of passages."""
 
     question_id: str
@@ -75,27 +76,6 @@ class AnswerLikelihoods:
     @property
     def key(self) -> tuple[str, ...]:
         return (self.asked,)
-
-    def to_json(self) -> JsonObject:
-        return {
-            "question_id": self.question_id,
-            "asked": self.asked,
-            "nats": None if self.nats is None else list(self.nats),
-            "tokens": list(self.tokens),
-            "fault": self.fault,
-        }
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "AnswerLikelihoods":
-        nats, tokens, fault = row["nats"], row["tokens"], row["fault"]
-        assert isinstance(tokens, list) and (nats is None or isinstance(nats, list))
-        return cls(
-            question_id=str(row["question_id"]),
-            asked=str(row["asked"]),
-            nats=None if nats is None else tuple(map(float, cast(list[float], nats))),
-            tokens=tuple(cast(list[int], tokens)),
-            fault=None if fault is None else str(fault),
-        )
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,18 @@ depends on. A run that was killed therefore computes no score twice.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from coseek.agents.search_turns import TurnId
-from coseek.core.files import JsonObject
 from coseek.core.lock import Lock, lock_beside
 from coseek.data.grade_cache import GradeCache, GradeEntry
+from coseek.graders.grader import CacheEntry
 
 E = TypeVar("E", bound=GradeEntry)
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Score(CacheEntry):
     """One score of one passage of one search turn."""
 
     turn: TurnId
@@ -33,29 +33,6 @@ class Score:
     @property
     def key(self) -> tuple[str, ...]:
         return *self.turn.key, self.passage_id, self.context
-
-    def to_json(self) -> JsonObject:
-        return {
-            **self.turn.to_json(),
-            "passage_id": self.passage_id,
-            "context": self.context,
-            "value": self.value,
-            "detail": self.detail,
-            "fault": self.fault,
-        }
-
-    @classmethod
-    def from_json(cls, row: JsonObject) -> "Score":
-        value, fault = row["value"], row["fault"]
-        assert value is None or isinstance(value, int | float)
-        return cls(
-            turn=TurnId.from_json(row),
-            passage_id=str(row["passage_id"]),
-            context=str(row["context"]),
-            value=None if value is None else float(value),
-            detail=str(row["detail"]),
-            fault=None if fault is None else cast(str, fault),
-        )
 
 
 class ScoreCache(Generic[E]):

@@ -13,7 +13,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.score import ALL, MetricSummary, ScoredRun, summarise
-from coseek.measure.table import Table, interval_json, left_out, show
+from coseek.measure.table import Table, interval_json, left_out, metrics_json, show
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CombinationGain:
                 "questions": row.questions,
                 "faults": row.faults,
                 "missing": row.missing,
-                "metrics": {name: interval_json(value) for name, value in row.metrics.items()},
+                "metrics": metrics_json(row),
             }
             for row in self.rows
         ]

@@ -73,10 +73,7 @@ def bootstrap_mean(
     mean = float(data.mean())
     if data.size == 1:
         return Interval(mean, None, None, 1)
-    tail = (1 - level) / 2
-    low, high = np.quantile(_resampled_means(data, rng, resamples), [tail, 1 - tail])
-    # Another summation order may move an interval of width 0 off its mean by a rounding error.
-    return Interval(mean, min(float(low), mean), max(float(high), mean), data.size)
+    return _percentiles(mean, _resampled_means(data, rng, resamples), level, data.size)
 
 
 def paired_difference(
@@ -151,8 +148,13 @@ def macro_mean(
     if min(len(group) for group in groups) == 1:
         return Interval(mean, None, None, count)
     drawn = sum(_resampled_means(np.asarray(group, dtype=np.float64), rng, resamples) for group in groups)
+    return _percentiles(mean, np.asarray(drawn) / len(groups), level, count)
+
+
+def _percentiles(mean: float, drawn: Floats, level: float, count: int) -> Interval:
     tail = (1 - level) / 2
-    low, high = np.quantile(np.asarray(drawn) / len(groups), [tail, 1 - tail])
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    # Another summation order may move an interval of width 0 off its mean by a rounding error.
     return Interval(mean, min(float(low), mean), max(float(high), mean), count)
 
 

@@ -27,9 +27,13 @@ def run_recall(trajectory: Trajectory, max_passages: int | None = None) -> float
 
 def search_recalls(trajectory: Trajectory) -> list[float]:
     """Recall of each search over all gold passages; empty without gold passages or searches."""
-    hits = (search.hits for search in trajectory.searches if search.fault is None)
-    recalls = (rankings.recall(trajectory.question.gold_ids, (hit.passage.id for hit in found)) for found in hits)
+    recalls = (rankings.recall(trajectory.question.gold_ids, ids) for ids in searched_ids(trajectory))
     return [value for value in recalls if value is not None]
+
+
+def searched_ids(trajectory: Trajectory) -> list[list[str]]:
+    """Passage ids of each search without a fault, best first."""
+    return [[hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None]
 
 
 def recall_at(trajectory: Trajectory, k: int) -> float | None:

@@ -17,6 +17,8 @@ PAIRED = ("em", "f1", "recall", "searches", "agent_tokens")
 _COUNTS = frozenset(
     {"searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s"}
 )
+_COUNTED = ("run", "group", "questions", "rows", "faults", "missing")
+"""Fields of a summary in JSON, before its metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +111,7 @@ def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str
 def scores_json(scores: Scores) -> JsonObject:
     """All scores in full precision."""
     summaries: list[Json] = [
-        {
-            "run": one.run,
-            "group": one.group,
-            "questions": one.questions,
-            "rows": one.rows,
-            "faults": one.faults,
-            "missing": one.missing,
-            "metrics": {name: interval_json(value) for name, value in one.metrics.items()},
-        }
-        for one in scores.summaries
+        {**{name: getattr(one, name) for name in _COUNTED}, "metrics": metrics_json(one)} for one in scores.summaries
     ]
     comparisons: list[Json] = [
         {
@@ -131,6 +124,11 @@ def scores_json(scores: Scores) -> JsonObject:
     ]
     stops: JsonObject = {run: dict(counts) for run, counts in scores.stops.items()}
     return {"summaries": summaries, "comparisons": comparisons, "stops": stops}
+
+
+def metrics_json(summary: MetricSummary) -> JsonObject:
+    """The means of a summary as JSON."""
+    return {name: interval_json(value) for name, value in summary.metrics.items()}
 
 
 def show(interval: Interval | None, decimals: int = 3) -> str:

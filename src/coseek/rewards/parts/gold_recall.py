@@ -7,7 +7,7 @@ from pydantic import Field
 
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
-from coseek.measure.retrieval import run_recall
+from coseek.measure.retrieval import run_recall, searched_ids
 from coseek.rewards.reward import PartSettings, needs_gold_passages
 
 
@@ -32,7 +32,6 @@ def reward(trajectory: Trajectory, settings: GoldRecallSettings) -> float:
     if settings.over == "run":
         shares = [run_recall(trajectory, settings.max_passages)]
     else:
-        found = ([hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None)
-        shares = [rankings.recall(gold, ids, settings.max_passages) for ids in found]
+        shares = [rankings.recall(gold, ids, settings.max_passages) for ids in searched_ids(trajectory)]
     values = [float(share == 1) if settings.all_or_nothing else share or 0.0 for share in shares]
     return fmean(values) if values else 0.0

@@ -8,6 +8,7 @@ from pydantic import Field
 from coseek.data.evidence import evidence_of
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
+from coseek.measure.retrieval import searched_ids
 from coseek.measure.searched import relevance
 from coseek.rewards.reward import PartSettings, needs_gold_passages
 
@@ -31,6 +32,5 @@ def reward(trajectory: Trajectory, settings: NdcgSettings) -> float:
     gold = relevance(trajectory.question)
     if settings.over == "run":
         return rankings.ndcg(gold, evidence_of(trajectory), settings.k) or 0.0
-    found = ([hit.passage.id for hit in search.hits] for search in trajectory.searches if search.fault is None)
-    values = [rankings.ndcg(gold, ids, settings.k) or 0.0 for ids in found]
+    values = [rankings.ndcg(gold, ids, settings.k) or 0.0 for ids in searched_ids(trajectory)]
     return fmean(values) if values else 0.0
