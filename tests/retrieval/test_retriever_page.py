@@ -17,9 +17,11 @@ from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import PACKAGE, build_index
 
 OWN = "newest.py"
-PAGE = Path(__file__).parents[2] / "docs" / "retrievers.md"
-(SOURCE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-FILES = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+HOW_TO = (DOCS / "how-to" / "write-a-part.md").read_text(encoding="utf-8")
+(SOURCE,) = [code for code in re.findall(r"```python\n(.*?)```", HOW_TO, flags=re.DOTALL) if "def open(" in code]
+PAGE = (DOCS / "reference" / "retrievers.md").read_text(encoding="utf-8")
+FILES = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def test_an_index_that_somebody_gave_away_runs_no_python(home: Path) -> None:
 
 
 def test_every_retriever_and_engine_is_on_the_page() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE
     missing = [
         name
         for name in plugin_names(PACKAGE) + plugin_names("coseek.retrieval.web.providers")

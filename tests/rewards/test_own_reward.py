@@ -12,8 +12,8 @@ from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.run_record import begin
 from coseek.rewards.reward import RewardSpec, make_reward
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
-(BREVITY,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-part.md").read_text(encoding="utf-8")
+(BREVITY,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "def reward" in code]
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def refused(spec: RewardSpec) -> str:
 
 
 def test_the_reward_on_the_page_pays_and_is_logged_by_its_files_name(here: Path) -> None:
-    (line,) = re.findall(r"^reward: .*brevity.*$", PAGE, re.MULTILINE)
-    paid = make_reward(yaml.safe_load(line)["reward"])(run(answer="the Velora"))
+    (line,) = re.findall(r"'reward=(.*brevity.*)'", PAGE)
+    paid = make_reward(yaml.safe_load(line))(run(answer="the Velora"))
     assert paid is not None and paid.parts == {"exact_match": 1.0, "brevity": pytest.approx(0.9)}
     assert paid.value == pytest.approx(1.09)
     other = make_reward({"my-rewards/how-brief.py": 1.0})(run(answer=None))

@@ -20,6 +20,8 @@ from coseek.data.run import drop_partial_line
 
 SCHEMA = 1
 """Version of the file, in its first line."""
+FILE_NAMES = {"GeneratedAnswer": "reply"}
+"""Where a file is not called as its kind of entry is: files of coseek 0.2 are found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,9 @@ class GradeCache(Generic[E]):
     def beside(cls, folder: Path, kind: type[E], identity: str, card: JsonObject) -> "GradeCache[E]":
         """The sheet of a part in a run's folder; parts that differ in anything have different ones."""
         name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        return cls(folder / f"{kind.__name__.lower()}.{name}.jsonl", kind, identity, card)
+        return cls(
+            folder / f"{FILE_NAMES.get(kind.__name__, kind.__name__.lower())}.{name}.jsonl", kind, identity, card
+        )
 
     def entries(self) -> dict[tuple[str, ...], E]:
         """All entries by key; none when the file is not there yet. Changes nothing: somebody may be appending."""

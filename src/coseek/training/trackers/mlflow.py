@@ -4,7 +4,6 @@ Read the files with `mlflow ui --backend-store-uri OUT/trackers/mlflow`. `MLFLOW
 """
 
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 
@@ -75,7 +74,7 @@ def flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
 
 def allowed(name: str) -> str:
     """A name without the characters that MLflow refuses: `held/recall@5` becomes `held/recall-5`."""
-    return re.sub(r"[^\w\-. :/]", "-", name)
+    return "".join(sign if sign.isalnum() or sign in "_-. :/" else "-" for sign in name)
 
 
 def open_run(run: TrackedRun) -> MlflowTracker:

@@ -1,0 +1,1 @@
+"""Core: errors, settings, files, caches, plug-ins. Knows nothing of search agents."""

@@ -1,0 +1,1 @@
+"""Pipelines: recipes, and what trains, measures and reports as they say."""
