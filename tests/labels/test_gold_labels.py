@@ -77,7 +77,7 @@ def test_every_open_gold_passage_can_have_a_set_of_its_own(tmp_path: Path) -> No
 
 def test_a_corpus_that_is_not_at_hand_cannot_give_missing_passages(tmp_path: Path) -> None:
     made_of = parts(tmp_path, retriever=Away("nothing"))
-    with pytest.raises(SettingError, match="corpus of the retriever 'bm25' is not at hand"):
+    with pytest.raises(SettingError, match="corpus of the retriever 'bm25' is unknown"):
         gold.open(GoldSettings(), made_of)
     labels, said = make(tmp_path, gold.open(GoldSettings(add_missing=False), made_of), made_of)
     assert said.labelled == len(list(labels.sets())) > 0

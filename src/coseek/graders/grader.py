@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cached_property
 from typing import ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 from pydantic import TypeAdapter
@@ -38,9 +38,13 @@ class CacheEntry:
         return cast(Self, _adapter(cls).validate_python(values))
 
 
-@cache
+_ADAPTERS: dict[type[CacheEntry], TypeAdapter[CacheEntry]] = {}
+
+
 def _adapter(kind: type[CacheEntry]) -> TypeAdapter[CacheEntry]:
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 class Grader(Protocol):

@@ -59,7 +59,7 @@ def read_lines(text: str, count: int) -> tuple[str, ...] | Unreadable:
     if len(pairs) < len(lines):
         return Unreadable("a line without its number")
     wrong = _miscounted([number for number, _ in pairs], count)
-    return wrong or tuple(said for _, said in sorted(pairs))
+    return wrong or tuple(text for _, text in sorted(pairs))
 
 
 def _entries(text: str, entry: re.Pattern[str]) -> list[re.Match[str]] | Unreadable:

@@ -165,9 +165,9 @@ def unsolved_by_rag(
     kept: list[Question] = []
     solved = failed = 0
     for question in questions:
-        said = Grades(baseline=baselines.of(question), verdicts=baselines.verdicts_on(question))
+        grades = Grades(baseline=baselines.of(question), verdicts=baselines.verdicts_on(question))
         try:
-            right = is_right(accuracy, question, said.baseline_answer(), said)
+            right = is_right(accuracy, question, grades.baseline_answer(), grades)
         except (NoReward, VerdictNeeded):
             failed += 1
             continue

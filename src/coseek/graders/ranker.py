@@ -171,11 +171,11 @@ class ModelRanker:
 
         def rank_windows(windows: list[tuple[int, list[int]]]) -> list[Sequence[int]]:
             due = [(number, items) for number, items in windows if state[number].failed is None]
-            said = ask_with_retry(
+            outputs = ask_with_retry(
                 self.model, [self._ask(asked[n], items) for n, items in due], self.max_tokens, self.tally
             )
             found: dict[int, Sequence[int]] = {}
-            for (number, items), one in zip(due, said, strict=True):
+            for (number, items), one in zip(due, outputs, strict=True):
                 state[number].texts += one.texts
                 if one.found is None:
                     state[number].failed = one

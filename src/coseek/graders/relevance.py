@@ -138,8 +138,8 @@ class ModelRelevance(ModelGrader[RelevancePrompt]):
     kind = "relevance"
 
     def rate(self, asked: Sequence[CandidateList]) -> list[Rating]:
-        said = ask_with_retry(self.model, [self._ask(one) for one in asked], self.max_tokens, self.tally)
-        return [self._rating(one, heard) for one, heard in zip(asked, said, strict=True)]
+        outputs = ask_with_retry(self.model, [self._ask(one) for one in asked], self.max_tokens, self.tally)
+        return [self._rating(one, output) for one, output in zip(asked, outputs, strict=True)]
 
     def _ask(self, asked: CandidateList) -> OutputRequest[tuple[int, ...]]:
         count = len(asked.passages)
@@ -173,9 +173,9 @@ class ModelRelevance(ModelGrader[RelevancePrompt]):
         behind = after_mark(text, self.prompt.scores_after)
         return behind if isinstance(behind, Unreadable) else read_scores(behind, count, self.prompt.form)
 
-    def _rating(self, asked: CandidateList, said: ParsedOutput[tuple[int, ...]]) -> Rating:
-        found = said.found
+    def _rating(self, asked: CandidateList, output: ParsedOutput[tuple[int, ...]]) -> Rating:
+        found = output.found
         scores = None
         if found is not None:
             scores = {p.id: float(score) for p, score in zip(asked.passages, found, strict=True)}
-        return Rating(asked.turn.id, asked.digest, scores, said.texts, said.unreadable, said.fault)
+        return Rating(asked.turn.id, asked.digest, scores, output.texts, output.unreadable, output.fault)

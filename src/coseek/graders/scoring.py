@@ -34,7 +34,7 @@ class EpisodeScorer:
 
     def __call__(self, runs: Sequence[Trajectory]) -> list[Reward | RewardFault]:
         """A reward, or a fault, for every run in order. Each depends on its own run only."""
-        said = self._said(runs)
+        grades = self._grades(runs)
         scored: dict[int, Reward | RewardFault] = {}
         left = list(range(len(runs)))
         while left:
@@ -42,27 +42,27 @@ class EpisodeScorer:
             waiting: list[int] = []
             for place in left:
                 try:
-                    scored[place] = self.reward.pay(runs[place], said[place])
+                    scored[place] = self.reward.pay(runs[place], grades[place])
                 except VerdictNeeded as asks:
                     question = runs[place].question
                     claims[question.id, asks.response] = Claim(question, asks.response)
                     waiting.append(place)
             known = self._judged(claims)
             for place in waiting:
-                said[place] = _with_verdicts(said[place], runs[place].question.id, known)
+                grades[place] = _with_verdicts(grades[place], runs[place].question.id, known)
             left = waiting
         return [scored[place] for place in range(len(runs))]
 
-    def _said(self, runs: Sequence[Trajectory]) -> list[Grades]:
+    def _grades(self, runs: Sequence[Trajectory]) -> list[Grades]:
         """Grades of each run before the judge is called."""
         replies = self._replies(runs) if "component" in self.reward.needs else {}
         baselines = self.baselines if "baseline" in self.reward.needs else None
-        said = []
+        grades = []
         for place, run in enumerate(runs):
             baseline = baselines.of(run.question) if baselines is not None else None
             verdicts = (baselines.verdicts_on(run.question) or {}) if baselines is not None else {}
-            said.append(Grades(replies.get(place), baseline, verdicts if self.judge is not None else None))
-        return said
+            grades.append(Grades(replies.get(place), baseline, verdicts if self.judge is not None else None))
+        return grades
 
     def _replies(self, runs: Sequence[Trajectory]) -> dict[int, GeneratedAnswer]:
         """The generator's answers from the passages of the runs without a fault, by index."""
@@ -93,7 +93,7 @@ def check_needs(reward: RewardFunction, there: set[str]) -> None:
         raise SettingError(*(f"the reward {part!r} needs {WAY_OUT[need]}" for need, part in named.items()))
 
 
-def _with_verdicts(said: Grades, question_id: str, known: dict[tuple[str, str], Verdict]) -> Grades:
+def _with_verdicts(grades: Grades, question_id: str, known: dict[tuple[str, str], Verdict]) -> Grades:
     """The grades with the verdicts on this question added."""
     fresh = {response: verdict for (ident, response), verdict in known.items() if ident == question_id}
-    return Grades(said.reply, said.baseline, {**(said.verdicts or {}), **fresh})
+    return Grades(grades.reply, grades.baseline, {**(grades.verdicts or {}), **fresh})

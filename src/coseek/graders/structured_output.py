@@ -49,14 +49,14 @@ def ask_with_retry(
     A prompt longer than the model's context is not sent, because it would be truncated and passages would be scored
     unseen.
     """
-    said = _asked(model, asked, [one.prompt for one in asked], max_tokens, tally)
-    twice = [place for place, one in enumerate(said) if one.unreadable and one.texts]
+    outputs = _asked(model, asked, [one.prompt for one in asked], max_tokens, tally)
+    twice = [place for place, one in enumerate(outputs) if one.unreadable and one.texts]
     tally.add(RETRIES, len(twice))
     prompts = [asked[place].prompt + asked[place].again for place in twice]
     second = _asked(model, [asked[place] for place in twice], prompts, max_tokens, tally)
     for place, one in zip(twice, second, strict=True):
-        said[place] = ParsedOutput(one.found, (*said[place].texts, *one.texts), one.unreadable, one.fault)
-    return said
+        outputs[place] = ParsedOutput(one.found, (*outputs[place].texts, *one.texts), one.unreadable, one.fault)
+    return outputs
 
 
 def _asked(
@@ -65,16 +65,16 @@ def _asked(
     held = [place for place, prompt in enumerate(prompts) if _holds(model, prompt, max_tokens)]
     texts = generate_each(model, [prompts[place] for place in held], max_tokens)
     tally.add(CALLS, len(held))
-    said: list[ParsedOutput[T]] = [ParsedOutput(None, (), TOO_LONG) for _ in asked]
+    outputs: list[ParsedOutput[T]] = [ParsedOutput(None, (), TOO_LONG) for _ in asked]
     for place, text in zip(held, texts, strict=True):
         if not isinstance(text, str):
             tally.add(SCORER)
-            said[place] = ParsedOutput(None, (), fault=fault_of(text))
+            outputs[place] = ParsedOutput(None, (), fault=fault_of(text))
             continue
         found = asked[place].read(text)
         wrong = found.why if isinstance(found, Unreadable) else ""
-        said[place] = ParsedOutput(None if isinstance(found, Unreadable) else found, (text,), wrong)
-    return said
+        outputs[place] = ParsedOutput(None if isinstance(found, Unreadable) else found, (text,), wrong)
+    return outputs
 
 
 def _holds(model: TextModel, prompt: str, max_tokens: int) -> bool:

@@ -81,10 +81,10 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
 
     def infer(self, runs: Sequence[Trajectory]) -> list[SubAnswers]:
         """The sub-answers of each run, in order."""
-        said = ask_with_retry(self.model, [self._ask(run) for run in runs], self.max_tokens, self.tally)
+        outputs = ask_with_retry(self.model, [self._ask(run) for run in runs], self.max_tokens, self.tally)
         return [
             SubAnswers(run.question.id, run.seed, self.digest(run), one.found, one.texts, one.unreadable, one.fault)
-            for run, one in zip(runs, said, strict=True)
+            for run, one in zip(runs, outputs, strict=True)
         ]
 
     def digest(self, run: Trajectory) -> str:
@@ -127,7 +127,7 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
         return lines if isinstance(lines, Unreadable) else tuple(map(sure, lines))
 
 
-def sure(said: str) -> str | None:
+def sure(answer: str) -> str | None:
     """The sub-answer, or `None` where it says that the model is not sure."""
-    words = " ".join(_NO_WORD.sub(" ", said.casefold()).split())
-    return None if words in _NOT_SURE else said
+    words = " ".join(_NO_WORD.sub(" ", answer.casefold()).split())
+    return None if words in _NOT_SURE else answer

@@ -115,13 +115,13 @@ class AnswerLikelihoodScorer:
 
 
 def _likelihoods(
-    question_id: str, asked: str, weighed: "Sequence[ContinuationLogprob]", answers: int
+    question_id: str, asked: str, scored: "Sequence[ContinuationLogprob]", answers: int
 ) -> AnswerLikelihoods:
-    fault = next((one.fault for one in weighed if one.fault is not None), None)
-    tokens = tuple(one.tokens for one in weighed[:answers])
+    fault = next((one.fault for one in scored if one.fault is not None), None)
+    tokens = tuple(one.tokens for one in scored[:answers])
     if fault is not None:
         return AnswerLikelihoods(question_id, asked, None, tokens, fault)
-    nats = [cast(float, one.nats) for one in weighed]
+    nats = [cast(float, one.nats) for one in scored]
     best = tuple(max(nats[start : start + answers]) for start in range(0, len(nats), answers))
     return AnswerLikelihoods(question_id, asked, best, tokens)
 

@@ -60,7 +60,7 @@ class LabelResources:
     @property
     def retriever(self) -> Retriever:
         if self.found_by is None:
-            raise SettingError("these labels need a retriever, whose passages they weigh; name one with --retriever")
+            raise SettingError("these labels need a retriever, whose passages they score; name one with --retriever")
         return self.found_by
 
     @property
@@ -69,8 +69,8 @@ class LabelResources:
         corpus = self.retriever.corpus
         if corpus is None:
             raise SettingError(
-                f"the corpus of the retriever {self.retriever.name!r} is not at hand, and passages that it did not "
-                "find are to be put in; use an index of that corpus"
+                f"the corpus of the retriever {self.retriever.name!r} is unknown, but passages that it did not "
+                "return must be added; use an index of that corpus"
             )
         return corpus
 
@@ -90,7 +90,7 @@ class LabelResources:
     @cached_property
     def _speaker(self) -> AgentWithLimits:
         if self.open_agent is None:
-            raise SettingError("these labels need the agent, which goes on from passages; name it with --agent")
+            raise SettingError("these labels need the agent, which continues from passages; name it with --agent")
         return self.open_agent()
 
     @property
@@ -98,7 +98,7 @@ class LabelResources:
         """`oracle`, `gold` or a model's name."""
         if self.scorer_name is None:
             raise SettingError(
-                "these labels need somebody who scores passages; name with --scorer a model (a folder, a URL, a YAML "
+                "these labels need a scorer of passages; name with --scorer a model (a folder, a URL, a YAML "
                 "file), `oracle` for questions of a laptop world, or `gold` for questions with gold passages"
             )
         return self.scorer_name

@@ -20,11 +20,11 @@ def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) 
     return accuracy == "judge" or (accuracy == "gen_acc" and not answers.cover_match(response, question.answers))
 
 
-def is_right(accuracy: Accuracy, question: Question, response: str | None, said: Grades) -> bool:
+def is_right(accuracy: Accuracy, question: Question, response: str | None, grades: Grades) -> bool:
     """`cover_match`: the response contains a gold answer; `exact_match`: it equals one; `judge`: the judge says yes;
     `gen_acc`: `cover_match`, and where that fails the judge (s3, eq. 3). A missing answer is never right."""
     if accuracy == "exact_match":
         return answers.exact_match(response, question.answers)
     if accuracy == "cover_match":
         return answers.cover_match(response, question.answers)
-    return not left_to_judge(accuracy, question, response) or said.right(response)
+    return not left_to_judge(accuracy, question, response) or grades.right(response)

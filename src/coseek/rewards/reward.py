@@ -96,7 +96,7 @@ class _GradedModule(Protocol):
 
     def needs(self, settings: PartSettings) -> tuple[Need, ...]: ...
 
-    def reward(self, trajectory: Trajectory, settings: PartSettings, said: Grades) -> float | PartValue: ...
+    def reward(self, trajectory: Trajectory, settings: PartSettings, grades: Grades) -> float | PartValue: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class RewardPart:
             return frozenset()
         return frozenset(cast(_GradedModule, self.module).needs(self.settings))
 
-    def __call__(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> PartValue:
+    def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> PartValue:
         if hasattr(self.module, "needs"):
-            value = cast(_GradedModule, self.module).reward(trajectory, self.settings, said)
+            value = cast(_GradedModule, self.module).reward(trajectory, self.settings, grades)
         else:
             value = self.module.reward(trajectory, self.settings)
         made = value if isinstance(value, PartValue) else PartValue(value, {})
@@ -143,17 +143,17 @@ class RewardFunction:
         """Grades that the parts need."""
         return frozenset(need for part in self.parts for need in part.needs)
 
-    def __call__(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> Reward | None:
+    def __call__(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> Reward | None:
         """The reward of a finished run; `None` for a fault."""
-        found = self.pay(trajectory, said)
+        found = self.pay(trajectory, grades)
         return found if isinstance(found, Reward) else None
 
-    def pay(self, trajectory: Trajectory, said: Grades = NO_GRADES) -> Reward | RewardFault:
+    def pay(self, trajectory: Trajectory, grades: Grades = NO_GRADES) -> Reward | RewardFault:
         """The reward, or the fault."""
         if (failure := trajectory.fault) is not None:
             return RewardFault(str(failure[0]), failure[1])
         try:
-            made = {part.name: part(trajectory, said) for part in self.parts}
+            made = {part.name: part(trajectory, grades) for part in self.parts}
         except NoReward as error:
             return RewardFault(error.part, error.detail)
         terms = [part.settings.weight * made[part.name].value for part in self.parts if not part.settings.gate]
@@ -247,7 +247,7 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
 
 def _check_signature(name: str, module: _PartModule | _GradedModule) -> None:
     """Raise now what would fail hours later, at the first finished run."""
-    taken = ["trajectory", "settings", *(["said"] if hasattr(module, "needs") else [])]
+    taken = ["trajectory", "settings", *(["grades"] if hasattr(module, "needs") else [])]
     try:
         inspect.signature(module.reward).bind(*taken)
     except TypeError:

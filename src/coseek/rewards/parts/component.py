@@ -21,8 +21,8 @@ def needs(settings: ComponentSettings) -> tuple[Need, ...]:
     return ("component", *needs_of(settings.accuracy))
 
 
-def reward(trajectory: Trajectory, settings: ComponentSettings, said: Grades) -> PartValue:
+def reward(trajectory: Trajectory, settings: ComponentSettings, grades: Grades) -> PartValue:
     """Acc(G(Q, K), A) with K the run's passages: all retrieved ones, or its selection (QAgent, eq. 8–10)."""
     needs_answers(trajectory, "component")
-    right = is_right(settings.accuracy, trajectory.question, said.component_answer(), said)
-    return PartValue(float(right), said.served())
+    right = is_right(settings.accuracy, trajectory.question, grades.component_answer(), grades)
+    return PartValue(float(right), grades.served())

@@ -21,13 +21,13 @@ def needs(settings: GbrSettings) -> tuple[Need, ...]:
     return ("component", "baseline", *needs_of(settings.accuracy))
 
 
-def reward(trajectory: Trajectory, settings: GbrSettings, said: Grades) -> PartValue:
+def reward(trajectory: Trajectory, settings: GbrSettings, grades: Grades) -> PartValue:
     """Acc(G(Q, D_agent), A) − Acc(G(Q, D_RAG), A), in {−1, 0, 1} (s3, eq. 1).
 
     At least 0 on questions that naive RAG fails. The published code adds Acc(G(Q, D_agent)): preset `s3-code`.
     """
     needs_answers(trajectory, "gbr")
     question = trajectory.question
-    agent = float(is_right(settings.accuracy, question, said.component_answer(), said))
-    rag = float(is_right(settings.accuracy, question, said.baseline_answer(), said))
-    return PartValue(agent - rag, {"agent": agent, "rag": rag, **said.served()})
+    agent = float(is_right(settings.accuracy, question, grades.component_answer(), grades))
+    rag = float(is_right(settings.accuracy, question, grades.baseline_answer(), grades))
+    return PartValue(agent - rag, {"agent": agent, "rag": rag, **grades.served()})

@@ -23,12 +23,12 @@ def needs(settings: GenAccSettings) -> tuple[Need, ...]:
     return ("judge",) if settings.of == "own" else ("component", "judge")
 
 
-def reward(trajectory: Trajectory, settings: GenAccSettings, said: Grades) -> PartValue:
+def reward(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -> PartValue:
     """span ∨ judge (s3, eq. 3). The judge is called, and logged, only for answers without a matching span."""
     golds = needs_answers(trajectory, "gen_acc")
-    response = trajectory.answer if settings.of == "own" else said.component_answer()
+    response = trajectory.answer if settings.of == "own" else grades.component_answer()
     span = cover_match(response, golds)
     if span:
         return PartValue(1.0, {"span": 1.0})
-    judged = float(said.right(response))
+    judged = float(grades.right(response))
     return PartValue(judged, {"span": 0.0, "judge": judged})
