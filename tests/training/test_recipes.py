@@ -15,7 +15,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
-from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import Noisy

@@ -16,8 +16,12 @@ CoseekError
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeAlias, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class CoseekError(Exception):
@@ -105,3 +109,35 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known name, else `.`: the middle of an error sentence."""
     close = closest(name, known)
     return f"; did you mean {close!r}?" if close is not None else "."
+
+
+@dataclass
+class ErrorList:
+    """The mistakes of several checks, so that a user meets all of them at once. `refuse` raises them."""
+
+    errors: list[UserError] = field(default_factory=list)
+
+    def of(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return the check's result; store a `UserError` and return `None`. Other errors propagate."""
+        try:
+            return check(*args, **kwargs)
+        except UserError as error:
+            self.errors.append(error)
+            return None
+
+    def say(self, sentence: str) -> None:
+        """Add a mistake in the settings."""
+        self.errors.append(SettingError(sentence))
+
+    @property
+    def sentences(self) -> list[str]:
+        """The mistakes without repetitions, in the order of the checks."""
+        return list(dict.fromkeys(sentence for error in self.errors for sentence in error.sentences))
+
+    def refuse(self) -> None:
+        """Raise the one mistake, or one `SettingError` with all of them."""
+        sentences = self.sentences
+        if len(sentences) == 1:
+            raise self.errors[0]
+        if sentences:
+            raise SettingError(*sentences)

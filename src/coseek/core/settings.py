@@ -9,9 +9,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from coseek.core.errors import Place, SettingError, closest
+from coseek.core.errors import ErrorList, Place, SettingError, closest
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.mistakes import ErrorList
 
 
 class Settings(BaseModel):

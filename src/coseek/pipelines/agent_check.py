@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.core.errors import DataError, SettingError, UnknownName, nearest
+from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, nearest
 from coseek.core.hub import missing
-from coseek.core.mistakes import ErrorList
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings, without
 from coseek.data.imports import format_names

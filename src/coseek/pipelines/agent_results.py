@@ -206,7 +206,7 @@ def _scored(training: AgentTraining, row: TableRow, column: QuestionSet) -> Scor
     """A cell by its own answers, or by those of the generator for which it searches."""
     runs = _trajectories(training, row, column)
     if by_generator(training):
-        return served.scored_by_generator(training.frozen, row.label, cell_folder(training, row, column), runs)
+        return served.scored_by_generator(training.graders, row.label, cell_folder(training, row, column), runs)
     return score_run(row.label, runs)
 
 
@@ -266,9 +266,9 @@ def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> di
     if any(one.group == served.CHAIN for one in found.comparisons):
         tables[f"Differences, {served.CHAIN}"] = comparison_table(found, paired, served.CHAIN)
     tables["By hops"] = group_table(found, metric_of(training))
-    if by_generator(training) and training.frozen.generator is not None:
+    if by_generator(training) and training.graders.generator is not None:
         runs = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
-        tables["What the generator is given"] = served.selection_table(training.frozen.generator, runs, found)
+        tables["What the generator is given"] = served.selection_table(training.graders.generator, runs, found)
     return tables
 
 
@@ -313,7 +313,7 @@ def _examples(training: AgentTraining) -> TrajectorySection:
     runs = _trajectories(training, after, column)
     text = "Blue is what the agent wrote and is trained on; the rest was written by the environment."
     if by_generator(training):
-        runs = served.with_answers(training.frozen, cell_folder(training, after, column), runs)
+        runs = served.with_answers(training.graders, cell_folder(training, after, column), runs)
         text += " The answer is the generator's."
     shown = sorted(runs[: 5 * EXAMPLES], key=lambda run: -len(run.searches))
     examples = (*_first(shown, EXAMPLES // 2, right=True), *_first(shown, EXAMPLES // 2, right=False))

@@ -29,7 +29,7 @@ from coseek.pipelines.agent_check import check_settings, problem_of
 from coseek.pipelines.agent_recipe import STAGED, AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.estimate import GIB, Memory, Shape, Work, memory_of, shape_of, work_of
 from coseek.pipelines.grader_settings import ORACLE
-from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world

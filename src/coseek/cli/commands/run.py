@@ -9,9 +9,9 @@ from coseek.agents.factory import SCRIPTED, limits_for, open_agent, settings_for
 from coseek.agents.run_questions import run_questions
 from coseek.cli.commands.score import print_tables
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
+from coseek.core.errors import ErrorList
 from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
-from coseek.core.mistakes import ErrorList
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question

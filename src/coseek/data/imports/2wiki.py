@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.data.imports._contexts import contexts, own_gold, question_of
-from coseek.data.imports._imported_data import ImportedData, PassageCollector
-from coseek.data.imports._sources import SourceRow, read_rows
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 
 
 def read(sources: Sequence[Path]) -> ImportedData:

@@ -16,8 +16,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, write_json
 from coseek.core.plugins import plugin_name
 from coseek.data.corpus_file import CorpusFile
-from coseek.data.imports._imported_data import ImportedData
-from coseek.data.imports._sources import expand
+from coseek.data.imports._sources import ImportedData, expand
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
 

@@ -7,8 +7,7 @@
 from dataclasses import dataclass
 
 from coseek.core.files import Json
-from coseek.data.imports._imported_data import PassageCollector
-from coseek.data.imports._sources import SourceRow
+from coseek.data.imports._sources import PassageCollector, SourceRow
 from coseek.data.question import Question
 
 

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, read_lines
-from coseek.data.imports._imported_data import ImportedData
-from coseek.data.imports._sources import SourceRow, kind_of, read_rows
+from coseek.data.imports._sources import ImportedData, SourceRow, kind_of, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trec import Qrels, read_qrels

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.data.imports._imported_data import ImportedData
-from coseek.data.imports._sources import SourceRow, read_rows
+from coseek.data.imports._sources import ImportedData, SourceRow, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
 from coseek.data.imports._contexts import contexts, gold_titles, joined, own_gold, question_of
-from coseek.data.imports._imported_data import ImportedData, PassageCollector
-from coseek.data.imports._sources import SourceRow, kind_of, read_rows
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_rows
 from coseek.data.question import Question
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
-from coseek.data.imports._imported_data import ImportedData, PassageCollector
-from coseek.data.imports._sources import SourceRow
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow
 from coseek.data.question import Question
 
 

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import cast
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.hub import missing
-from coseek.core.mistakes import ErrorList
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.graders.judge import is_world

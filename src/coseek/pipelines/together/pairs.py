@@ -114,7 +114,7 @@ class Pairs:
         """A pair, question by question; where the agent gives no answer, by those of the recipe's generator."""
         name, folder, training = pair.name(self.beside), self.path(pair), self.course.agent(0)
         if by_generator(training):
-            return served.scored_by_generator(training.frozen, name, folder, list(Run(folder).trajectories()))
+            return served.scored_by_generator(training.graders, name, folder, list(Run(folder).trajectories()))
         return score_run(name, Run(folder).trajectories())
 
     # --- whether to go on
