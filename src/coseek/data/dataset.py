@@ -11,7 +11,7 @@ from coseek.data.question import Question, load_questions
 
 @dataclass(frozen=True)
 class Dataset:
-    """The ordinary files of a data set; read when asked for, checked as they are read."""
+    """A data-set folder; files are read and checked on access."""
 
     folder: Path
 
@@ -31,7 +31,7 @@ class Dataset:
 
     @property
     def splits(self) -> list[str]:
-        """The names between `questions.` and `.jsonl`."""
+        """The names of the splits, sorted."""
         return sorted(path.name[len("questions.") : -len(".jsonl")] for path in self.folder.glob("questions.*.jsonl"))
 
     def questions(self, split: str) -> list[Question]:

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import set_seed
 
 from coseek.core.errors import DataError, RunError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, atomic_write, read_json, write_json
+from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.data.identities import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.precision import Use
@@ -31,7 +31,7 @@ from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Table
 from coseek.models.lora import merge_adapters
 from coseek.pipelines.part_identities import retriever_identities
-from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import encoder_folder, quiet
@@ -300,11 +300,12 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         rows = cast(dict[str, JsonObject], read_json(self.folder / "before.json"))
         found = {name: EvaluationResult.from_json(row) for name, row in rows.items()}
         found["trained"] = looker.look(self.open(self.encoder_folder))
-        shown = {name: found[name] for name in ("BM25", "before", "trained") if name in found}
+        shown: dict[str, EvaluationResult] = {
+            name: found[name] for name in ("BM25", "before", "trained") if name in found
+        }
         table = results_table(shown, looker.held_out, self.recipe)
-        with atomic_write(self.folder / "table.md") as file:
-            file.write(f"# A retriever\n\n{table.markdown()}")
-        write_json(self.folder / "table.json", results_json(shown, looker.held_out, self.recipe))
+        values = results_json(shown, looker.held_out, self.recipe)
+        write_tables(self.folder, f"# A retriever\n\n{table.markdown()}", values)
         return table
 
 

@@ -19,7 +19,6 @@ from statistics import fmean
 import torch
 from transformers import PreTrainedModel
 
-from coseek.core.files import atomic_write, write_json
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
@@ -43,7 +42,7 @@ from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.generator_recipe import GeneratorRecipe
-from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
@@ -191,9 +190,8 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json`; returns the table."""
         table = group_table(scores)
-        with atomic_write(self.folder / "table.md") as file:
-            file.write(f"# A laptop generator\n\n{table.markdown()}\n{main_table(scores).markdown()}")
-        write_json(self.folder / "table.json", scores_json(scores))
+        text = f"# A laptop generator\n\n{table.markdown()}\n{main_table(scores).markdown()}"
+        write_tables(self.folder, text, scores_json(scores))
         return table
 
 

@@ -1,4 +1,4 @@
-"""Labelling: what `coseek label` is told, and the parts that it opens."""
+"""Settings of `coseek label`, and the parts that it opens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

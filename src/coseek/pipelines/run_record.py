@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, cast
 import yaml
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, atomic_write, check_output_folder, is_failed_start
+from coseek.core.files import JsonObject, atomic_write, check_output_folder, is_failed_start, write_json
 from coseek.core.lock import Lock, kept_lock
 from coseek.core.plugins import plugin_digests
 from coseek.core.progress import NoProgress, Progress
@@ -130,6 +130,13 @@ def begin(
 def _write(path: Path, tree: JsonObject) -> None:
     with atomic_write(path) as file:
         yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
+
+
+def write_tables(folder: Path, markdown: str, values: JsonObject) -> None:
+    """Write `table.md` and `table.json`."""
+    with atomic_write(folder / "table.md") as file:
+        file.write(markdown)
+    write_json(folder / "table.json", values)
 
 
 def resolve_recipe(recipe: R, began: R | None = None) -> R:

@@ -19,7 +19,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
             (questions if row.has("context") else distractors).append(row)
     for row in questions:
         for context in contexts(row):
-            shelf.add(context.title, context.text)
+            shelf.add(*context)
     notes = {"own passages": len(shelf), "distractors": len(distractors)}
     for row in distractors:
         shelf.add(row.text("title"), row.text("text"))

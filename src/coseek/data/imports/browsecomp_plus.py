@@ -32,7 +32,7 @@ _OWN = ("evidence_docs", "gold_docs", "negative_docs")
 
 @dataclass
 class _BrowseCompGold:
-    """The sources, sorted by what they hold."""
+    """The rows of the sources by kind."""
 
     passages: dict[str, Passage] = field(default_factory=dict)
     questions: list[SourceRow] = field(default_factory=list)
@@ -63,7 +63,8 @@ def read(sources: Sequence[Path]) -> ImportedData:
         for row in found.questions:
             for name in _OWN:
                 _add(found, row.rows(name) if row.has(name) else ())
-    questions = [_question(row, found) for row in found.questions] or _bare_questions(found)
+    whole = [_question(found, row.text("query_id"), row.text("query"), row) for row in found.questions]
+    questions = whole or [_question(found, ident, text) for ident, text in found.bare.items()]
     return ImportedData(tuple(found.passages.values()), tuple(questions), notes)
 
 
@@ -105,36 +106,15 @@ def _add(found: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
             raise DataError(f"{page.where}: the page {ident!r} has another text elsewhere; keep one of them")
 
 
-def _question(row: SourceRow, found: _BrowseCompGold) -> Question:
-    ident = row.text("query_id")
-    return Question(
-        id=ident,
-        question=row.text("query"),
-        answers=(row.text("answer"),),
-        gold_ids=tuple(_judged(found.evidence, ident) if found.evidence else _pages(row, "evidence_docs")),
-        meta=_meta(_judged(found.golds, ident) if found.golds else _pages(row, "gold_docs")),
-    )
+def _question(found: _BrowseCompGold, ident: str, text: str, row: SourceRow | None = None) -> Question:
+    answers = () if row is None else (row.text("answer"),)
+    gold_docs = _pages(found.golds, ident, row, "gold_docs")
+    meta: dict[str, Json] = {"gold_docs": [*gold_docs]} if gold_docs else {}
+    return Question(ident, text, answers, tuple(_pages(found.evidence, ident, row, "evidence_docs")), meta=meta)
 
 
-def _bare_questions(found: _BrowseCompGold) -> list[Question]:
-    return [
-        Question(
-            ident,
-            text,
-            gold_ids=tuple(_judged(found.evidence or {}, ident)),
-            meta=_meta(_judged(found.golds or {}, ident)),
-        )
-        for ident, text in found.bare.items()
-    ]
-
-
-def _judged(qrels: Qrels, ident: str) -> list[str]:
-    return [page for page, grade in qrels.get(ident, {}).items() if grade > 0]
-
-
-def _pages(row: SourceRow, name: str) -> list[str]:
-    return [page.text("docid") for page in row.rows(name)] if row.has(name) else []
-
-
-def _meta(gold_docs: list[str]) -> dict[str, Json]:
-    return {"gold_docs": [*gold_docs]} if gold_docs else {}
+def _pages(qrels: Qrels | None, ident: str, row: SourceRow | None, name: str) -> list[str]:
+    """Page ids by the qrels where there are any, else by the row's list `name`."""
+    if qrels:
+        return [page for page, grade in qrels.get(ident, {}).items() if grade > 0]
+    return [page.text("docid") for page in row.rows(name)] if row is not None and row.has(name) else []

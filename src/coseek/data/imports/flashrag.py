@@ -45,10 +45,12 @@ def _question(row: SourceRow) -> Question:
 
 
 def _id(row: SourceRow) -> str:
-    """The line's id, behind its data set's name where it says one: files of several sets have a `train_0` of each.
-    Some lines of Search-R1 have data set, split and number instead."""
+    """The row's id after its data set's name: files of several sets repeat ids such as `train_0`.
+
+    Some rows of Search-R1 have data set, split and number instead.
+    """
     if row.has("id"):
-        return "-".join([*([row.text("data_source")] if row.has("data_source") else []), row.text("id")])
+        return "-".join([row.text(name) for name in ("data_source", "id") if row.has(name)])
     extra = row.row("extra_info")
     return "-".join([row.text("data_source"), extra.text("split"), extra.text("index")])
 

@@ -19,10 +19,10 @@ from coseek.data.question import Question
 
 @dataclass
 class _HotpotGold:
-    """The sources, sorted by what their rows are."""
+    """The rows of the sources by kind."""
 
     shelf: PassageCollector = field(default_factory=PassageCollector)
-    """A corpus of its own, when there is one."""
+    """The separate corpus, if any."""
     questions: list[SourceRow] = field(default_factory=list)
     pooled: list[SourceRow] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
@@ -37,21 +37,18 @@ def read(sources: Sequence[Path]) -> ImportedData:
     if found.pooled:
         return ImportedData(found.shelf.passages, tuple(_pooled_questions(found)))
     if len(found.shelf):
-        questions = [
-            _question(row, [found.shelf.titled(title, row.where) for title in gold_titles(row)])
-            for row in found.questions
-        ]
-        return ImportedData(found.shelf.passages, tuple(questions))
-    for row in found.questions:
-        for context in contexts(row):
-            found.shelf.add(context.title, context.text)
-    return ImportedData(
-        found.shelf.passages, tuple(_question(row, own_gold(row, found.shelf)) for row in found.questions)
-    )
+        gold = [[found.shelf.titled(title, row.where) for title in gold_titles(row)] for row in found.questions]
+    else:
+        for row in found.questions:
+            for context in contexts(row):
+                found.shelf.add(*context)
+        gold = [own_gold(row, found.shelf) for row in found.questions]
+    questions = [question_of(row, idents, 2) for row, idents in zip(found.questions, gold, strict=True)]
+    return ImportedData(found.shelf.passages, tuple(questions))
 
 
 def _read_titled_corpus(path: Path, shelf: PassageCollector) -> bool:
-    """HippoRAG's corpus, if that is what the file holds."""
+    """Read HippoRAG's corpus; False for another file."""
     document = read_json(path)
     if not isinstance(document, dict):
         return False
@@ -72,10 +69,6 @@ def _sort_rows(path: Path, found: _HotpotGold) -> None:
             found.answers[row.text("question")] = row.text("answer")
         else:
             found.shelf.add(row.text("title"), row.text("text"))
-
-
-def _question(row: SourceRow, gold_ids: list[str]) -> Question:
-    return question_of(row, gold_ids, 2)
 
 
 def _pooled_questions(found: _HotpotGold) -> list[Question]:
