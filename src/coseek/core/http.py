@@ -308,7 +308,7 @@ class HttpClient:
             return _TransientFault(what, retry_after_s(retry_after, time.time()) or 0.0, status)
         self._breaker.worked()  # it refuses this, so it is there
         if status in (401, 403):
-            # What it says may hold a part of the key.
+            # Its message may hold a part of the key.
             return self._failed(f"it answered {status}: its key is missing, wrong, or not for this", status)
         if 300 <= status < 400:
             return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
@@ -326,8 +326,8 @@ class HttpClient:
         return " ".join(text.split())[:_QUOTED]
 
     def _wait_s(self, attempt: int) -> float:
-        """Less a random part, so that calls which failed together do not come back together."""
-        # Python's floats end at 2¹⁰²³.
+        """Exponential backoff with jitter, in seconds."""
+        # The exponent is bounded, since floats end at 2¹⁰²³.
         longest = min(self.patience.first_wait_s * 2.0 ** min(attempt - 1, 64), self.patience.longest_wait_s)
         return longest * self._rng.uniform(0.5, 1.0)
 
