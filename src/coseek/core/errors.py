@@ -1,18 +1,18 @@
-"""Errors: one tree. A user's mistake is one sentence with the way out; a part's fault is data.
+"""The tree of errors. A user's mistake is one sentence with a remedy; a part's fault is data.
 
 CoseekError
-├── UserError            exit 2: something the user can mend; the message says how
+├── UserError            exit 2: the user can fix it; the message says how
 │   ├── DataError        a file that cannot be used: missing, empty, broken at line n
 │   ├── SettingError     a misspelt or impossible setting
 │   ├── UnknownName      no such retriever, protocol, reward …; the nearest name is offered
 │   ├── IndexMismatch    an index that was built from another corpus
 │   ├── InUse            a folder or file that another process is writing
-│   ├── DiskFault        a disk that is full or closed; what was there before is still there
+│   ├── DiskFault        a disk that is full or read-only; existing files are unchanged
 │   └── MissingExtra     an optional library; the message holds the line that installs it
 ├── PartFault            a part failed: recorded on the trajectory and counted, never scored
 │   ├── RetrieverError
 │   └── ModelError
-└── RunError             exit 1: the program could not go on (a broken checkpoint, weights that are no numbers)
+└── RunError             exit 1: the program cannot continue (a broken checkpoint, weights that are not finite)
 """
 
 import difflib
@@ -29,11 +29,11 @@ class CoseekError(Exception):
 
 
 class UserError(CoseekError):
-    """A mistake that the user can mend, or several of them: each argument is one sentence."""
+    """One or more mistakes that the user can fix; each argument is one sentence."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """One a mistake."""
+        """One sentence for each mistake."""
         return tuple(map(str, self.args))
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class SettingError(UserError):
     def __init__(self, *sentences: str, places: Sequence[Place] = ()) -> None:
         super().__init__(*sentences)
         self.places = tuple(places)
-        """Where in the given tree the mistakes are, as far as that is known."""
+        """Places of the mistakes in the given tree, as far as known."""
 
 
 class UnknownName(UserError):
@@ -74,7 +74,7 @@ class InUse(UserError):
 
 
 class DiskFault(UserError):
-    """A disk that is full or may not be written: the user can make room. What was there before is still there."""
+    """A disk that is full or not writable; existing files are unchanged."""
 
 
 class MissingExtra(UserError):
@@ -97,7 +97,7 @@ class ModelError(PartFault):
 
 
 class RunError(CoseekError):
-    """The program cannot go on, through no mistake of the user."""
+    """The program cannot continue, without a mistake of the user."""
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -52,16 +52,9 @@ class GeneratedAnswer:
     def from_json(cls, row: JsonObject) -> Self:
         ids, seed, tokens = row["passage_ids"], row["seed"], row["context_tokens"]
         assert isinstance(ids, list) and isinstance(seed, int) and isinstance(tokens, int)
-        return cls(
-            question_id=str(row["question_id"]),
-            seed=seed,
-            context=str(row["context"]),
-            answer=_text(row, "answer"),
-            text=str(row["text"]),
-            fault=_text(row, "fault"),
-            passage_ids=tuple(map(str, ids)),
-            context_tokens=tokens,
-        )
+        question, context, text = str(row["question_id"]), str(row["context"]), str(row["text"])
+        answer, fault = _text(row, "answer"), _text(row, "fault")
+        return cls(question, seed, context, answer, text, fault, tuple(map(str, ids)), tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Settings)
 
 @dataclass
 class TrainingRun(Generic[R]):
-    """One run of a recipe in a folder."""
+    """One training of a recipe in a folder."""
 
     recipe: R
     folder: Path

@@ -1,7 +1,6 @@
-"""2WikiMultihopQA: questions that bring their own passages, and optionally a corpus of distractors.
+"""2WikiMultihopQA: questions with their own passages, and optionally a corpus of distractors.
 
-Only the data set's own fields are read; what others added to their copies (written-out sub-questions and the like) is
-left out. Distractor files hold `{"title", "text"}` rows; those that a question brings, too, are not doubled.
+Reads the data set's own fields only. Distractor files hold `{"title", "text"}` rows; repeated passages count once.
 """
 
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """The folder's own splits. A query that no split judges is left out and counted."""
+    """The folder's splits. Queries without judgements are left out and counted."""
     corpus, queries, *judged = sources
     passages = tuple(_passage(row) for row in read_rows(corpus))
     texts = {row.text("_id"): row.text("text") for row in read_rows(queries)}

@@ -1,7 +1,7 @@
 """BrowseComp-Plus: deep-research questions over a fixed corpus of 100,000 web pages (Chen et al., arXiv 2508.06600).
 
-Read are the files of the project's repository after its own decryption script has run, and the corpus, which comes as
-Parquet and must be turned into JSON lines first:
+Reads the files of the project's repository after its decryption script, and the corpus, converted from Parquet to JSON
+lines:
 
     data/browsecomp_plus_decrypted.jsonl   {"query_id", "query", "answer", "evidence_docs": [{"docid", "text"}, …], …}
     topics-qrels/qrel_evidence.txt         TREC qrels: the pages that are needed to answer
@@ -9,10 +9,9 @@ Parquet and must be turned into JSON lines first:
     topics-qrels/queries.tsv               query and its text, for questions without the first file (no answers then)
     any other .jsonl                       the corpus: {"docid", "text"}
 
-A folder is searched for them, with its `data`, `topics-qrels` and `corpus`. `gold_ids` are the evidence and
-`meta.gold_docs` the pages with the answer: the qrels' where there are any, else those of the decrypted file. Without a
-corpus file, the pages of the questions themselves (hard negatives, too) are the corpus. Pages have no title of their
-own; what stands on top of their text stays there.
+A folder is searched with its `data`, `topics-qrels` and `corpus`. `gold_ids` are the evidence pages and
+`meta.gold_docs` the pages with the answer: from the qrels, else from the decrypted file. Without a corpus file, the
+questions' own pages (hard negatives, too) are the corpus. Pages have no titles.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +42,7 @@ class _BrowseCompGold:
 
 
 def files(sources: Sequence[Path]) -> list[Path]:
-    """Files stay; a folder gives those of its files and of three folders in it that this format has."""
+    """Replace each folder by this format's files in it and in three of its folders."""
     found: list[Path] = []
     for source in sources:
         inside = [path for name in _FOLDERS for path in sorted((source / name).glob("*")) if _is_ours(path)]
@@ -54,7 +53,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions in the order of their file; a page that stands twice is one passage."""
+    """Questions in the order of their file; repeated pages are one passage."""
     found = _BrowseCompGold()
     for path in sources:
         _sort(path, found)

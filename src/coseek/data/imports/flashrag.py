@@ -5,6 +5,7 @@ answers in `reward_model.ground_truth.target`; both are read, whichever a line h
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from coseek.core.errors import DataError
@@ -14,14 +15,13 @@ from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Lines with a question or a prompt are questions, all others passages."""
+    """Rows with a question or a prompt are questions, all others passages."""
     passages, questions = list[Passage](), list[Question]()
-    for path in sources:
-        for row in read_rows(path):
-            if row.has("question") or row.has("prompt"):
-                questions.append(_question(row))
-            else:
-                passages.append(_passage(row))
+    for row in chain.from_iterable(map(read_rows, sources)):
+        if row.has("question") or row.has("prompt"):
+            questions.append(_question(row))
+        else:
+            passages.append(_passage(row))
     if not passages:
         raise DataError('the sources hold no passage; add the corpus file, whose lines are {"id", "contents"}')
     return ImportedData(tuple(passages), tuple(questions))
@@ -63,7 +63,7 @@ def _answers(row: SourceRow) -> list[str]:
 
 
 def _question_in_prompt(row: SourceRow) -> str:
-    """What follows the last `Question:` of the last message."""
+    """The text after the last `Question:` of the last message."""
     messages = row.rows("prompt")
     _before, marker, text = messages[-1].text("content").rpartition("Question:") if messages else ("", "", "")
     if not marker or not text.strip():

@@ -1,9 +1,9 @@
-"""HotpotQA, in three layouts that are told apart by what the files hold.
+"""HotpotQA, in three layouts that are recognised by the files' contents.
 
-- The authors' own: questions that bring their passages; no other file needed.
+- The authors': questions with their own passages.
 - HippoRAG's: the same questions, and a corpus `{title: [sentence, …]}`.
-- A pool: a corpus of `{"title", "text"}` lines, a CSV whose `gold_titles` are parted by ` | ` (one question may stand
-  on several rows, for several methods), and a `{"question", "answer"}` list, which gives the answers by question.
+- A pool: a corpus of `{"title", "text"}` lines, a CSV with `gold_titles` separated by ` | ` (a question may have
+  several rows, for several methods), and a `{"question", "answer"}` list.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions that are marked as unanswerable are left out and counted."""
+    """Questions marked as unanswerable are left out and counted."""
     shelf, questions = PassageCollector(), list[SourceRow]()
     for path in sources:
         for row in read_rows(path):

@@ -13,7 +13,7 @@ from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions that the text does not answer (SQuAD 2) are left out and counted."""
+    """Unanswerable questions (SQuAD 2) are left out and counted."""
     shelf, questions, left_out = PassageCollector(), list[Question](), 0
     for path in sources:
         document = read_json(path)

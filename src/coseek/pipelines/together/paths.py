@@ -3,15 +3,20 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from coseek.agents.rollout import Agent
 from coseek.core.files import JsonObject
-from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.data.identities import Identities
 from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.grader_settings import ORACLE
+from coseek.pipelines.part_identities import together_identities
+from coseek.pipelines.resumption import FREE
+from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together.recipe import TogetherRecipe
 from coseek.retrieval.index import open_index
 from coseek.retrieval.retriever import Retriever
@@ -38,17 +43,26 @@ class RoundPaths:
 
 
 @dataclass
-class CoTrainingPaths:
+class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     """One co-training in a folder."""
 
-    recipe: TogetherRecipe
-    folder: Path
-    progress: Progress = field(default_factory=NoProgress)
     workers: Workers = field(default_factory=workers_here)
 
-    def __post_init__(self) -> None:
-        if not self.workers.first:
-            self.progress = NoProgress()
+    def check(self) -> None:
+        check_together(self.recipe)
+
+    def identities(self) -> Identities:
+        return together_identities(self.recipe)
+
+    def bound(self, recipe: TogetherRecipe) -> JsonObject:
+        """All settings but the number of rounds and those that change no weight."""
+        tree = dump_settings(recipe)
+        del tree["about"], tree["rounds"]
+        agent = cast(dict[str, JsonObject], tree["agent"])
+        for group, names in FREE.items():
+            for name in names:
+                del agent[group][name]
+        return tree
 
     def round(self, number: int) -> RoundPaths:
         return RoundPaths(self.folder / f"round-{number}")

@@ -14,24 +14,16 @@
 A part whose result exists is skipped, and the trainings write checkpoints, so a killed run resumes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
 
-from coseek.core.files import JsonObject
-from coseek.core.lock import Lock, kept_lock
-from coseek.core.settings import dump_settings
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.encoder import RetrieverTraining
-from coseek.pipelines.part_identities import together_identities
-from coseek.pipelines.resumption import FREE
-from coseek.pipelines.run_record import begin
-from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together.labelling import label_round
 from coseek.pipelines.together.pairs import Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together.recipe import TogetherRecipe
 from coseek.retrieval.index import build_index
 from coseek.retrieval.resumable_build import INDEX_CARD
 
@@ -41,23 +33,14 @@ class CoTraining:
     """The training of an agent and a retriever in rounds."""
 
     course: CoTrainingPaths
-    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
-    """Held by the first worker from `begin` on."""
 
     @cached_property
     def pairs(self) -> Pairs:
         return Pairs(self.course)
 
     def begin(self, resume: bool) -> None:
-        """Lock the folder, and write the recipe into it or check that it was started with this recipe."""
-        self.course.recipe = self.course.workers.agree(lambda: self._begun(resume))
-
-    def _begun(self, resume: bool) -> TogetherRecipe:
-        course = self.course
-        with kept_lock(course.folder) as self._lock:
-            check_together(course.recipe)
-            identities = together_identities(course.recipe)
-            return begin(course.folder, course.recipe, resume, bound, identities, say=course.progress.say)
+        """Start or resume in the course's folder: see `TrainingRun.begin`."""
+        self.course.begin(resume)
 
     def train(self) -> int:
         """Train all rounds; returns their number, below the recipe's when a round did not help."""
@@ -128,17 +111,3 @@ def train_agent(training: AgentTraining) -> None:
     """Train one agent, or resume its training."""
     training.begin(resume=True)
     training.train()
-
-
-def bound(recipe: TogetherRecipe) -> JsonObject:
-    """The settings that must not change on resume: all but the number of rounds and those that change no weight."""
-    tree = dump_settings(recipe)
-    del tree["about"], tree["rounds"]
-    agent = tree["agent"]
-    assert isinstance(agent, dict)
-    for group, names in FREE.items():
-        settings = agent[group]
-        assert isinstance(settings, dict)
-        for name in names:
-            del settings[name]
-    return tree
