@@ -11,7 +11,7 @@ from coseek.agents.scripted.rules import make
 open({mark!r}, "a").close()
 """
 FORMAT = """
-from coseek.data.imports._imported_data import ImportedData
+from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.http_site import Asked, Said, site
 
-from coseek.core.breaker import CircuitBreaker
 from coseek.core.errors import SettingError
-from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key, retry_after_s
+from coseek.core.http import (
+    CircuitBreaker,
+    HttpClient,
+    HttpFailure,
+    HttpSettings,
+    parse_base_url,
+    read_key,
+    retry_after_s,
+)
 
 FAST = HttpSettings(first_wait_s=0.001, longest_wait_s=0.05, timeout_s=5.0, attempts=3)
 OK = Said({"ok": True})

@@ -11,7 +11,7 @@ from coseek.core.errors import DataError, SettingError, UnknownName, UserError
 from coseek.core.files import Json
 from coseek.data.dataset import Dataset
 from coseek.data.imports import deal, format_names, import_data, parse_shares
-from coseek.data.imports._imported_data import PassageCollector
+from coseek.data.imports._sources import PassageCollector
 from coseek.data.question import Question
 
 HOTPOT: list[Json] = [

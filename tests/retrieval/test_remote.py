@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.serve.live import CORPUS, EchoRetriever, live
 
-from coseek.core.breaker import CircuitBreaker
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
+from coseek.core.http import CircuitBreaker
 from coseek.core.settings import make_settings
 from coseek.data.passage import Passage
 from coseek.retrieval.factory import open_retriever

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coseek.core.errors import SettingError, UserError
-from coseek.core.mistakes import ErrorList
+from coseek.core.errors import ErrorList, SettingError, UserError
 from coseek.core.settings import MOST, Settings, make_settings
 from coseek.pipelines.agent_check import check_recipe, checked_recipe
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names

@@ -15,7 +15,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe, paths_of, recipe_names
-from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import NoisyRetriever
@@ -333,8 +333,8 @@ def test_memory_is_shared_and_adapters_need_little_of_it() -> None:
         memory_of(load_recipe("search-r1-ppo", ["rl.policy.checkpointing=false"]), shape).activations
         > apart.activations
     )
-    assert work_of(load_recipe("search-r1-ppo", ["machine.devices=16"]), shape).step_s == pytest.approx(
-        work_of(recipe, shape).step_s / 2
+    assert work_of(load_recipe("search-r1-ppo", ["machine.devices=16"]), shape).total_s == pytest.approx(
+        work_of(recipe, shape).total_s / 2
     )
 
 
@@ -377,7 +377,7 @@ def test_every_recipe_passes_its_dry_run(name: str, there: Path) -> None:
     for look in found.looks:
         assert look.step.get("faults", 0.0) == 0.0
         assert look.step.get("logprob_gap", 0.0) < 0.05
-        assert look.memory.needed > 0 and look.work.step_s > 0
+        assert look.memory.needed > 0 and look.work.total_s > 0
     assert {path.name for path in there.iterdir()} == {"data", "indexes", "models", "runs"}  # nothing else is written
 
 

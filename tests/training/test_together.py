@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from coseek.core.errors import CoseekError, DataError, SettingError
-from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together_recipe import (
     GIVEN,

@@ -1,9 +1,8 @@
-"""Store: texts by key in one SQLite file. What was paid for once is not asked again, in any later run.
+"""A persistent cache of texts by key, in one SQLite file.
 
-One file serves many threads and processes, and survives a process that is killed at any moment. While another process
-holds it for too long, the store answers that it could not be read or written, and the caller goes on without; a file
-that is broken, or on a disk that is full, is a sentence, for the user would otherwise pay again and again for what he
-thinks kept.
+Safe for threads, processes and kills. While another process holds the file for too long, reads and writes report that
+they failed and the caller continues without the cache. A broken file or a full disk is an error, since calls that are
+paid for would be repeated unnoticed.
 """
 
 import os
@@ -19,11 +18,11 @@ from typing import cast
 from coseek.core.errors import DataError, DiskFault
 
 SCHEMA = 1
-"""Version of the file, kept as its `user_version`."""
+"""Version of the file, stored as `user_version`."""
 _MARK = 0x636F7374
-"""`application_id` of the file: tells it from other people's databases."""
+"""`application_id` of the file."""
 _TOGETHER = 500
-"""Keys of one SELECT; SQLite takes 999 at least."""
+"""Keys of one SELECT; SQLite allows 999 at least."""
 
 
 class _Held(Exception):
@@ -31,10 +30,10 @@ class _Held(Exception):
 
 
 class TextCache:
-    """Key → text. `used` is a clock that ticks once for every text written or marked as used."""
+    """Key → text. Column `used` is a counter of writes and uses, for eviction."""
 
     def __init__(self, path: Path, max_rows: int = 1_000_000, patience_s: float = 10.0) -> None:
-        """At most `max_rows` texts are kept; those not asked for the longest are dropped."""
+        """Keeps at most `max_rows` texts, the most recently used. Raises `DiskFault` or `DataError`."""
         self.path, self.max_rows, self.patience_s = path, max_rows, patience_s
         self._lock = threading.Lock()  # one connection, used by one thread at a time
         self._process = 0
@@ -51,7 +50,7 @@ class TextCache:
             ) from None
 
     def read(self, keys: Sequence[str]) -> dict[str, str] | None:
-        """What is kept of these; `None` while the file is held by another process."""
+        """The cached texts of these keys; `None` while another process holds the file."""
         rows: list[tuple[str, str, int]] = []
         with self._lock:
             try:
@@ -67,7 +66,7 @@ class TextCache:
         return {key: text for key, text, _ in rows}
 
     def write(self, texts: Mapping[str, str]) -> bool:
-        """Keep these, and drop the oldest in their place; False when the file is held by another process."""
+        """Store texts and evict the least recently used; False while another process holds the file."""
         try:
             with self._lock, self._database() as database, _transaction(database):
                 newest = _newest(database)
@@ -81,12 +80,12 @@ class TextCache:
         return True
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._connection is not None:
             self._connection.close()
 
     def _mark_used(self, database: sqlite3.Connection, rows: Sequence[tuple[str, str, int]]) -> None:
-        """Texts asked for again in the older half of their time start it anew: most reads write nothing."""
+        """Renew texts in the older half of the counter only, so that most reads write nothing."""
         aged = _newest(database) - self.max_rows // 2
         old = [key for key, _, used in rows if used <= aged]
         if old:
@@ -96,9 +95,9 @@ class TextCache:
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """The connection; what SQLite raises becomes a sentence, or `_Held`."""
+        """The connection; SQLite's errors become `_Held`, `DataError` or `DiskFault`."""
         try:
-            if self._connection is None or self._process != os.getpid():  # none may be carried across a fork
+            if self._connection is None or self._process != os.getpid():  # not valid after a fork
                 self._connection = sqlite3.connect(
                     self.path, timeout=self.patience_s, isolation_level=None, check_same_thread=False
                 )
@@ -106,7 +105,7 @@ class TextCache:
                 weakref.finalize(self, self._connection.close)
             yield self._connection
         except sqlite3.ProgrammingError:
-            raise  # a bug of the caller's: used after `close`
+            raise  # a bug: used after `close`
         except sqlite3.DatabaseError as error:
             if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise _Held from None
@@ -120,7 +119,7 @@ class TextCache:
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         """Make the table of a new file; refuse a database of something else."""
-        with _transaction(database):  # of two processes that find no file, one makes it
+        with _transaction(database):  # one of two processes makes the table
             tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             marks = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
             if tables and marks != [_MARK, SCHEMA]:
@@ -139,10 +138,7 @@ class TextCache:
 
 
 def _write_ahead(database: sqlite3.Connection) -> bool:
-    """Readers and a writer do not wait for each other, and a killed writer leaves nothing half done.
-
-    False when another process is at it: this one switch does not wait by itself.
-    """
+    """Switch to write-ahead logging; False while another process holds the file, since the switch does not wait."""
     try:
         database.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:

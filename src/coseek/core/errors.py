@@ -1,23 +1,27 @@
-"""Errors: one tree. A user's mistake is one sentence with the way out; a part's fault is data.
+"""The tree of errors. A user's mistake is one sentence with a remedy; a part's fault is data.
 
 CoseekError
-├── UserError            exit 2: something the user can mend; the message says how
+├── UserError            exit 2: the user can fix it; the message says how
 │   ├── DataError        a file that cannot be used: missing, empty, broken at line n
 │   ├── SettingError     a misspelt or impossible setting
 │   ├── UnknownName      no such retriever, protocol, reward …; the nearest name is offered
 │   ├── IndexMismatch    an index that was built from another corpus
 │   ├── InUse            a folder or file that another process is writing
-│   ├── DiskFault        a disk that is full or closed; what was there before is still there
+│   ├── DiskFault        a disk that is full or read-only; existing files are unchanged
 │   └── MissingExtra     an optional library; the message holds the line that installs it
 ├── PartFault            a part failed: recorded on the trajectory and counted, never scored
 │   ├── RetrieverError
 │   └── ModelError
-└── RunError             exit 1: the program could not go on (a broken checkpoint, weights that are no numbers)
+└── RunError             exit 1: the program cannot continue (a broken checkpoint, weights that are not finite)
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeAlias, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class CoseekError(Exception):
@@ -25,11 +29,11 @@ class CoseekError(Exception):
 
 
 class UserError(CoseekError):
-    """A mistake that the user can mend, or several of them: each argument is one sentence."""
+    """One or more mistakes that the user can fix; each argument is one sentence."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """One a mistake."""
+        """One sentence for each mistake."""
         return tuple(map(str, self.args))
 
     def __str__(self) -> str:
@@ -50,7 +54,7 @@ class SettingError(UserError):
     def __init__(self, *sentences: str, places: Sequence[Place] = ()) -> None:
         super().__init__(*sentences)
         self.places = tuple(places)
-        """Where in the given tree the mistakes are, as far as that is known."""
+        """Places of the mistakes in the given tree, as far as known."""
 
 
 class UnknownName(UserError):
@@ -70,7 +74,7 @@ class InUse(UserError):
 
 
 class DiskFault(UserError):
-    """A disk that is full or may not be written: the user can make room. What was there before is still there."""
+    """A disk that is full or not writable; existing files are unchanged."""
 
 
 class MissingExtra(UserError):
@@ -93,7 +97,7 @@ class ModelError(PartFault):
 
 
 class RunError(CoseekError):
-    """The program cannot go on, through no mistake of the user."""
+    """The program cannot continue, without a mistake of the user."""
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -105,3 +109,35 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known name, else `.`: the middle of an error sentence."""
     close = closest(name, known)
     return f"; did you mean {close!r}?" if close is not None else "."
+
+
+@dataclass
+class ErrorList:
+    """The mistakes of several checks, so that a user meets all of them at once. `refuse` raises them."""
+
+    errors: list[UserError] = field(default_factory=list)
+
+    def of(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return the check's result; store a `UserError` and return `None`. Other errors propagate."""
+        try:
+            return check(*args, **kwargs)
+        except UserError as error:
+            self.errors.append(error)
+            return None
+
+    def say(self, sentence: str) -> None:
+        """Add a mistake in the settings."""
+        self.errors.append(SettingError(sentence))
+
+    @property
+    def sentences(self) -> list[str]:
+        """The mistakes without repetitions, in the order of the checks."""
+        return list(dict.fromkeys(sentence for error in self.errors for sentence in error.sentences))
+
+    def refuse(self) -> None:
+        """Raise the one mistake, or one `SettingError` with all of them."""
+        sentences = self.sentences
+        if len(sentences) == 1:
+            raise self.errors[0]
+        if sentences:
+            raise SettingError(*sentences)

@@ -1,14 +1,15 @@
-"""Files: JSONL in, JSONL out, and writes that either happen whole or leave the old file alone."""
+"""Reading and atomic writing of JSON, JSONL and YAML files and of folders."""
 
 import gzip
 import json
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, TypeAlias, TypeVar, cast
 
 import yaml
 
@@ -17,9 +18,11 @@ from coseek.core.strict_json import InvalidJson, parse_strict, text_fault_in
 from coseek.core.strict_json import Json as Json
 
 JsonObject: TypeAlias = dict[str, "Json"]
+Faults: TypeAlias = tuple[type[Exception], ...]
+T = TypeVar("T")
 
 RECORDS = ("run.yaml", "recipe.yaml", "labels.yaml")
-"""Files that say what a folder was begun with. They are written first, and are no result."""
+"""Records of a start. They are written first and are no result."""
 
 
 def as_path(given: object, what: str) -> Path:
@@ -30,7 +33,7 @@ def as_path(given: object, what: str) -> Path:
 
 
 def open_text(path: Path) -> IO[str]:
-    """Open UTF-8 text for reading, through gzip when the name ends in `.gz`."""
+    """Open UTF-8 text for reading; `.gz` files through gzip. Raises `DataError` without such a file."""
     if not path.exists():
         raise DataError(f"there is no file {path}; check the path")
     if path.is_dir():
@@ -41,17 +44,23 @@ def open_text(path: Path) -> IO[str]:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, JsonObject]]:
-    """Yield `(line number from 1, object)`; blank lines are passed over, a broken line is named."""
+    """Yield (line number from 1, object) of each line that is not blank. Raises `DataError` for a broken line."""
     for number, line in read_lines(path):
         if line.strip():
             yield number, parse_line(line, f"{path}, line {number}")
 
 
-def parse_line(line: str | bytes, where: str) -> JsonObject:
-    """The JSON object of one line; anything else is refused with a sentence that begins with `where`.
+def parse_rows(path: Path, parse: Callable[[JsonObject], T], faults: Faults = (DataError,)) -> Iterator[T]:
+    """Parse each row of a JSONL file; `faults` of `parse` become a `DataError` with the line."""
+    for line, row in read_jsonl(path):
+        try:
+            yield parse(row)
+        except faults as error:
+            raise DataError(f"{path}, line {line}: {error}") from None
 
-    So is what JSON has not (NaN, Infinity) and what is no text (half of a surrogate pair): no file could hold it again.
-    """
+
+def parse_line(line: str | bytes, where: str) -> JsonObject:
+    """The JSON object of one line. Raises `DataError` with `where` for anything else, NaN and lone surrogates too."""
     try:
         value = parse_strict(line.decode("utf-8-sig") if isinstance(line, bytes) else line)
     except UnicodeDecodeError:
@@ -64,7 +73,7 @@ def parse_line(line: str | bytes, where: str) -> JsonObject:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines; text that is not UTF-8 and a broken `.gz` are refused with a sentence."""
+    """Yield (line number from 1, line). Raises `DataError` for text that is not UTF-8 and for a broken `.gz`."""
     number = 0
     with open_text(path) as lines:
         try:
@@ -91,7 +100,7 @@ def read_json(path: Path) -> Json:
 
 
 def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> JsonObject:
-    """One YAML mapping; an empty file is an empty one. `kind` and `holds` say in a refusal what it should have been."""
+    """Read one YAML mapping; an empty file is an empty one. `kind` and `holds` describe the file in errors."""
     if not path.exists():
         raise DataError(f"there is no {kind} {path}; check the path")
     with open_text(path) as text:
@@ -117,8 +126,8 @@ def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> Json
 
 
 def json_line(value: JsonObject) -> str:
-    """One JSON object on one line, as every file of coseek writes it (UTF-8, not escaped)."""
-    # U+2028 and friends are legal inside a JSON string but end a line for str.splitlines readers.
+    """Serialise one JSON object to a line (UTF-8, not escaped)."""
+    # These characters are legal inside a JSON string but end a line for str.splitlines.
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     for odd in ("\u2028", "\u2029", "\x85"):
         text = text.replace(odd, f"\\u{ord(odd):04x}")
@@ -148,10 +157,9 @@ def check_not_file(folder: Path) -> None:
 
 
 def check_output_folder(folder: Path, mark: str, own: Collection[str] = ()) -> None:
-    """Refuse to begin anything in a folder that is something else: it is new, or empty, or holds the file `mark`.
+    """Refuse an output folder that is neither new nor empty and lacks the file `mark`.
 
-    `own` names files that may be there before `mark` is. Hidden files are passed over, and logs, which a shell opens
-    before the program begins.
+    Files named in `own`, hidden files and logs, which a shell may open first, are ignored.
     """
     check_not_file(folder)
     if not folder.is_dir() or (folder / mark).exists():
@@ -164,8 +172,10 @@ def check_output_folder(folder: Path, mark: str, own: Collection[str] = ()) -> N
 
 
 def is_failed_start(folder: Path, record: str) -> bool:
-    """Whether a folder holds the `record` of a start and no result, so that it may be begun anew: nothing but records
-    (`RECORDS`), empty files, hidden files and logs. A file of that name which somebody else wrote is no record."""
+    """Whether a folder holds the `record` of a start and no result, so that it may be started anew.
+
+    Records (`RECORDS`), empty files, hidden files and logs are no results. A record has the key `created`.
+    """
     if not (folder / record).exists() or "created" not in read_yaml(folder / record, "record"):
         return False
     for path in folder.rglob("*"):
@@ -176,7 +186,7 @@ def is_failed_start(folder: Path, record: str) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and all above it; where none can be made, that is said in a sentence."""
+    """Make a folder and its parents. Raises `DataError` where that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError, FileNotFoundError):
@@ -187,7 +197,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
-    """A text file that appears under `path` only when the block ends well; the old one survives otherwise."""
+    """Write a text file that replaces `path` when the block ends without an error."""
     make_folder(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
@@ -203,10 +213,10 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
 
 
 def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder beside `path`, then put it in place of `path` in one rename.
+    """Fill a folder beside `path`, then rename it to `path`. Refuses a file at `path`.
 
-    A crash in `fill` leaves what was at `path` untouched. Between the two renames of a replacement
-    the old folder lives on as `.NAME.old`; `recover_folder` puts it back. A file at `path` is refused.
+    An error in `fill` leaves `path` untouched. Between the two renames of a replacement the old folder is `.NAME.old`,
+    which `recover_folder` restores.
     """
     check_not_file(path)
     make_folder(path.parent)
@@ -224,29 +234,20 @@ def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
             os.replace(path, old)
         os.replace(part, path)
     except BaseException:
-        _remove_tree(part)
+        if part.exists():
+            shutil.rmtree(part)
         recover_folder(path)
         raise
-    _remove_tree(old)
+    if old.exists():
+        shutil.rmtree(old)
 
 
 def recover_folder(path: Path) -> None:
-    """Undo a replacement that a crash cut in two: the old folder comes back if the new one is not there."""
+    """Finish a replacement that a crash interrupted: restore the old folder, or remove it beside the new one."""
     old = path.with_name(f".{path.name}.old")
-    if not old.is_dir():  # a file of that name is none of ours
+    if not old.is_dir():  # a file of that name is not ours
         return
     if not path.exists():
         os.replace(old, path)
     else:
-        _remove_tree(old)
-
-
-def _remove_tree(path: Path) -> None:
-    if not path.exists():
-        return
-    for child in path.iterdir():
-        if child.is_dir() and not child.is_symlink():
-            _remove_tree(child)
-        else:
-            child.unlink()
-    path.rmdir()
+        shutil.rmtree(old)

@@ -1,4 +1,4 @@
-"""Fingerprint: tells a model folder from another, or from what it was, without reading gigabytes."""
+"""Digests of model folders, files and texts."""
 
 import hashlib
 from pathlib import Path
@@ -6,18 +6,14 @@ from pathlib import Path
 _CHUNKS = 64
 _CHUNK_BYTES = 65_536
 _KINDS = (".json", ".safetensors", ".bin", ".txt", ".jinja", ".model")
-
-
 TOKENIZER = "*token*"
-"""Names of the files that a tokenizer is read from."""
+"""Pattern of tokenizer files."""
 
 
 def fingerprint(folder: Path, names: str = "*") -> str:
-    """A digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each. `names` is a pattern
-    for the files that count.
+    """Return a digest of a model's files: names, sizes, and up to 64 pieces of 64 KiB spread over each file.
 
-    Not the whole of every file: models are opened often, and have gigabytes. Retrained weights differ nearly
-    everywhere, so pieces tell them apart.
+    `names` is a pattern for the files. Pieces suffice, since retrained weights differ nearly everywhere.
     """
     sha = hashlib.sha256()
     for path in sorted(path for path in folder.rglob(names) if path.suffix in _KINDS and path.is_file()):
@@ -33,9 +29,15 @@ def fingerprint(folder: Path, names: str = "*") -> str:
 
 
 def digest_of(*parts: str) -> str:
-    """A digest of several texts in order; no two lists of texts share one by where they are parted."""
+    """Return a digest of several texts in order; text lengths are part of it."""
     sha = hashlib.sha256()
     for part in parts:
         data = part.encode()
         sha.update(len(data).to_bytes(8, "big") + data)
     return sha.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

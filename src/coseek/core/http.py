@@ -1,8 +1,7 @@
-"""Calls: JSON to a server and back, many at once and patiently. Knows HTTP; nothing of what is asked.
+"""An HTTP client for JSON requests: concurrent, with retries and a circuit breaker.
 
-What may pass is asked again: no connection, no answer in time, statuses 408, 409, 429 and 5xx but 501, an answer that
-is not JSON. A key comes from the environment, stands in a header and nowhere else: redirects are not followed, since
-they would take it along, and what a server says is never repeated with the key in it.
+Retried are connection errors, timeouts, statuses 408, 409, 429 and 5xx except 501, and answers that are not JSON. Keys
+come from the environment and are sent in a header only: redirects are not followed, and errors never quote a key.
 """
 
 import asyncio
@@ -26,7 +25,6 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from coseek.core.breaker import CircuitBreaker
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import Settings
@@ -36,92 +34,126 @@ if TYPE_CHECKING:
     import httpx
 
 MOST_BYTES = 64_000_000
-"""Longest answer that is read, unless it is said otherwise."""
+"""Default limit of an answer's length."""
 _AGAIN = frozenset({408, 409, 429})
-"""Statuses below 500 that may be others next time."""
+"""Retried statuses below 500."""
 _NOT_THERE = 501
-"""What a server says of a method that it does not know, and will say again."""
+"""Not implemented: the only status from 500 on that is not retried."""
 _QUOTED = 300
-"""Characters of a server's own words that an error repeats."""
+"""Characters of a server's message that an error quotes."""
 
 Method: TypeAlias = Literal["GET", "POST"]
 T = TypeVar("T")
 
 
 class Retries(Settings):
-    """How long a server that does not answer is asked again."""
+    """How often and how long a call is retried."""
 
     attempts: int = Field(default=4, ge=1)
-    """Times that a call is made, at most; only what may pass is asked again."""
+    """Attempts of a call, at most; only transient faults are retried."""
     first_wait_s: float = Field(default=0.5, ge=0)
-    """Before the second attempt; twice as long before each further one, less a random part of up to one half."""
+    """Wait before the second attempt; doubled before each further one, less a random part of up to one half."""
     longest_wait_s: float = Field(default=30.0, ge=0)
     """No wait is longer. A server that asks for a longer one (Retry-After) is not asked again."""
 
 
 class HttpSettings(Retries):
-    """How many calls are under way at once, and how long a server that does not answer is asked again."""
+    """Concurrency, timeouts, retries and the circuit breaker."""
 
     concurrency: int = Field(default=32, ge=1)
-    """Calls under way at once; more wait for their turn."""
+    """Concurrent calls; more wait."""
     connect_s: float = Field(default=10.0, gt=0)
     """Seconds to wait for a connection."""
     timeout_s: float = Field(default=300.0, gt=0)
     """Seconds from a call's beginning to the last byte of its answer."""
     insistent: bool = False
-    """A server that asks for a longer wait than the longest is asked again after that one, all the same."""
+    """Retry after `longest_wait_s` where a server asks for a longer wait."""
     break_after: int = Field(default=20, ge=1)
-    """After so many failed calls in a row the server is left alone, and calls fail at once."""
+    """Failed calls in a row after which calls fail at once."""
     cool_down_s: float = Field(default=30.0, ge=0)
-    """Seconds until a single call tries whether the server is back."""
+    """Seconds until a single call probes the server."""
 
 
 @dataclass
 class HttpStats:
-    """What the calls came to."""
+    """Counts of calls."""
 
     calls: int = 0
-    """Requests sent, repeated ones included."""
+    """Requests sent, retries included."""
     retries: int = 0
-    """Requests that were sent again."""
     answered: int = 0
-    """Calls that ended with an answer."""
     failed: int = 0
-    """Calls that ended without one."""
+    """Calls without an answer after all retries."""
 
 
 class HttpFailure(Exception):
-    """A call that was not answered. `status` is what the server answered instead, where it answered at all."""
+    """A call without an answer. `status` is the server's HTTP status, if any."""
 
     def __init__(self, sentence: str, status: int | None = None) -> None:
         super().__init__(sentence)
         self.status = status
 
 
-class _Passing(Exception):
-    """A fault that may pass, and the wait that the server asks for."""
+class _TransientFault(HttpFailure):
+    """A fault that is retried, with the server's Retry-After in seconds."""
 
     def __init__(self, what: str, wait_s: float = 0.0, status: int | None = None) -> None:
-        super().__init__(what)
+        super().__init__(what, status)
         self.wait_s = wait_s
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One call, as it is sent at every attempt."""
+    """One call, the same at every attempt."""
 
     method: Method
     url: str
     headers: Mapping[str, str] = field(repr=False)
-    """They may hold a secret."""
+    """May hold a secret."""
     content: bytes | None
 
 
-class HttpClient:
-    """A server, asked from any threads. An event loop in a thread of its own carries the calls.
+class CircuitBreaker:
+    """Stops calls to a server that fails. Thread-safe.
 
-    A call that is cancelled is broken off, so that the server hears that nobody waits any more.
+    Closed until `after` faults in a row, then open for `cool_down_s` seconds, then one probe decides.
+    """
+
+    def __init__(self, after: int, cool_down_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.after = after
+        self.cool_down_s = cool_down_s
+        self._clock = clock
+        self.faults = 0
+        """Faults in a row."""
+        self._open_until = 0.0
+        self._lock = threading.Lock()
+
+    def wait_s(self) -> float:
+        """Return 0 when a call may be made, else the seconds until the next probe."""
+        with self._lock:
+            if self.faults < self.after:
+                return 0.0
+            now = self._clock()
+            if now < self._open_until:
+                return self._open_until - now
+            self._open_until = now + self.cool_down_s  # this caller is the probe
+            return 0.0
+
+    def worked(self) -> None:
+        with self._lock:
+            self.faults = 0
+
+    def failed(self) -> None:
+        with self._lock:
+            self.faults += 1
+            if self.faults >= self.after:
+                self._open_until = self._clock() + self.cool_down_s
+
+
+class HttpClient:
+    """A client of one server. Thread-safe; an event loop in its own thread makes the calls.
+
+    A cancelled call closes its connection, so that the server can stop.
     """
 
     def __init__(
@@ -136,10 +168,10 @@ class HttpClient:
         most_bytes: int = MOST_BYTES,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`key` is sent as a bearer token. `rng` draws waits; no result depends on them, hence a default.
+        """`key` is sent as a bearer token. `rng` draws waits, on which no result depends.
 
-        Errors call the server `name`. Without `quotes` they repeat nothing that it said: for callers that send a secret
-        in a header of their own, which some servers repeat. Longer answers than `most_bytes` are not read.
+        Errors call the server `name`. `quotes=False` keeps the server's messages out of errors, for callers whose own
+        headers hold a secret. Answers longer than `most_bytes` are refused.
         """
         if find_spec("httpx") is None:
             raise MissingExtra("httpx", "a server", "remote")
@@ -156,15 +188,15 @@ class HttpClient:
         self._room = asyncio.Semaphore(self.patience.concurrency)
         self._clients: list[httpx.AsyncClient] = []
         self._idle: list[httpx.AsyncClient] = []
-        """Clients of one connection each, the last one used last: httpx's own pool looks at all of its connections
-        for every request, which at 64 of them takes longer than anything else."""
+        """A stack of clients of one connection each: httpx's own pool scans all its connections at every request,
+        which dominates the cost at 64 of them."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="coseek-calls", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._loop, self._thread, self._clients)
 
     def submit(self, method: Method, path: str, body: JsonObject | None = None) -> "Future[JsonObject]":
-        """Begin a call; its result is the answer's JSON object, or it raises `HttpFailure`."""
+        """Start a call. Its result is the answer's JSON object; it raises `HttpFailure`."""
         return self._begin(_object, method, path, body, None)
 
     def request(self, method: Method, path: str, body: JsonObject | None = None) -> JsonObject:
@@ -174,7 +206,7 @@ class HttpClient:
     def fetch(
         self, method: Method, path: str, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
     ) -> bytes:
-        """Make a call and wait for the bytes of the answer; whatever they are, they are not asked for again."""
+        """Make a call and wait for the bytes of the answer, whatever their format."""
         return _waited(self._begin(bytes, method, path, body, headers))
 
     def _begin(
@@ -187,14 +219,14 @@ class HttpClient:
     ) -> "Future[T]":
         if not self._end.alive:
             raise RuntimeError(f"the calls to {self._name} were closed")
-        # Text from outside may hold half a surrogate pair, which has no bytes: escaped, it has.
+        # Escaped, since a lone surrogate cannot be encoded.
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         sent = {} if body is None else {"content-type": "application/json"}
         request = _Request(method, f"{self.base}{path}", {**sent, **(headers or {})}, content)
         return asyncio.run_coroutine_threadsafe(self._call(request, read), self._loop)
 
     def close(self) -> None:
-        """Break off what is under way and close the connections."""
+        """Cancel all calls and close the connections."""
         self._end()
 
     def __repr__(self) -> str:
@@ -203,14 +235,14 @@ class HttpClient:
     async def _call(self, request: "_Request", read: Callable[[bytes], T]) -> T:
         async with self._room:
             try:
-                answer = await self._patiently(request, read)
+                answer = await self._retried(request, read)
             except HttpFailure:
                 self.stats.failed += 1
                 raise
             self.stats.answered += 1
             return answer
 
-    async def _patiently(self, request: "_Request", read: Callable[[bytes], T]) -> T:
+    async def _retried(self, request: "_Request", read: Callable[[bytes], T]) -> T:
         rest_s = self._breaker.wait_s()
         if rest_s:
             raise self._failed(f"it failed {self._breaker.faults} times in a row and is left alone for {rest_s:.0f} s")
@@ -220,7 +252,7 @@ class HttpClient:
             self.stats.retries += attempt > 1
             try:
                 answer = read(await self._once(request))
-            except _Passing as fault:
+            except _TransientFault as fault:
                 too_long = fault.wait_s > longest_s and not self.patience.insistent
                 if too_long or attempt == self.patience.attempts:
                     self._breaker.failed()
@@ -240,12 +272,12 @@ class HttpClient:
             async with asyncio.timeout(self.patience.timeout_s), self._sent(request) as response:
                 text = await _whole(response, self._most_bytes)
         except TimeoutError:
-            raise _Passing(f"no answer within {self.patience.timeout_s:g} s") from None
+            raise _TransientFault(f"no answer within {self.patience.timeout_s:g} s") from None
         except httpx.ConnectTimeout:
-            raise _Passing(f"no connection within {self.patience.connect_s:g} s") from None
+            raise _TransientFault(f"no connection within {self.patience.connect_s:g} s") from None
         except httpx.TransportError as error:
             said = self.quoted(str(error)) or type(error).__name__
-            raise _Passing(f"the connection failed: {said}") from None
+            raise _TransientFault(f"the connection failed: {said}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._failed(f"it could not be asked ({type(error).__name__})") from None
         if text is None:
@@ -269,15 +301,14 @@ class HttpClient:
             self._idle.append(client)
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
-        """What a status that is no success means: an error that may pass, or one that will not."""
+        """The error of a status that is no success."""
         said = self.quoted(text.decode(errors="replace"))
-        # An empty object says nothing.
         what = f"it answered {status}" + (f": {said}" if any(map(str.isalnum, said)) else "")
         if status in _AGAIN or (status >= 500 and status != _NOT_THERE):
-            return _Passing(what, retry_after_s(retry_after, time.time()) or 0.0, status)
+            return _TransientFault(what, retry_after_s(retry_after, time.time()) or 0.0, status)
         self._breaker.worked()  # it refuses this, so it is there
         if status in (401, 403):
-            # What it says may hold a part of the key.
+            # Its message may hold a part of the key.
             return self._failed(f"it answered {status}: its key is missing, wrong, or not for this", status)
         if 300 <= status < 400:
             return self._failed(f"it answered {status}: redirects are not followed; check its address", status)
@@ -287,39 +318,34 @@ class HttpClient:
         return HttpFailure(f"{self._name}: {what}", status)
 
     def quoted(self, text: str) -> str:
-        """The beginning of what a server or a library said, on one line and without the key."""
+        """The start of a server's or library's message on one line, without the key."""
         if not self._quotes:
             return ""
         if self._key is not None:
-            text = text.replace(self._key, "…")  # first: half a key is no key, and would stay
+            text = text.replace(self._key, "…")  # before cutting, which could leave half of the key
         return " ".join(text.split())[:_QUOTED]
 
     def _wait_s(self, attempt: int) -> float:
-        """Less a random part, so that calls which failed together do not come back together."""
-        # Python's floats end at 2¹⁰²³.
+        """Exponential backoff with jitter, in seconds."""
+        # The exponent is bounded, since floats end at 2¹⁰²³.
         longest = min(self.patience.first_wait_s * 2.0 ** min(attempt - 1, 64), self.patience.longest_wait_s)
         return longest * self._rng.uniform(0.5, 1.0)
 
 
 def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:
-    """The address of a server, without any of `ends` at its end; a wrong one is a mistake of the user."""
+    """Check a server's address and remove any of `ends` from its end. Raises `SettingError`."""
+    wrong = SettingError(f"{url!r} is no address of a server; write http://HOST:PORT")
     try:
         parts = urlsplit(url.strip())
         port = parts.port
     except ValueError:
-        raise SettingError(f"{url!r} is no address of a server; write http://HOST:PORT") from None
+        raise wrong from None
     if parts.username is not None or parts.password is not None:
         raise SettingError("the address of a server must not hold a password; put a key into an environment variable")
     holes = url.split() != [url.strip()] or not url.strip().isprintable()
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or parts.query
-        or parts.fragment
-        or port == 0
-        or holes
-    ):
-        raise SettingError(f"{url!r} is no address of a server; write http://HOST:PORT")
+    scheme = parts.scheme in ("http", "https")
+    if not scheme or not parts.hostname or parts.query or parts.fragment or port == 0 or holes:
+        raise wrong
     base = url.strip().rstrip("/")
     for end in ends:
         base = base.removesuffix(end)
@@ -331,7 +357,7 @@ def read_key(variable: str, what: str = "key") -> str: ...
 @overload
 def read_key(variable: str | None, what: str = "key") -> str | None: ...
 def read_key(variable: str | None, what: str = "key") -> str | None:
-    """The key that an environment variable holds; `None` where no variable is named."""
+    """Read a key from an environment variable; `None` where no variable is named. Raises `SettingError`."""
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()
@@ -343,7 +369,7 @@ def read_key(variable: str | None, what: str = "key") -> str | None:
 
 
 def retry_after_s(said: str | None, now: float) -> float | None:
-    """Seconds from a Retry-After header: a number of seconds, or a date; `None` when it is neither."""
+    """Seconds of a Retry-After header (a number or a date); `None` for anything else."""
     if said is None:
         return None
     said = said.strip()
@@ -359,19 +385,19 @@ def retry_after_s(said: str | None, now: float) -> float | None:
 def _client(base: str, key: str | None, patience: HttpSettings) -> "httpx.AsyncClient":
     import httpx
 
-    # Certificates take long to read, and without TLS there are none.
+    # Loading certificates is slow and needless without TLS.
     tls = True if base.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx.AsyncClient(
         verify=tls,
         headers={} if key is None else {"authorization": f"Bearer {key}"},
-        timeout=httpx.Timeout(None, connect=patience.connect_s),  # the rest is in one deadline for the whole call
+        timeout=httpx.Timeout(None, connect=patience.connect_s),  # the whole call has a deadline of its own
         limits=httpx.Limits(max_connections=1, keepalive_expiry=60.0),
-        trust_env=not is_local(base),  # a proxy for the web is no way to a server on this machine
+        trust_env=not is_local(base),  # no proxy for a server on this machine
     )
 
 
 async def _whole(response: "httpx.Response", most_bytes: int) -> bytes | None:
-    """The body, or nothing when it is too long."""
+    """The body; `None` when it is too long."""
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
@@ -384,7 +410,7 @@ def _waited(future: "Future[T]") -> T:
     try:
         return future.result()
     except BaseException:
-        future.cancel()  # Ctrl-C while waiting: nobody will read the answer
+        future.cancel()  # Ctrl-C while waiting
         raise
 
 
@@ -392,9 +418,9 @@ def _object(text: bytes) -> JsonObject:
     try:
         answer = parse_lenient(text)
     except InvalidJson:
-        raise _Passing("its answer is not JSON") from None
+        raise _TransientFault("its answer is not JSON") from None
     if not isinstance(answer, dict):
-        raise _Passing("its answer is JSON, but no object")
+        raise _TransientFault("its answer is JSON, but no object")
     return answer
 
 
@@ -408,10 +434,10 @@ def is_local(base: str) -> bool:
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, clients: "list[httpx.AsyncClient]") -> None:
-    """Break off all calls and end the loop. May be called by the garbage collector, in any thread."""
+    """Cancel all calls and stop the loop. The garbage collector may call this in any thread."""
 
     async def finish() -> None:
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one that ends may have begun another
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # a task may have started another
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)

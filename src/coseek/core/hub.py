@@ -1,7 +1,4 @@
-"""Hub: what to do where a folder is needed and the name of a model on a hub was given. Nothing is ever fetched here.
-
-The command is that of huggingface_hub, which comes with transformers: `hf download OWNER/NAME --local-dir FOLDER`.
-"""
+"""Hints for missing model folders: the command that downloads a model from the Hugging Face Hub. Downloads nothing."""
 
 import re
 from pathlib import Path
@@ -9,18 +6,17 @@ from shlex import quote
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 FAMILIES = {"Qwen": "Qwen", "e5-": "intfloat", "multilingual-e5-": "intfloat", "bge-": "BAAI"}
-"""What the names of models begin with that our recipes and pages name → who publishes them."""
+"""Prefix of model names in recipes and docs → publisher on the hub."""
 
 
 def missing(kind: str, path: Path | str, setting: str = "") -> str:
-    """The sentence for a folder that is not there: `there is no model folder X; check the path`, and how to fetch it
-    where it may be a model on a hub. `setting` says who names it."""
+    """The sentence for a missing folder, with the download command for a model on the hub; `setting` names it."""
     named = f", which the recipe names as {setting}" if setting else ""
     return f"there is no {kind + ' ' if kind else ''}{path}{named}; {way_out(str(path))}"
 
 
 def way_out(name: str) -> str:
-    """`check the path`, or the command that fetches the model of this name."""
+    """`check the path`, and the download command for a model on the hub."""
     fetch = fetch_command(name)
     if not fetch:
         return "check the path"
@@ -31,7 +27,7 @@ def way_out(name: str) -> str:
 
 
 def fetch_command(name: str) -> tuple[str, str] | None:
-    """The name on the hub and the folder to fetch it into; `None` for what is only a path."""
+    """The name on the hub and the download folder; `None` for a plain path."""
     parts = Path(name).parts
     last = parts[-1] if parts else ""
     owner = next((owner for begins, owner in FAMILIES.items() if last.startswith(begins)), None)

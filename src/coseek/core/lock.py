@@ -1,9 +1,8 @@
-"""Lock: one process at a time writes into a folder that grows, or into a file that is appended to.
+"""Locks of output folders and files: one process writes at a time.
 
-The operating system keeps the lock, so a killed process leaves a hidden file behind and no lock. The lock file of a
-folder lies inside it. That of a file, or of a folder that is replaced whole, lies beside it, so that it survives the
-replacement. Reading takes no lock. A process may lock what it has locked already: a command locks its folder early, and
-the code that writes there locks it again.
+The operating system keeps the lock, so a killed process leaves a hidden file and no lock. A folder's lock file lies
+inside it; that of a file, or of a folder that is replaced as a whole, lies beside it. Reading takes no lock. Locks are
+reentrant within a process.
 """
 
 import contextlib
@@ -25,24 +24,24 @@ if TYPE_CHECKING:
 NAME = ".lock"
 """The lock file inside a folder; beside a path it is `.PATH.lock`."""
 PATIENCE_S = 0.2
-"""How long a lock is tried: a holder that is just leaving removes its file, and the next one has to look again."""
+"""Seconds to try: a holder that is just releasing removes the lock file first."""
 
 
 class _Hold:
-    """The system's lock on one file, until nothing in this process refers to it."""
+    """The system's lock on one file, until nothing refers to it."""
 
     def __init__(self, lock: "BaseFileLock", path: Path, made: Path | None) -> None:
         finalize(self, _let_go, lock, path, made, os.getpid())
 
 
 class Lock:
-    """A claim to write. It lasts until `release`, until nothing refers to it, or until the process ends."""
+    """A lock, held until `release`, until nothing refers to it, or until the process ends."""
 
     def __init__(self, hold: _Hold) -> None:
         self._hold: _Hold | None = hold
 
     def release(self) -> None:
-        """Give the claim up. Another claim of this process to the same place is left alone."""
+        """Release this lock; other locks of this process on the same place stay."""
         self._hold = None
 
     def __enter__(self) -> "Lock":
@@ -53,29 +52,31 @@ class Lock:
 
 
 _holds: WeakValueDictionary[tuple[int, Path], _Hold] = WeakValueDictionary()
-"""What this process holds. A fork copies the table and not the locks, hence the process id in the key."""
+"""Locks of this process. The key has the process id, since a fork copies the table but not the locks."""
 _taking = threading.Lock()
 
 
 def lock_folder(folder: Path) -> Lock:
-    """Claim a folder, which is made where there is none; `InUse` where another process has it."""
+    """Make and lock a folder. Raises `InUse` where another process holds the lock."""
     return _lock(folder / NAME, folder, True, "wait until it ends, or choose another folder")
 
 
 def lock_beside(path: Path, again: bool = True) -> Lock:
-    """Claim a file, or a folder that is replaced whole; `InUse` where another process has it, or without `again` this
-    process itself."""
+    """Lock a file, or a folder that is replaced as a whole.
+
+    Raises `InUse` where another process holds the lock, or without `again` this process.
+    """
     return _lock(path.with_name(f".{path.name}{NAME}"), path, again, "wait until it ends")
 
 
 def lock_if_named(folder: Path | None) -> AbstractContextManager[object]:
-    """Claim a folder for a block, where one is named."""
+    """Lock a folder for a block, where one is named."""
     return nullcontext() if folder is None else lock_folder(folder)
 
 
 @contextmanager
 def kept_lock(folder: Path) -> Iterator[Lock]:
-    """A claim to a folder that outlives the block, unless the block fails."""
+    """Lock a folder; keep the lock after the block unless the block fails."""
     lock = lock_folder(folder)
     try:
         yield lock
@@ -85,7 +86,7 @@ def kept_lock(folder: Path) -> Iterator[Lock]:
 
 
 def _lock(path: Path, place: Path, again: bool, way_out: str) -> Lock:
-    path = path.parent.resolve() / path.name  # one place has one lock, by whatever links it is reached
+    path = path.parent.resolve() / path.name  # one lock for all links to a place
     with _taking:
         hold = _holds.get((os.getpid(), path))
         if hold is not None and not again:
@@ -107,14 +108,14 @@ def _take(path: Path, place: Path, way_out: str) -> _Hold:
         except Timeout:
             raise InUse(f"{place} is being written by another process{_holder(path)}; {way_out}") from None
         except FileNotFoundError:
-            continue  # the process that had made the folder has just taken it away again
-        if os.name == "posix" and type(lock) is FileLock:  # elsewhere nobody may write into a locked file
+            continue  # the process that made the folder has just removed it
+        if os.name == "posix" and type(lock) is FileLock:  # elsewhere a locked file is not writable
             path.write_text(f"{os.getpid()} on {platform.node()}\n", encoding="utf-8")
         return _Hold(lock, path, made)
 
 
 def _holder(path: Path) -> str:
-    """Who has the lock, as far as its file says so."""
+    """The process id and machine in a lock file, for the error; empty where it holds none."""
     try:
         pid, _, node = path.read_text(encoding="utf-8").strip().partition(" on ")
     except (OSError, UnicodeDecodeError):
@@ -125,13 +126,13 @@ def _holder(path: Path) -> str:
 
 
 def _let_go(lock: "BaseFileLock", path: Path, made: Path | None, pid: int) -> None:
-    if os.getpid() != pid:  # a fork has the object and not the lock
+    if os.getpid() != pid:  # a fork has the object but not the lock
         return
-    # Removed before it is released: who opened it meanwhile sees that it has no name, and looks again.
+    # Removed before the release: a process that opened it meanwhile sees that it is unlinked and retries.
     with contextlib.suppress(OSError):
         if os.name == "posix":
             path.unlink()
     lock.release()
     if made is not None:
-        with contextlib.suppress(OSError):  # what was written there stays
+        with contextlib.suppress(OSError):  # only an empty folder is removed
             made.rmdir()

@@ -1,7 +1,7 @@
-"""Own part: a part that is a Python file of the user's, named by its path, so that no installed package is edited.
+"""Plugins: Python files of the user, named by their path.
 
-Such a file is run. Its path is therefore always one that the user typed or wrote into a recipe: what a run, an index
-or a data set names goes another way (`registry.find` without `offers`), and is never run.
+A plugin is executed, so its path must come from the command line or a recipe. Names stored in runs, indexes and data
+sets go through `registry.find_plugin` without `offers` and are never executed.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from coseek.core.files import Json
 from coseek.core.settings import Settings
 
 PluginSpec: TypeAlias = Mapping[str, type | None]
-"""What such a part has, by name: a class over this class of settings, a value of this type, or (`None`) a function."""
+"""Required names of a plugin: a subclass of this settings class, a value of this type, or (`None`) a function."""
 
 
 class _Source(SourceFileLoader):
-    """Runs the file as it stands. Cached bytecode is told apart by size and time, which two quick edits may share."""
+    """Executes the file without cached bytecode, whose size and time two quick edits may share."""
 
     def path_stats(self, path: str) -> Mapping[str, object]:
         raise OSError
@@ -35,12 +35,12 @@ def is_plugin_path(name: str) -> bool:
 
 
 def plugin_name(name: str) -> str:
-    """What an own part is called in logs: its file's name."""
+    """A part's name in logs: a plugin's file name."""
     return Path(name).stem.replace("-", "_") if is_plugin_path(name) else name
 
 
 def load_plugin(kind: str, name: str, offers: PluginSpec) -> ModuleType:
-    """Run a file and look whether it offers what such a part needs. The same file is run once."""
+    """Execute a file once and check its names. Raises `DataError` and `SettingError`."""
     path = Path(name).expanduser()
     if not path.is_file():
         raise DataError(f"there is no {kind} file {path} (seen from {Path.cwd()}); check the path")
@@ -52,8 +52,7 @@ def load_plugin(kind: str, name: str, offers: PluginSpec) -> ModuleType:
 
 
 def plugin_digests(tree: Json) -> dict[str, Json]:
-    """The own parts that a tree of settings names, each with a digest of its file: what a run that goes on must find
-    unchanged."""
+    """Path → digest of the plugins that a tree of settings names, which must not change on resume."""
     found = {name for name in _texts(tree) if is_plugin_path(name) and Path(name).expanduser().is_file()}
     return {name: file_digest(Path(name).expanduser()) for name in sorted(found)}
 
@@ -62,23 +61,21 @@ def _run(path: Path, kind: str, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: classes look their annotations up there
+    sys.modules[name] = module  # before execution: classes look up their annotations there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 (whatever a user's file does when it is run)
+    except Exception as error:  # noqa: BLE001 (a user's file may raise anything)
         del sys.modules[name]
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        if isinstance(error, SyntaxError):
+            said, line = error.msg, error.lineno
+        else:
+            said, line = str(error), lines[-1] if lines else None
+        where = f" (line {line})" if line else ""
         raise SettingError(
-            f"the {kind} file {path} cannot be imported: {type(error).__name__}: {said}{_line(error, path)}; mend it"
+            f"the {kind} file {path} cannot be imported: {type(error).__name__}: {said}{where}; mend it"
         ) from None
     return module
-
-
-def _line(error: Exception, path: Path) -> str:
-    """The last line of the file itself on the way to the error."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    return f" (line {line})" if line else ""
 
 
 def _check(module: ModuleType, path: Path, kind: str, needed: str, what: type | None, offers: PluginSpec) -> None:

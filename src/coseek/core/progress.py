@@ -1,30 +1,27 @@
-"""Progress: what a long piece of work tells whoever watches. Knows no terminal."""
+"""Progress reports of long work, independent of a terminal."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 Evaluate: TypeAlias = Callable[[int], Mapping[str, float]]
-"""(steps that are over) → named numbers of the model as it is now."""
+"""(finished steps) → named metrics of the current model."""
 
 
 class Progress(Protocol):
-    """Hears where the work is."""
+    """Receives the progress of long work."""
 
     def stage(self, name: str, total: int) -> None:
-        """A new stage of `total` steps begins; the one before it is over."""
-        ...
+        """A new stage of `total` steps starts; the stage before is over."""
 
     def advance(self, done: int, note: str = "") -> None:
-        """`done` steps of the stage are over; `note` is a short reading such as `EM .41`."""
-        ...
+        """`done` steps of the stage are finished; `note` is a short metric such as `EM .41`."""
 
     def say(self, line: str) -> None:
-        """A line worth keeping on the screen."""
-        ...
+        """A line to keep on the screen."""
 
 
 class NoProgress:
-    """Tells nobody."""
+    """Ignores all reports."""
 
     def stage(self, name: str, total: int) -> None:
         pass

@@ -1,7 +1,4 @@
-"""Prompt: a template with `{fields}`. Ours lie in `prompts/`; a user's is a YAML file.
-
-Text from outside only ever fills a field, once: braces in it mean nothing.
-"""
+"""Prompt files: YAML files of templates with `{fields}`. Braces in the text that fills a field have no meaning."""
 
 import re
 from collections.abc import Mapping
@@ -18,16 +15,16 @@ P = TypeVar("P", bound="PromptFile")
 
 
 class PromptFile(Settings):
-    """What every prompt file may say."""
+    """Base of all prompt files."""
 
     about: str = ""
     """One line for people."""
 
 
 def load_prompt(kind: type[P], name: str, folder: Path, fields: Mapping[str, set[str]], ours: Path) -> P:
-    """Read a prompt: one of ours (a file in `ours`) by its name, or a YAML file (its path as seen from `folder`).
+    """Read a prompt by the name of a file in `ours`, or by the path of a YAML file relative to `folder`.
 
-    `fields` says which templates there are, and which fields each may hold.
+    `fields` maps each template to the fields it may hold. Raises `UnknownName`, `DataError` or `SettingError`.
     """
     path = folder / Path(name).expanduser() if name.endswith((".yaml", ".yml")) else ours / f"{name}.yaml"
     if not path.is_file():
@@ -43,16 +40,16 @@ def load_prompt(kind: type[P], name: str, folder: Path, fields: Mapping[str, set
 
 
 def fill_template(template: str, **fields: str) -> str:
-    """The template with its fields filled in; what is filled in is not looked at again."""
+    """Fill in the fields of a template, once."""
     return _FIELD.sub(lambda found: fields.get(found.group(1), found.group(0)), template)
 
 
 def count_words(text: str) -> int:
-    """Words of a text, the measure of prompts that no tokenizer has seen yet."""
+    """Number of words, the measure of prompts without a tokenizer."""
     return len(text.split())
 
 
 def one_line(text: str, max_words: int | None = None) -> str:
-    """The words of a text with single spaces between them, at most so many: data that cannot fake a line of ours."""
+    """The first `max_words` words of a text on one line, so that data cannot imitate lines of a prompt."""
     words = text.split() if max_words is None else text.split(maxsplit=max_words)[:max_words]
     return " ".join(words)

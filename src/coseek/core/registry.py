@@ -1,7 +1,4 @@
-"""Registry: a part's name is its file's name. Put a file in the folder and the command line knows it.
-
-A file that lies elsewhere is a part, too, where its path is named instead (`own_part.py`).
-"""
+"""Registry of parts: a part's name is its file's name in a package, or the path of a plugin (`own_part.py`)."""
 
 import importlib
 import pkgutil
@@ -14,17 +11,16 @@ from coseek.core.plugins import PluginSpec, is_plugin_path, load_plugin
 
 
 def plugin_names(package: str) -> list[str]:
-    """The parts of a package, `some_part.py` as `some-part`, without importing any of them."""
+    """The names of a package's parts (`some_part.py` is `some-part`); imports none of them."""
     folder: Iterable[str] = importlib.import_module(package).__path__
     found = (module.name for module in pkgutil.iter_modules(folder))
     return sorted(name.replace("_", "-") for name in found if not name.startswith("_"))
 
 
 def find_plugin(kind: str, package: str, name: str, offers: PluginSpec | None = None) -> ModuleType:
-    """Import the part called `name`; an unknown one is refused with the nearest name.
+    """Import the part called `name`. Raises `UnknownName` with the nearest name.
 
-    Where `offers` says what such a part has, `name` may also be the path of a Python file, seen from the working
-    folder, which is run. Whoever passes it vouches that the user named that file.
+    With `offers`, `name` may also be the path of a Python file, which is executed: pass only names that the user gave.
     """
     if offers is not None and is_plugin_path(name):
         return load_plugin(kind, name, offers)
@@ -35,7 +31,7 @@ def find_plugin(kind: str, package: str, name: str, offers: PluginSpec | None = 
 
 
 def find_yaml(kind: str, folder: Path, name: str) -> Path:
-    """The file behind a name: one of ours, `NAME.yaml` in `folder`, or a path that ends in `.yaml` or `.yml`."""
+    """The file `NAME.yaml` in `folder`, or a path that ends in `.yaml` or `.yml`. Raises `UnknownName`."""
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise DataError(f"there is no {kind} file {name}; check the path")

@@ -1,4 +1,4 @@
-"""Settings: typed, described where they are declared, and saved with the run. A misspelt one fails at once."""
+"""Typed settings: declared with descriptions, read from YAML and overrides, and stored with the run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -9,13 +9,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from coseek.core.errors import Place, SettingError, closest
+from coseek.core.errors import ErrorList, Place, SettingError, closest
 from coseek.core.files import Json, JsonObject, read_yaml
-from coseek.core.mistakes import ErrorList
 
 
 class Settings(BaseModel):
-    """Base of every group of settings: frozen, and strict about names."""
+    """Base of every group of settings: frozen; unknown names are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -25,8 +24,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _laid_over_defaults(cls, given: object) -> object:
-        """A group that is given in part keeps the rest of what it is by default here, not of what its class has
-        elsewhere: one precision typed must not bring another learning rate along."""
+        """Merge a partly given group with this field's default, not with the defaults of the group's class."""
         if not isinstance(given, dict):
             return given
         whole = cls.renamed(given)
@@ -67,11 +65,11 @@ NEEDS = {
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
 }
-"""What pydantic calls a mistake, or what that begins with → what a setting needs instead."""
+"""Pydantic's error type, or its first word → what the setting needs."""
 LONGEST = 80
-"""Characters of a refused value that a message shows."""
+"""Characters of a refused value in a message."""
 MOST = 12
-"""Wrong settings that an error names; whoever has more of them has given another kind of file."""
+"""Wrong settings in one error, at most."""
 
 
 def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S:
@@ -80,7 +78,7 @@ def load_settings(kind: type[S], path: Path, overrides: Sequence[str] = ()) -> S
 
 
 def apply_overrides(tree: JsonObject, overrides: Sequence[str]) -> JsonObject:
-    """Put `a.b=c` overrides into a tree, whose groups they may change; values are YAML. Returns the tree."""
+    """Put `a.b=c` overrides (values are YAML) into a tree, in place. Returns the tree."""
     wrong = ErrorList()
     for override in overrides:
         wrong.of(_assign, tree, override)
@@ -109,7 +107,7 @@ def set_path(tree: JsonObject, path: Sequence[str], value: Json) -> None:
 
 
 def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) -> JsonObject:
-    """One tree of settings laid over another: groups of settings are merged, everything else is replaced whole."""
+    """Merge two trees of settings: groups are merged, other values replaced."""
     merged = dict(below)
     for name, value in above.items():
         group, under = group_of(kind, name), merged.get(name)
@@ -120,10 +118,9 @@ def merge_settings(kind: type[BaseModel], below: JsonObject, above: JsonObject) 
 
 
 def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str = "", typed: Sequence[str] = ()) -> S:
-    """Check a tree of plain values; each mistake becomes one sentence of a `SettingError`.
+    """Validate a tree of plain values. Raises `SettingError` with one sentence for each mistake.
 
-    It begins with the file that the values are from, if it is named, unless the mistake may be in one of the settings
-    that were `typed` over the file.
+    A sentence starts with the file `source`, except for settings that were `typed` as overrides.
     """
     try:
         return kind.model_validate(tree)
@@ -131,17 +128,19 @@ def make_settings(kind: type[S], tree: Mapping[str, object], source: Path | str 
         found = mistakes(error, kind, tree)
     except SettingError as error:  # a validator's own
         found = [((), sentence) for sentence in error.sentences]
+    names = [override.partition("=")[0].split(".") for override in typed]
     sentences = []
     for where, said in found:
-        from_file = source and not any(_may_be(override, where) for override in typed)
-        sentences.append(f"{source}: {said}" if from_file else said)
+        # An override may have set this place, a part of it, or a group around it.
+        overridden = any(all(a == str(b) for a, b in zip(name, where, strict=False)) for name in names)
+        sentences.append(f"{source}: {said}" if source and not overridden else said)
     raise SettingError(*sentences, places=[where for where, _ in found])
 
 
 def mistakes(
     error: ValidationError, kind: type[BaseModel] | None = None, tree: Mapping[str, object] | None = None
 ) -> list[tuple[Place, str]]:
-    """Each wrong setting with a sentence: which it is, what it needs, and what it was given. At most `MOST`."""
+    """The first `MOST` wrong settings, each with its place and a sentence."""
     by_place: dict[Place, list[ErrorDetails]] = {}
     for each in error.errors():
         by_place.setdefault(_place(each, tree), []).append(each)
@@ -151,37 +150,26 @@ def mistakes(
 
 
 def _sentence(place: Place, wrong: Sequence[ErrorDetails], kind: type[BaseModel] | None) -> str:
-    """What is wrong with one setting. What may be several things is refused once for each of them."""
+    """Describe one wrong setting; a union has one error for each of its types."""
     first = wrong[0]
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         return f"no setting named {where!r}{_hint(kind, place) if kind else ''}"
     if first["type"] == "missing":
         return f"the setting {where!r} is missing; add it"
-    needs = dict.fromkeys(map(_need, wrong))
+    given = repr(first["input"])
+    given = given if len(given) <= LONGEST else given[: LONGEST - 1] + "…"
+    words = [NEEDS.get(one["type"], NEEDS.get(one["type"].partition("_")[0], "")) for one in wrong]
+    needs = dict.fromkeys(need.format(**one.get("ctx", {})) for need, one in zip(words, wrong, strict=True))
     if "" not in needs:
-        return f"setting {where!r} needs {' or '.join(needs)}, got {_shown(first['input'])}"
+        return f"setting {where!r} needs {' or '.join(needs)}, got {given}"
     said = str(first.get("ctx", {}).get("error", first["msg"]))
     said = f"setting {where!r}: {said}" if where else said
-    return said if isinstance(first["input"], dict) else f"{said}, got {_shown(first['input'])}"
-
-
-def _need(one: ErrorDetails) -> str:
-    """What a setting needs, in our words; empty where we have none."""
-    for name in (one["type"], one["type"].partition("_")[0]):
-        if name in NEEDS:
-            return NEEDS[name].format(**one.get("ctx", {}))
-    return ""
-
-
-def _shown(value: object) -> str:
-    """A value as a message shows it."""
-    text = repr(value)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return said if isinstance(first["input"], dict) else f"{said}, got {given}"
 
 
 def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
-    """The setting that is wrong. Pydantic says behind it which of several kinds of values was tried."""
+    """The place of a wrong setting, without the union member that pydantic appends."""
     below: object = tree
     if tree is None:
         return one["loc"]
@@ -193,16 +181,11 @@ def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:
     return one["loc"]
 
 
-def _may_be(override: str, place: Sequence[str | int]) -> bool:
-    """Whether an `a.b=c` override set this place, or a part or the whole of it."""
-    names = override.partition("=")[0].split(".")
-    return all(name == str(part) for name, part in zip(names, place, strict=False))
-
-
 def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
-    """The nearest setting by its whole name (of the same name further down, nearly called so here, or one group down),
-    and what is known here."""
-    name, group = str(place[-1]), _kind_at(kind, place[:-1])
+    """The nearest setting (the same name deeper, a similar name here or one group down), and the names known here."""
+    name, group = str(place[-1]), kind
+    for part in place[:-1]:
+        group = group_of(group, str(part)) or group
     below = sorted(_below(group), key=len)
     same = [path for path in below if path[-1] == name]
     near = [(here,)] if (here := closest(name, group.model_fields)) else []
@@ -213,7 +196,7 @@ def _hint(kind: type[BaseModel], place: Sequence[str | int]) -> str:
 
 
 def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
-    """The settings of all groups in this one, each with the groups that lead to it. Lists and tables have no names."""
+    """The paths of all settings in the groups of this one; lists and mappings of groups are left out."""
     for name, field in kind.model_fields.items():
         group = group_of(kind, name)
         if group is not None and get_origin(field.annotation) not in (dict, list, tuple):
@@ -221,15 +204,8 @@ def _below(kind: type[BaseModel]) -> Iterator[tuple[str, ...]]:
             yield from ((name, *path) for path in _below(group))
 
 
-def _kind_at(kind: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:
-    """The settings class of a group."""
-    for part in path:
-        kind = group_of(kind, str(part)) or kind
-    return kind
-
-
 def group_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The settings class of a field that is a group of settings, or may be one."""
+    """The settings class of a field's type, if it is or may be one."""
     field = kind.model_fields.get(name)
     inner = field.annotation if field else None
     options = getattr(inner, "__args__", (inner,))
@@ -238,7 +214,7 @@ def group_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
 
 
 def without(tree: JsonObject, places: Sequence[Place]) -> JsonObject | None:
-    """A copy of a tree without the settings at these places; `None` where one of them is not known, or not there."""
+    """A copy of a tree without the settings at these places; `None` when one does not exist."""
     made = deepcopy(tree)
     for place in places:
         below: Json = made
@@ -256,7 +232,7 @@ def dump_settings(settings: Settings) -> JsonObject:
 
 
 def first_difference(old: Json, new: Json, name: str = "") -> str:
-    """`name = old, and now new` for the first setting that differs, else nothing."""
+    """`name = old, and now new` for the first setting that differs, else empty."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*new, *(key for key in old if key not in new)]:
             found = first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)

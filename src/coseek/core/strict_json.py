@@ -1,8 +1,7 @@
-"""Plain JSON: what every reader reads and every file of ours can hold. No NaN, no half of a surrogate pair, no depths.
+"""Strict JSON: no NaN, infinities, numbers beyond a float, lone surrogates or deep nesting, which Python accepts.
 
-Python's reader takes more than JSON allows, and some of that can never be written again: `NaN`, `Infinity`, numbers
-beyond a float, `"\\ud800"` alone, lists nested without end. A file that a user gives is refused where it holds any of
-these, with the place. What a server or a model wrote is mended (`parse_lenient`), since nobody can edit it.
+A user's file with any of these is refused with the place (`parse_strict`). Lone surrogates in the output of servers and
+models are replaced (`parse_lenient`).
 """
 
 import json
@@ -16,24 +15,24 @@ Place: TypeAlias = "tuple[str | int, ...]"
 """Keys and positions that lead to a value."""
 
 DEEPEST = 100
-"""Lists and objects inside one another. Python's own limit depends on who calls."""
+"""Nesting limit; Python's own depends on the caller's stack."""
 _CONTAINERS = frozenset((list, dict))
 _HALF = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: no character, and in no encoding that files have."""
+"""A lone surrogate, which UTF-8 cannot encode."""
 _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class InvalidJson(ValueError):
-    """JSON that cannot be used; the message is a sentence, which may lack its subject."""
+    """Refused JSON; the message is a sentence, perhaps without a subject."""
 
     def __init__(self, sentence: str, line: int | None = None) -> None:
         super().__init__(sentence)
         self.line = line
-        """From 1, where the reader of JSON says it."""
+        """From 1, where the reader gives it."""
 
 
 def parse_strict(text: str) -> Json:
-    """The value of a JSON text; whatever is not plain JSON is `InvalidJson`, with the field where it is."""
+    """The value of a JSON text. Raises `InvalidJson` with the place of the fault."""
     try:
         value = cast(Json, _STRICT.decode(text))
     except _NotFinite as error:
@@ -48,9 +47,9 @@ def parse_strict(text: str) -> Json:
 
 
 def parse_lenient(text: str | bytes) -> Json:
-    """The value of a JSON text that a server or a model wrote: halves of surrogate pairs become U+FFFD.
+    """The value of a server's or model's JSON text, with U+FFFD for lone surrogates. NaN and infinities are accepted.
 
-    The caller checks numbers that are not finite. Text that is no JSON, or is nested too deeply, raises `InvalidJson`.
+    Raises `InvalidJson` for text that is no JSON or nested too deeply.
     """
     try:
         if isinstance(text, bytes):
@@ -64,12 +63,12 @@ def parse_lenient(text: str | bytes) -> Json:
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with U+FFFD in place of every half of a surrogate pair, as decoders of broken bytes put it."""
+    """The text with U+FFFD for every lone surrogate."""
     return text if text.isascii() else _HALF.sub("\ufffd", text)
 
 
 def fault_in(value: Json) -> str:
-    """Why a value cannot be written as plain JSON; empty where it can."""
+    """Why a value is no strict JSON; empty when it is."""
     if fault := text_fault_in(value):
         return fault
     if (place := next(_not_finite(value), None)) is not None:
@@ -78,7 +77,7 @@ def fault_in(value: Json) -> str:
 
 
 def text_fault_in(value: Json) -> str:
-    """Why the texts of a value cannot be written, or its depth; empty where they can. Numbers are not looked at."""
+    """Why a value's texts or depth are no strict JSON; empty when they are. Numbers are not checked."""
     if is_deep(value):
         return _TOO_DEEP
     found = next(_halves(value), None)
@@ -86,11 +85,11 @@ def text_fault_in(value: Json) -> str:
 
 
 def is_deep(value: object, deepest: int = DEEPEST) -> bool:
-    """Whether lists and objects stand in one another more than `deepest` deep. A value that holds itself does."""
+    """Whether lists and objects nest more than `deepest` deep; true for a value that contains itself."""
     level = [value] if type(value) in _CONTAINERS else []
     for _ in range(deepest):
         inner = [each for one in level for each in _inside(one) if type(each) in _CONTAINERS]
-        level = list({id(each): each for each in inner}.values())  # YAML may name one list a million times
+        level = list({id(each): each for each in inner}.values())  # a YAML alias may repeat one list many times
         if not level:
             return False
     return bool(level)
@@ -132,8 +131,7 @@ def _inside(value: object) -> "list[object] | Iterator[object]":
 
 
 def _walk(value: Json) -> Iterator[tuple[Place, Json]]:
-    """Every value with its place, in the order of the text; a key is a value, too. What stands in several places, as
-    YAML allows it, is met once."""
+    """Every value and key with its place, in the order of the text; YAML aliases are visited once."""
     left: list[tuple[Place, Json]] = [((), value)]
     met: set[int] = set()
     while left:

@@ -1,14 +1,12 @@
-"""Corpus file: a corpus that stays on disk. Opening it reads nothing; a passage is read when it is looked at.
+"""A corpus that stays on disk, with 32 memory-mapped bytes a passage; passages are read on access.
 
-As objects, passages take more memory than their text; this module keeps 32 bytes for each, mapped into memory, too.
-`scan` reads the file once; `keep` stores what it found, and `open` starts from that.
+`scan` reads the file once, `keep` stores the positions, and `open` uses them.
 """
 
 import hashlib
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError, DiskFault
-from coseek.core.files import JsonObject, parse_line, read_json, write_json
+from coseek.core.files import parse_line, read_json, write_json
 from coseek.data.passage import Corpus, Passage, update_digest
 
 Longs = NDArray[np.int64]
@@ -24,35 +22,24 @@ Longs = NDArray[np.int64]
 
 _STAMP = "corpus.json"
 _RACE_NS = 2_000_000_000
-"""File systems tell times apart by two seconds at worst: a file so young at its scan may change and look the same."""
+"""Coarsest time stamps of file systems: a file this young at its scan may change without a new time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """By which a file is known to be the one that was scanned, without reading it."""
-
-    size: int
-    """Bytes."""
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> "Stamp":
-        found = path.stat()
-        return cls(found.st_size, found.st_mtime_ns)
-
-    def to_json(self) -> JsonObject:
-        return {"size": self.size, "modified_ns": self.modified_ns}
+def _stamp(path: Path) -> dict[str, int]:
+    """Size in bytes and modification time, to recognise a scanned file without reading it."""
+    found = path.stat()
+    return {"size": found.st_size, "modified_ns": found.st_mtime_ns}
 
 
 class CorpusFile(Corpus):
-    """A `corpus.jsonl` on disk (not packed: gzip cannot be entered in the middle).
+    """A `corpus.jsonl` on disk, not gzipped.
 
-    The file is held open: when another is put in its place, this one still reads what it scanned. Writing *into* it
-    breaks it, which is noticed where a line no longer holds a passage.
+    The file is held open, so a file that replaces it is not read. Writes into it are noticed where a line is no longer
+    a passage.
     """
 
-    def __init__(self, path: Path, spans_N2: Longs, hashes_N2: Longs, digest: str, stamp: Stamp) -> None:
-        """`spans_N2`: first and last byte + 1 of each line. `hashes_N2`: hash of an id and its row, by rising hash."""
+    def __init__(self, path: Path, spans_N2: Longs, hashes_N2: Longs, digest: str, stamp: dict[str, int]) -> None:
+        """`spans_N2`: start and end byte of each line. `hashes_N2`: hash of an id and its row, by rising hash."""
         self.path = path
         self._digest = digest
         self._stamp = stamp
@@ -63,7 +50,7 @@ class CorpusFile(Corpus):
 
     @classmethod
     def scan(cls, path: Path) -> "CorpusFile":
-        """Read the file once: where its lines are, that its ids are unique, and its digest."""
+        """Read the file once, for the positions of its lines and its digest. Raises `DataError` for repeated ids."""
         spans: list[tuple[int, int]] = []
         hashes: list[int] = []
         sha = hashlib.sha256()
@@ -76,26 +63,26 @@ class CorpusFile(Corpus):
         hashes_N = np.array(hashes, dtype=np.int64)
         order_N = np.argsort(hashes_N, kind="stable")
         pairs_N2 = np.stack([hashes_N[order_N], order_N], axis=1)
-        made = cls(path, np.array(spans, dtype=np.int64), pairs_N2, sha.hexdigest(), Stamp.of(path))
+        made = cls(path, np.array(spans, dtype=np.int64), pairs_N2, sha.hexdigest(), _stamp(path))
         made._check_unique()
         return made
 
     @classmethod
     def open(cls, path: Path, folder: Path, digest: str) -> "CorpusFile":
-        """Open what `keep` stored in `folder`. A file that may have changed since is scanned, and its digest tells."""
-        stamp = Stamp.of(path)
-        same = (folder / _STAMP).is_file() and read_json(folder / _STAMP) == stamp.to_json()
-        if not same or (folder / _STAMP).stat().st_mtime_ns < stamp.modified_ns + _RACE_NS:
+        """Open a corpus with the positions in `folder`; a file that may have changed is scanned again."""
+        stamp = _stamp(path)
+        same = (folder / _STAMP).is_file() and read_json(folder / _STAMP) == stamp
+        if not same or (folder / _STAMP).stat().st_mtime_ns < stamp["modified_ns"] + _RACE_NS:
             return cls.scan(path)
-        # asarray: a plain view of the mapped file; slices of np.memmap itself cost microseconds each.
+        # asarray: a plain view, since slices of np.memmap cost microseconds each.
         spans_N2, hashes_N2 = (np.asarray(np.load(folder / name, mmap_mode="r")) for name in ("spans.npy", "ids.npy"))
         return cls(path, spans_N2, hashes_N2, digest, stamp)
 
     def keep(self, folder: Path) -> None:
-        """Store in `folder` what `open` needs: 32 bytes a passage."""
+        """Store the positions in `folder` for `open`."""
         np.save(folder / "spans.npy", self._spans_N2)
         np.save(folder / "ids.npy", self._hashes_N2)
-        write_json(folder / _STAMP, self._stamp.to_json())
+        write_json(folder / _STAMP, {**self._stamp})
 
     def __len__(self) -> int:
         return len(self._spans_N2)
@@ -123,7 +110,7 @@ class CorpusFile(Corpus):
         return any(True for _ in self._called(ident))
 
     def _called(self, ident: str) -> Iterator[Passage]:
-        """The passage with this id, if there is one. Two ids may share a hash, so each is looked at."""
+        """The passage with this id, if any; ids with the same hash are compared."""
         wanted = _hash(ident)
         hashes_N = self._hashes_N2[:, 0]
         first, last = np.searchsorted(hashes_N, [wanted, wanted + 1])
@@ -143,14 +130,14 @@ class CorpusFile(Corpus):
     def _check_unique(self) -> None:
         hashes_N, rows_N = self._hashes_N2[:, 0], self._hashes_N2[:, 1]
         for place in np.flatnonzero(hashes_N[1:] == hashes_N[:-1]).tolist():
-            # Equal hashes stand side by side, of which three in a row are already two pairs.
+            # Equal hashes are adjacent; three equal ones make two pairs.
             one, other = (self._read(row).id for row in rows_N[place : place + 2].tolist())
             if one == other:
                 raise DataError(f"{self.path} has the id {one!r} twice; ids must be unique")
 
 
 def _passages(path: Path) -> Iterator[tuple[int, int, Passage]]:
-    """First byte, last byte + 1 and passage of every line that is not blank."""
+    """Start byte, end byte and passage of every line that is not blank."""
     if not path.is_file():
         raise DataError(f"there is no file {path}; check the path")
     at = 0
@@ -160,7 +147,7 @@ def _passages(path: Path) -> Iterator[tuple[int, int, Passage]]:
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
-            row: JsonObject = parse_line(line, where)
+            row = parse_line(line, where)
             try:
                 passage = Passage.from_json(row)
             except DataError as error:
@@ -169,5 +156,5 @@ def _passages(path: Path) -> Iterator[tuple[int, int, Passage]]:
 
 
 def _hash(ident: str) -> int:
-    """Sixty-three bits of an id: the sign is left out, so that hash + 1 is a number, too."""
+    """A 63-bit hash of an id, so that hash + 1 fits into int64."""
     return int.from_bytes(hashlib.blake2b(ident.encode(), digest_size=8).digest(), "big") >> 1

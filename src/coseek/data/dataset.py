@@ -10,7 +10,7 @@ from coseek.data.question import Question, load_questions
 
 
 class Dataset:
-    """The ordinary files of a data set; read when asked for, checked as they are read."""
+    """A data-set folder; files are read and checked on access."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = as_path(folder, "a data-set folder")
@@ -29,7 +29,7 @@ class Dataset:
 
     @property
     def splits(self) -> list[str]:
-        """The names between `questions.` and `.jsonl`."""
+        """The names of the splits, sorted."""
         return sorted(path.name[len("questions.") : -len(".jsonl")] for path in self.folder.glob("questions.*.jsonl"))
 
     def questions(self, split: str) -> list[Question]:

@@ -1,8 +1,7 @@
-"""Sheet: what a frozen part said about the trajectories of a run, in a file beside them.
+"""Grades that a generator or judge gave to the trajectories of a run, in a JSONL file beside them.
 
-The first line says who wrote it; every later line is an entry. An entry is appended as soon as it is known, so that a
-start after a crash does only what is missing. Scoring reads sheets and needs no model: a stored run has the same score
-years later.
+The first line names the grader; every later line is an entry, appended when it is known. A stored run can be scored
+again without a model.
 """
 
 import hashlib
@@ -26,66 +25,50 @@ FILE_NAMES = {"GeneratedAnswer": "reply"}
 
 @dataclass(frozen=True, slots=True)
 class GeneratedAnswer:
-    """What a generator made of one trajectory's passages."""
+    """A generator's answer from one trajectory's passages."""
 
     question_id: str
     seed: int
-    """Of the trajectory; with the question's id it says which."""
+    """Seed of the trajectory."""
     context: str
-    """Digest of what the generator was given: an answer to other passages is not this trajectory's."""
+    """Digest of the generator's input."""
     answer: str | None
-    """`None` when nothing that was written is an answer, or when there was a fault."""
+    """`None` when the text holds no answer, or for a fault."""
     text: str = ""
-    """All that the generator wrote."""
+    """The generator's whole output."""
     fault: str | None = None
-    """Why there is no text: a part failed, which says nothing about the passages."""
+    """Why there is no text."""
     passage_ids: tuple[str, ...] = ()
-    """What was shown, in order."""
+    """The passages of the context, in order."""
     context_tokens: int = 0
-    """Tokens of titles and texts that were shown."""
+    """Tokens of their titles and texts."""
 
     @property
     def key(self) -> tuple[str, ...]:
         return self.question_id, str(self.seed), self.context
 
     def to_json(self) -> JsonObject:
-        return {
-            "question_id": self.question_id,
-            "seed": self.seed,
-            "context": self.context,
-            "answer": self.answer,
-            "text": self.text,
-            "fault": self.fault,
-            "passage_ids": list(self.passage_ids),
-            "context_tokens": self.context_tokens,
-        }
+        return {name: getattr(self, name) for name in self.__slots__} | {"passage_ids": list(self.passage_ids)}
 
     @classmethod
     def from_json(cls, row: JsonObject) -> Self:
         ids, seed, tokens = row["passage_ids"], row["seed"], row["context_tokens"]
         assert isinstance(ids, list) and isinstance(seed, int) and isinstance(tokens, int)
-        return cls(
-            question_id=str(row["question_id"]),
-            seed=seed,
-            context=str(row["context"]),
-            answer=_text(row, "answer"),
-            text=str(row["text"]),
-            fault=_text(row, "fault"),
-            passage_ids=tuple(map(str, ids)),
-            context_tokens=tokens,
-        )
+        question, context, text = str(row["question_id"]), str(row["context"]), str(row["text"])
+        answer, fault = _text(row, "answer"), _text(row, "fault")
+        return cls(question, seed, context, answer, text, fault, tuple(map(str, ids)), tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge said of one response to one question."""
+    """A judge's verdict on one response to one question."""
 
     question_id: str
     response: str
     right: bool | None
-    """`None` for a fault: an unreadable verdict is neither yes nor no."""
+    """`None` for a fault, such as an unreadable verdict."""
     text: str = ""
-    """All that the judge wrote."""
+    """The judge's whole output."""
     fault: str | None = None
 
     @property
@@ -93,13 +76,7 @@ class Verdict:
         return self.question_id, self.response
 
     def to_json(self) -> JsonObject:
-        return {
-            "question_id": self.question_id,
-            "response": self.response,
-            "right": self.right,
-            "text": self.text,
-            "fault": self.fault,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, row: JsonObject) -> Self:
@@ -109,11 +86,11 @@ class Verdict:
 
 
 class GradeEntry(Protocol):
-    """A line of a sheet."""
+    """A line of a grade file."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What it is about; of two lines about the same, the later one holds."""
+        """What is graded; of two lines with one key, the later one counts."""
         ...
 
     @property
@@ -130,25 +107,25 @@ E = TypeVar("E", bound=GradeEntry)
 
 @dataclass(frozen=True)
 class GradeCache(Generic[E]):
-    """The file of one frozen part."""
+    """The grade file of one grader."""
 
     path: Path
     kind: type[E]
     identity: str
-    """Digest of everything that the entries depend on besides what they are about."""
+    """Digest of the grader."""
     card: JsonObject
-    """Who wrote it, for people."""
+    """Description of the grader for people."""
 
     @classmethod
     def beside(cls, folder: Path, kind: type[E], identity: str, card: JsonObject) -> "GradeCache[E]":
-        """The sheet of a part in a run's folder; parts that differ in anything have different ones."""
+        """The grade file of a grader in a run's folder, named by its identity."""
         name = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return cls(
             folder / f"{FILE_NAMES.get(kind.__name__, kind.__name__.lower())}.{name}.jsonl", kind, identity, card
         )
 
     def entries(self) -> dict[tuple[str, ...], E]:
-        """All entries by key; none when the file is not there yet. Changes nothing: somebody may be appending."""
+        """All entries by key; empty without a file. Writes nothing, since another process may be appending."""
         return {entry.key: entry for entry in self._lines()}
 
     def _lines(self) -> Iterator[E]:
@@ -158,7 +135,7 @@ class GradeCache(Generic[E]):
             for number, line in enumerate(lines, start=1):
                 where = f"{self.path}, line {number}"
                 if not line.endswith(b"\n") and not _is_json(line):
-                    return  # the last line, cut short by a kill, or written at this moment
+                    return  # a partial last line
                 row = parse_line(line, where)
                 if number == 1:
                     if row.get("schema") != SCHEMA or row.get("identity") != self.identity:
@@ -171,7 +148,7 @@ class GradeCache(Generic[E]):
 
     @contextmanager
     def appending(self) -> Iterator[IO[str]]:
-        """The file, locked and ready for more entries. A last line that a kill cut short is dropped first."""
+        """Open the file for appending, locked; drops a partial last line."""
         with lock_beside(self.path):
             if not self.path.exists():
                 with atomic_write(self.path) as file:

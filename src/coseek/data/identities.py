@@ -1,7 +1,4 @@
-"""Identities: digests of the parts that stored rows were made with. A folder goes on with the same parts only.
-
-Settings name parts by their paths, and what lies at a path can be replaced. A digest tells one content from another.
-"""
+"""Identities: digests of the parts that stored rows were made with, since files at a path can be replaced."""
 
 import hashlib
 import json
@@ -14,9 +11,9 @@ from coseek.core.files import Json
 from coseek.data.question import Question
 
 Identities: TypeAlias = Mapping[str, str]
-"""A part's name (`questions`, `agent`, `policy.folder`) → its digest, or a few words that say all about it."""
+"""A part's name (`questions`, `agent`, `policy.folder`) → its digest, or a full description in words."""
 KEY = "identities"
-"""Where `run.yaml` and `recipe.yaml` hold them."""
+"""Their key in `run.yaml` and `recipe.yaml`."""
 
 
 def digest(text: str) -> str:
@@ -25,24 +22,24 @@ def digest(text: str) -> str:
 
 
 def questions_digest(questions: Iterable[Question]) -> str:
-    """A digest of all that questions say, in their order."""
+    """Digest of the questions in order."""
     sha = hashlib.sha256()
     for question in questions:
-        # Escaped, since a text from outside may hold half a surrogate pair, which has no bytes.
+        # Escaped, since a lone surrogate cannot be encoded.
         sha.update(json.dumps(question.to_json(), sort_keys=True).encode() + b"\n")
     return sha.hexdigest()
 
 
 def changed_parts(recorded: Json, now: Identities) -> list[str]:
-    """The parts whose identity is another one now. A part that was not recorded is not compared."""
+    """The parts whose identity differs now; parts without a recorded identity are not compared."""
     known = recorded if isinstance(recorded, dict) else {}
     return [name for name, identity in now.items() if known.get(name, identity) != identity]
 
 
 def check_identities(file: Path, recorded: Json, now: Identities) -> None:
-    """Refuse to go on with the folder of `file`, which `recorded` these identities, when parts have changed since.
+    """Refuse to continue in the folder of `file` when parts differ from its `recorded` identities.
 
-    Without any record (`None`) nobody can say what has changed, and the user has to vouch for it.
+    Raises `DataError` without a record (`None`) and `SettingError` for changed parts.
     """
     if recorded is None and now:
         raise DataError(

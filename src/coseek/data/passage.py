@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import overload
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, read_jsonl, write_jsonl
+from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Passage:
 
     @property
     def contents(self) -> str:
-        """`"Title"` in quotes, a newline, the body: the field every client of `/retrieve` reads."""
+        """The quoted title, a newline and the text: the `contents` field of the `/retrieve` protocol."""
         return f'"{self.title}"\n{self.text}'
 
     def to_json(self) -> JsonObject:
@@ -46,7 +46,7 @@ class Passage:
 
 
 def read_id(row: JsonObject) -> str:
-    """The id of a row; a number is read as a text."""
+    """The id of a row; whole numbers are read as texts."""
     ident = row["id"]
     if not isinstance(ident, str | int) or isinstance(ident, bool):
         raise DataError(f'an "id" is a text or a whole number, not {ident!r}')
@@ -61,7 +61,7 @@ def _text(value: Json, name: str, ident: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage with the score that a retriever gave it (higher is better; scales differ by retriever)."""
+    """A retrieved passage with its score; higher is better, and scales differ by retriever."""
 
     passage: Passage
     score: float
@@ -112,7 +112,7 @@ class Corpus(Sequence[Passage]):
 
     @property
     def digest(self) -> str:
-        """sha256 over ids, titles and texts in order: what an index remembers of its corpus."""
+        """SHA-256 over ids, titles and texts in order, which an index stores."""
         if self._digest is None:
             sha = hashlib.sha256()
             for passage in self:
@@ -122,23 +122,15 @@ class Corpus(Sequence[Passage]):
 
     @classmethod
     def load(cls, path: Path) -> "Corpus":
-        """Read `corpus.jsonl` (or `.jsonl.gz`)."""
-
-        def rows() -> Iterator[Passage]:
-            for line, row in read_jsonl(path):
-                try:
-                    yield Passage.from_json(row)
-                except DataError as error:
-                    raise DataError(f"{path}, line {line}: {error}") from None
-
-        return cls(rows(), source=str(path))
+        """Read `corpus.jsonl` (or `.jsonl.gz`). Raises `DataError` with the line of a broken row."""
+        return cls(parse_rows(path, Passage.from_json), source=str(path))
 
     def save(self, path: Path) -> None:
         write_jsonl(path, (passage.to_json() for passage in self))
 
 
 def update_digest(sha: "hashlib._Hash", passage: Passage) -> None:
-    """Add one passage to the digest of a corpus; the lengths keep fields from running into each other."""
+    """Add one passage to a corpus digest; field lengths are part of it."""
     for part in (passage.id, passage.title, passage.text):
         data = part.encode()
         sha.update(len(data).to_bytes(8, "big") + data)

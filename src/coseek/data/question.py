@@ -1,23 +1,23 @@
 """Question: what an agent is asked, with its gold answers and gold passages."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, read_jsonl, write_jsonl
+from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
 from coseek.core.strict_json import is_deep
 from coseek.data.passage import read_id
 
 ANSWERS = {"answers", "golden_answers"}
 """Either holds the gold answers."""
 KEYS = {"id", "question", "gold_ids", "hops", "meta"} | ANSWERS
-"""What a row may hold that is read."""
+"""Keys that are read."""
 DEEPEST_META = 50
-"""Lists and objects inside one another in `meta`: stored runs and labels hold questions deeper down."""
+"""Nesting depth of `meta`, below that of JSON, since stored runs nest questions."""
 NEAR = 0.85
-"""How alike a key and one of these are (difflib's ratio) before it is taken for a slip: `answer` is, `metadata` not."""
+"""difflib ratio from which an unknown key counts as misspelt: `answer` does, `metadata` does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,12 @@ class Question:
     def from_json(cls, row: JsonObject) -> "Question":
         """Read a row of `questions.<split>.jsonl`; `golden_answers` is read as `answers`.
 
-        Whatever else a row holds is passed over, but not what is nearly called as something that it lacks.
+        Unknown keys are ignored, except near misses of a missing key. Raises `DataError`.
         """
-        refuse_near_misses(row)
+        lacking = KEYS - row.keys() - (ANSWERS if row.keys() & ANSWERS else set())
+        for odd in row.keys() - KEYS:
+            for meant in difflib.get_close_matches(odd.lower(), sorted(lacking), n=1, cutoff=NEAR):
+                raise DataError(f"a question has no {odd!r}; did you mean {meant!r}?")
         for needed in ("id", "question"):
             if needed not in row:
                 raise DataError(f"a question needs {needed!r}")
@@ -75,34 +78,16 @@ class Question:
         )
 
 
-def refuse_near_misses(row: JsonObject) -> None:
-    """Refuse `answer` where `answers` is meant: such a row would be read as if nobody had said anything."""
-    lacking = KEYS - row.keys()
-    if row.keys() & ANSWERS:
-        lacking -= ANSWERS
-    for odd in row.keys() - KEYS:
-        for meant in difflib.get_close_matches(odd.lower(), sorted(lacking), n=1, cutoff=NEAR):
-            raise DataError(f"a question has no {odd!r}; did you mean {meant!r}?")
-
-
 def _said(value: Json, what: str, ident: str) -> str:
-    """A text; numbers are read as texts, for years and for ids."""
+    """A text; numbers (years, ids) are read as texts."""
     if isinstance(value, str | int | float):
         return str(value)
     raise DataError(f"question {ident!r}: {what} is a text, not {value!r}")
 
 
 def load_questions(path: Path) -> list[Question]:
-    """Read `questions.<split>.jsonl`; no questions and repeated ids are refused."""
-
-    def rows() -> Iterator[Question]:
-        for line, row in read_jsonl(path):
-            try:
-                yield Question.from_json(row)
-            except DataError as error:
-                raise DataError(f"{path}, line {line}: {error}") from None
-
-    questions = list(rows())
+    """Read `questions.<split>.jsonl`; refuses an empty file and repeated ids."""
+    questions = list(parse_rows(path, Question.from_json))
     if not questions:
         raise DataError(f"{path} holds no questions; it needs at least one line")
     seen: set[str] = set()

@@ -5,7 +5,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,7 @@ from coseek.core.files import (
     check_output_folder,
     is_failed_start,
     json_line,
+    parse_rows,
     read_jsonl,
     read_yaml,
     write_jsonl,
@@ -46,7 +47,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, settings: JsonObject) -> "Run":
-        """A new run. A folder that holds results, or anything else, is refused; what a failed start left is not."""
+        """Start a run. Refuses a folder with other files or with results; a failed start is replaced."""
         check_output_folder(folder, "run.yaml")
         with lock_folder(folder):
             if (folder / "run.yaml").exists() and not is_failed_start(folder, "run.yaml"):
@@ -56,7 +57,7 @@ class Run:
 
     @classmethod
     def begin(cls, folder: Path, settings: JsonObject, resume: bool) -> "Run":
-        """A new run, or with `resume` the one to go on with, which must have been begun with the same settings."""
+        """Start a run, or with `resume` continue one that was started with the same settings."""
         if not (resume and (folder / "run.yaml").exists()) or is_failed_start(folder, "run.yaml"):
             return cls.create(folder, settings)
         run = cls(folder)
@@ -68,9 +69,9 @@ class Run:
 
     @classmethod
     def made_with(cls, folder: Path, settings: JsonObject, identities: Identities) -> "Run":
-        """The run in a folder if these parts made it, else a new one in its place.
+        """Open the run of a folder if it has these identities, else replace it by a new run.
 
-        For folders inside of others, which nobody else writes: what other parts made there is removed.
+        Only for folders inside a training's folder, since other contents are removed.
         """
         with lock_folder(folder):
             recorded = cls(folder).record.get(KEY) if (folder / "run.yaml").exists() else None
@@ -87,7 +88,7 @@ class Run:
 
     @property
     def record(self) -> JsonObject:
-        """What `run.yaml` says."""
+        """The contents of `run.yaml`."""
         return read_yaml(self.folder / "run.yaml", "run file")
 
     @property
@@ -98,19 +99,15 @@ class Run:
         return settings
 
     def bind(self, identities: Identities) -> None:
-        """Record what makes the trajectories; once there are some, refuse other parts than were recorded."""
+        """Store the identities of what makes the trajectories; refuses changed ones once there are trajectories."""
         with lock_folder(self.folder):
             record, known = self.record, {}
             recorded = record.get(KEY)
-            if self._has_rows:
+            if self.trajectories_path.exists() and self.trajectories_path.stat().st_size > 0:
                 check_identities(self.folder / "run.yaml", recorded, identities)
                 known = recorded if isinstance(recorded, dict) else {}
             if (whole := {**known, **identities}) != recorded:
                 _write_record(self.folder, {**record, KEY: whole})
-
-    @property
-    def _has_rows(self) -> bool:
-        return self.trajectories_path.exists() and self.trajectories_path.stat().st_size > 0
 
     @property
     def trajectories_path(self) -> Path:
@@ -123,18 +120,15 @@ class Run:
     def trajectories(self) -> Iterator[Trajectory]:
         """The stored trajectories, in the order they ended."""
         if self.trajectories_path.exists():
-            for line, row in read_jsonl(self.trajectories_path):
-                try:
-                    yield Trajectory.from_json(row)
-                except (DataError, KeyError, ValueError, TypeError) as error:
-                    raise DataError(f"{self.trajectories_path}, line {line}: {error}") from None
+            faults = (DataError, KeyError, ValueError, TypeError)
+            yield from parse_rows(self.trajectories_path, Trajectory.from_json, faults)
 
     def done(self) -> set[tuple[str, int]]:
-        """(question id, seed) of every stored trajectory: what a resumed run need not do again."""
+        """(question id, seed) of every stored trajectory."""
         return {(trajectory.question.id, trajectory.seed) for trajectory in self.trajectories()}
 
     def drop_faults(self) -> int:
-        """Take out the trajectories that a fault ended, so that they are made anew; returns how many there were."""
+        """Remove the trajectories that a fault ended, so that they are repeated; returns their number."""
         with lock_folder(self.folder):
             drop_partial_line(self.trajectories_path)
             rows = [row for _, row in read_jsonl(self.trajectories_path)] if self.trajectories_path.exists() else []
@@ -145,9 +139,9 @@ class Run:
 
     @contextmanager
     def open_for_append(self, identities: Identities | None = None) -> Iterator[IO[str]]:
-        """The trajectories file, ready for more, with the folder locked. A line that a kill cut short is dropped first.
+        """Open the trajectories file for appending, with the folder locked; drops a partial last line.
 
-        `identities` say what will make the trajectories: see `bind`.
+        `identities` are checked and stored: see `bind`.
         """
         with lock_folder(self.folder):
             if identities is not None:
@@ -168,7 +162,7 @@ def _write_record(folder: Path, record: JsonObject) -> None:
 
 
 def _what_it_is(folder: Path) -> str:
-    """Why a folder is no run, and where runs may be found."""
+    """Explain why a folder is no run, and where runs may be."""
     if not (folder / "recipe.yaml").exists():
         return "it has no run.yaml; make one with `coseek run`"
     for name in ("table", "pairs"):
@@ -182,7 +176,7 @@ def _what_it_is(folder: Path) -> str:
 
 
 def drop_partial_line(path: Path) -> None:
-    """Cut a JSONL file back to its last whole line."""
+    """Truncate a JSONL file to its last whole line; a whole last line without its newline is completed."""
     if not path.exists():
         return
     data = path.read_bytes()
@@ -200,13 +194,11 @@ def drop_partial_line(path: Path) -> None:
 
 
 def provenance() -> JsonObject:
-    """When and with what: time, versions, commit (when the working folder is a git checkout)."""
-    versions: JsonObject = {"python": platform.python_version()}
+    """Time, versions of the libraries, and the commit of the checkout that this package runs from."""
+    versions: JsonObject = {"python": platform.python_version(), **dict.fromkeys(RECORDED)}
     for library in RECORDED:
-        try:
+        with suppress(PackageNotFoundError):
             versions[library] = version(library)
-        except PackageNotFoundError:
-            versions[library] = None
     return {"created": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions, "commit": _commit()}
 
 

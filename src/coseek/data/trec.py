@@ -1,14 +1,13 @@
-"""TREC files: qrels (what is relevant to which question) and run files (what was found for it), as trec_eval has them.
+"""TREC qrels and run files, as trec_eval reads them.
 
     q1 0 d7 2                       qrels: question, (unused), passage, grade; a grade above 0 is relevant
     q1 Q0 d7 1 12.5 bm25            run: question, (unused), passage, rank, score, tag
 
-Blanks part the columns, so a blank inside an id is written as its percent code (`Ada Lovelace` as `Ada%20Lovelace`) and
-never read back: whoever compares ids with those of a file passes them through `trec_id` first. An id without blanks is
-the same on both sides, percent signs included.
+Blanks separate columns, so blanks in an id are percent-encoded (`Ada%20Lovelace`) and never decoded: compare ids with
+those of a file through `trec_id`. Other ids are unchanged, percent signs included.
 
-The order of a run file is that of its scores, whatever its ranks say; equal scores fall by id, the greatest first, and
-scores are float32. So does trec_eval. A file written here keeps the order it was given (`falling`).
+A run file is ordered by float32 score, then by falling id, whatever its ranks. Written files keep the given order
+(`strictly_decreasing`).
 """
 
 import re
@@ -32,7 +31,7 @@ _FIELD = re.compile(r"[^ \t\r\n\f\v]+")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _LARGEST = float(np.finfo(np.float32).max)
 _WRITTEN = 3e38
-"""The largest score that is written: below `-_WRITTEN` float32 still has room for many smaller ones."""
+"""The largest score that is written; float32 has smaller numbers below `-_WRITTEN`."""
 
 
 def trec_id(ident: str) -> str:
@@ -66,7 +65,7 @@ def read_qrels(path: Path) -> Qrels:
 
 
 def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
-    """Write qrels whole or not at all."""
+    """Write qrels atomically."""
     with atomic_write(path) as file:
         for question, grades in qrels.items():
             for passage, grade in grades.items():
@@ -74,7 +73,7 @@ def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def read_run(path: Path) -> dict[str, Ranked]:
-    """Read a run file: for every question its passages, in the order that trec_eval would give them."""
+    """Read a run file: question → passages in trec_eval's order. Raises `DataError`."""
     found: dict[str, dict[str, float]] = {}
     for number, line in _lines(path):
         where = f"{path}, line {number}"
@@ -94,7 +93,7 @@ def read_run(path: Path) -> dict[str, Ranked]:
 
 
 def write_run(path: Path, found: Mapping[str, Sequence[tuple[str, float]]], tag: str) -> None:
-    """Write a run file whole or not at all. A question without any passage has no line, as the format has it."""
+    """Write a run file atomically. A question without passages has no line."""
     with atomic_write(path) as file:
         for question, ranked in found.items():
             passages = [trec_id(passage) for passage, _ in ranked]
@@ -107,16 +106,15 @@ def write_run(path: Path, found: Mapping[str, Sequence[tuple[str, float]]], tag:
 
 def trec_order(scored: Iterable[tuple[str, float]]) -> Ranked:
     """Passages by falling float32 score; equal scores by falling id (its UTF-8 bytes)."""
-    # Sorted twice: the second sort keeps the order of the first among equal scores.
+    # The second sort is stable.
     by_id = sorted(scored, key=lambda item: item[0].encode(), reverse=True)
     return sorted(by_id, key=lambda item: -_float32(item[1]))
 
 
 def strictly_decreasing(scores: Iterable[float]) -> list[float]:
-    """The scores as float32 that fall at every step, so that sorting again changes nothing.
+    """The scores as strictly falling float32, so that sorting keeps the order.
 
-    A score that is not below the one before it (a tie, or a difference that float32 cannot hold) becomes the next
-    smaller float32. Scores beyond ±3e38 become that.
+    A score that is not below the one before becomes the next smaller float32. Scores are clipped to ±3e38.
     """
     made: list[float] = []
     for score in scores:

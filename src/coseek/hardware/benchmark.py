@@ -1,14 +1,12 @@
-"""Trial: the script that times products for `speed.py`, in a process of its own and on one thread.
+"""The script that times matrix products for `speed.py`, in its own process, on one thread and in processor time.
 
-In a process of its own, because whoever asks may be training: the number of threads and what libraries keep for
-themselves decide the last bits of its sums. On one thread and in processor time, because threads wait for each other
-on a busy machine, and a long product is interrupted where a short one is not: the clock then tells nothing of the
-arithmetic.
+In its own process, since the thread count and library state of a training process decide the last bits of its sums. On
+one thread, since wall time on a busy machine does not measure arithmetic.
 
     python benchmark.py linear/256/384/1536 scan/384/float32     prints {NAME: [float32_s, other_s], …}
 
-`linear` is a layer over R rows, in float32 and in bfloat16. `scan` is a block of vectors against 64 queries, kept in
-float32 or float16 and multiplied in float32, and kept and multiplied in int8.
+`linear`: a layer over R rows, in float32 and in bfloat16. `scan`: a block of vectors against 64 queries, stored in
+float32 or float16 and multiplied in float32, and in int8.
 """
 
 import json
@@ -17,19 +15,19 @@ import time
 from collections.abc import Callable
 
 BUDGET_S = 0.25
-"""Seconds that a pair of products is repeated for; at least three turns each."""
+"""Seconds for a pair of products, of at least three turns each."""
 MOST = 100
-"""Turns at most."""
+"""Turns, at most."""
 NUMBERS = 16_384 * 384
-"""Numbers in the block of a scan."""
+"""Numbers in a scanned block."""
 GROUP, QUERIES = 32, 64
-"""A block has a multiple of so many rows; and how many queries it is compared with."""
-# Where processor time comes in ticks of milliseconds (Windows) it is too coarse for a product.
+"""Rows of a block come in multiples of `GROUP`."""
+# Processor time in ticks of milliseconds (Windows) is too coarse.
 seconds_now = time.process_time if time.get_clock_info("process_time").resolution < 1e-5 else time.perf_counter
 
 
 def best(one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """The least seconds of each; they take turns, so that what else the machine does hits both."""
+    """The least seconds of each; they alternate, so that other load affects both."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for work in (one, other):
         work()
@@ -57,7 +55,7 @@ def linear(rows: int, inner: int, outer: int) -> tuple[float, float]:
 
 
 def scan(dim: int, dtype: str) -> tuple[float, float]:
-    """A block of vectors and the peaks of its products: as they are kept, and in int8."""
+    """A block of vectors with the maxima of its products: as stored, and in int8."""
     import torch
 
     rows, wide = max(GROUP, NUMBERS // dim // GROUP * GROUP), -(-dim // 16) * 16
@@ -75,17 +73,15 @@ def scan(dim: int, dtype: str) -> tuple[float, float]:
     return best(floats, integers)
 
 
-def trial(name: str) -> tuple[float, float]:
-    """The trial of this name."""
-    kind, *sizes = name.split("/")
-    return linear(*map(int, sizes)) if kind == "linear" else scan(int(sizes[0]), sizes[1])
-
-
 def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    print(json.dumps({name: trial(name) for name in sys.argv[1:]}))
+    found = {}
+    for name in sys.argv[1:]:
+        kind, *sizes = name.split("/")
+        found[name] = linear(*map(int, sizes)) if kind == "linear" else scan(int(sizes[0]), sizes[1])
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

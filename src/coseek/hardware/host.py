@@ -1,4 +1,4 @@
-"""Host: what the speed of a processor's arithmetic depends on, as torch sees it."""
+"""The host: processor, instructions and torch version, on which the speed of arithmetic depends."""
 
 import hashlib
 import json
@@ -8,26 +8,23 @@ from functools import cache
 from platform import machine, processor
 
 SWITCHES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
-"""Environment variables with which a processor can be told to do without its newer instructions."""
+"""Environment variables that disable newer instructions."""
 TOLD = ("avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8")
-"""Instructions that are made for bfloat16 or int8."""
+"""Instructions for bfloat16 or int8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A processor, the libraries' choice of its instructions, and torch.
-
-    The number of threads is not in it: what is kept of a host was timed on one.
-    """
+    """A processor, the instructions that libraries use, and torch. Threads do not count: trials use one."""
 
     cpu: str
     torch: str
     capability: str
-    """The instructions that torch's own kernels are chosen for, such as AVX512."""
+    """The instruction set of torch's kernels, such as AVX512."""
     features: tuple[str, ...]
-    """All instructions that torch knows of and the processor has."""
+    """The processor's instructions that torch knows."""
     switches: tuple[str, ...]
-    """Those that are set, as NAME=VALUE."""
+    """The set `SWITCHES`, as NAME=VALUE."""
 
     @classmethod
     def here(cls) -> "Host":
@@ -43,15 +40,14 @@ class Host:
 
     @property
     def instructions(self) -> str:
-        """The instruction set in words: what a figure about speed is to be read with. Where switches are set, what else
-        the processor has does not count."""
+        """The instruction set in words, to be given with timings. Set switches override the processor's features."""
         told = [] if self.switches else [name for name in TOLD if name in self.features]
         return ", ".join((self.capability, *told, *self.switches))
 
 
 @cache
 def _processor() -> tuple[str, tuple[str, ...]]:
-    """Its name and its features."""
+    """The processor's name and features."""
     import torch
 
     found = torch.cpu.get_capabilities()

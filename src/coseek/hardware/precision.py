@@ -1,7 +1,6 @@
-"""Precision: the settings that name one, and `auto`, which is what is fastest on this machine.
+"""Precision settings, and `auto`, the fastest precision on this machine.
 
-A setting's type says what the arithmetic is for; `settled` puts the name of a precision in place of each `auto`, so
-that what is stored, digested and resumed says what was computed.
+A setting's type names its use; `resolve_precisions` replaces each `auto`, so that stored settings name what was used.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,13 +19,13 @@ AUTO = "auto"
 
 
 class Use(StrEnum):
-    """What arithmetic is for."""
+    """Uses of arithmetic."""
 
     TRAINING = "training"
     SAMPLING = "sampling"
     """Token by token: few rows at once."""
     ENCODING = "encoding"
-    """Reading many tokens at once without a gradient."""
+    """Many tokens at once, without a gradient."""
 
 
 TrainingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.TRAINING]
@@ -35,11 +34,11 @@ EncodingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.ENCODING]
 
 
 class Replaces:
-    """Marks a table of names, each with settings of the class itself that are laid over it."""
+    """Marks a field of named overrides of the class's own settings, such as stages."""
 
 
 ENCODER = "encoder_dtype"
-"""Where settings of a retriever stand as plain lines, their encoder's precision goes by this name."""
+"""Name of the encoder's precision in a retriever's untyped settings."""
 
 Place: TypeAlias = tuple[str, ...]
 """The names that lead to a setting."""
@@ -49,11 +48,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def resolve_precisions(settings: S, choose: Choose, began: JsonObject | None = None) -> S:
-    """The settings with a name in place of every `auto`: the one that `began` has there, else what is chosen.
-
-    `began` are the settings that a piece of work was begun with, as they were saved. What goes on must compute as it
-    did before, whatever is fastest now.
-    """
+    """Replace every `auto`: by the precision in `began`, the stored settings of a resumed run, else by `choose`."""
     tree = dump_settings(settings)
     wishes = [place for place, _, value in named(type(settings), tree) if value == AUTO]
     if not wishes:
@@ -68,7 +63,7 @@ def resolve_precisions(settings: S, choose: Choose, began: JsonObject | None = N
 
 
 def named(kind: type[BaseModel] | None, tree: JsonObject, above: Place = ()) -> Iterator[tuple[Place, Use, str]]:
-    """Every precision in a tree of settings: its place, what it is for, and its value."""
+    """Every precision in a tree of settings: place, use and value."""
     for name, value in tree.items():
         field = kind.model_fields.get(name) if kind is not None else None
         marks = field.metadata if field is not None else []

@@ -1,7 +1,7 @@
-"""Speed: how fast one kind of arithmetic is beside another on this machine, timed once and kept, and what is chosen.
+"""Relative speeds of precisions on this machine, and the choice of `auto`.
 
-A trial takes a second and is kept in `speed.json` in the user's cache folder, by all that its result depends on
-(`Host`). Where that folder cannot be written, every process tries anew.
+A trial takes a second and is stored in `speed.json` in the user's cache folder, by `Host`. Without a writable cache
+every process makes its own trials.
 
     {"schema": 1, "hosts": {DIGEST: {"instructions": "AVX512 …", "cpu": "…", "torch": "…",
                                      "seconds": {"linear/256/384/1536": [float32, bfloat16], "scan/384/float32": […]}}}}
@@ -27,29 +27,28 @@ from coseek.hardware.precision import Place, Precision, PrecisionSetting, S, Use
 SCHEMA = 1
 FILE = "speed.json"
 CLEARLY = 1.2
-"""The other kind is taken from so many times float32's speed on: what is nearly as fast may measure either way."""
+"""Speed-up over float32 from which another precision is chosen; smaller ones are within the noise."""
 SLOW = 0.5
-"""Below so much of float32's speed, whoever named the other kind is told."""
+"""Speed relative to float32 below which a chosen precision causes a warning."""
 WIDE = 256
-"""Width of a model's residual stream from which sampling may take bfloat16. In narrower ones (the laptop policy has
-128) little of the time is products of matrices, and bfloat16 was no faster."""
+"""Hidden size from which sampling may use bfloat16. Narrower models (the laptop policy has 128) gained nothing."""
 PATIENCE_S = 120.0
-"""Seconds after which a trial is given up: on a machine that is busy beyond measure nothing is found out."""
+"""Timeout of a trial."""
 
 MANY, FEW = "linear/256/384/1536", "linear/64/512/1536"
-"""A layer over the tokens of many rows, and over one token of each row: rows, inner and outer width."""
+"""A layer over all tokens of many rows, and over one token of each row: rows, inner and outer width."""
 TRIALS = {Use.TRAINING: MANY, Use.ENCODING: MANY, Use.SAMPLING: FEW}
 
 
 class Timing(NamedTuple):
-    """The seconds that the same work took in float32, and in another kind of numbers."""
+    """Seconds of the same work in float32 and in another precision."""
 
     float32_s: float
     other_s: float
 
     @property
     def ratio(self) -> float:
-        """How many times as fast the other kind is."""
+        """The speed-up of the other precision."""
         return self.float32_s / self.other_s
 
     @property
@@ -58,15 +57,14 @@ class Timing(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What `auto` comes to."""
+    """The choice of `auto`, with its reason."""
 
     taken: str
     why: str
 
 
 def fastest(use: Use, width: int = WIDE, device: str | None = None) -> Precision:
-    """The precision that `auto` stands for, in a model of this width. `device`: `cpu` or `cuda`; where models are put
-    on this machine when not given."""
+    """The precision of `auto` for a model of this width. `device`: `cpu` or `cuda`; by default a GPU where present."""
     if use is Use.SAMPLING and width < WIDE:
         return "float32"
     if _on_gpu(device):
@@ -76,7 +74,7 @@ def fastest(use: Use, width: int = WIDE, device: str | None = None) -> Precision
 
 
 def precision_of(wish: PrecisionSetting, use: Use, width: int = WIDE, device: str | None = None) -> Precision:
-    """What is wished for, by its name."""
+    """The setting's precision, with `auto` resolved."""
     return fastest(use, width, device) if wish == "auto" else wish
 
 
@@ -86,13 +84,15 @@ def resolve_here(
     width_at: Callable[[Place], int] = lambda _: WIDE,
     device: str | None = None,
 ) -> S:
-    """The settings with a name in place of every `auto`: the one that `began` has there, else what is fastest here.
-    `width_at` says how wide the model is that a setting is for."""
+    """Replace every `auto`: by the precision in `began`, else by the fastest one here.
+
+    `width_at` gives the hidden size of a setting's model.
+    """
     return resolve_precisions(settings, lambda use, place: fastest(use, width_at(place), device), began)
 
 
 def warning(settings: Settings) -> str:
-    """One sentence, the first time in this process, when the settings name a precision that is slow here."""
+    """One sentence, once a process, when the settings name a precision that is slow here; else empty."""
     slow = [
         (place, found)
         for place, use, value in named(type(settings), dump_settings(settings))
@@ -110,18 +110,18 @@ def warning(settings: Settings) -> str:
 
 
 def precision_pace(use: Use) -> Timing | None:
-    """float32 beside bfloat16 on the processor; `None` where no trial could be made."""
+    """bfloat16 against float32 on the CPU; `None` when the trial failed."""
     return _pace(TRIALS[use], (MANY, FEW))
 
 
 def search_pace(dim: int, dtype: str) -> Timing | None:
-    """A scan of vectors as they are kept (`float32` or `float16`), beside one of their int8 copy."""
+    """An int8 scan of vectors against one in their stored `dtype` (`float32` or `float16`)."""
     name = f"scan/{dim}/{dtype}"
     return _pace(name, (name,))
 
 
 def described(use: Use) -> Choice:
-    """What is taken for a wide enough model, with the figure that decided."""
+    """The choice for a wide enough model, with the measured reason."""
     if _on_gpu(None):
         has = "multiplies" if _native() == "bfloat16" else "does not multiply"
         return Choice(_native(), f"the GPU {has} bfloat16 natively")
@@ -130,7 +130,7 @@ def described(use: Use) -> Choice:
 
 
 def times(found: Timing | None) -> str:
-    """A ratio in words; an `OSError` where no trial could be made."""
+    """A speed-up in words. Raises `OSError` when the trial failed."""
     if found is None:
         raise OSError("the trial, a process of its own that multiplies for a second, did not end well")
     return f"{found.ratio:.2g} ×"
@@ -153,7 +153,7 @@ def _native() -> Precision:
 
 @dataclass
 class ProbeCache:
-    """What this process has found out and said."""
+    """The trials and warnings of this process."""
 
     paces: dict[tuple[str, ...], Timing | None] = field(default_factory=dict)
     """By file, host and name; `None` for a trial that failed."""
@@ -165,7 +165,7 @@ _memory = ProbeCache()
 
 
 def cache_file() -> Path | None:
-    """Where trials are kept; `None` for a user without a home."""
+    """The file of stored trials; `None` for a user without a home."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         return (base if base.is_absolute() else Path.home() / ".cache") / "coseek" / FILE
@@ -174,7 +174,7 @@ def cache_file() -> Path | None:
 
 
 def _pace(name: str, together: Sequence[str]) -> Timing | None:
-    """What is known of one trial. Where nothing is, it is made, and with it those that are made together."""
+    """The stored trial, or a new one, made with those of `together`."""
     host, path = Host.here(), cache_file()
     place = (str(path), host.digest)
     with _memory.lock:
@@ -189,7 +189,7 @@ def _pace(name: str, together: Sequence[str]) -> Timing | None:
 
 
 def _try(names: Sequence[str]) -> dict[str, Timing]:
-    """Time them; nothing where no process can be started, or it ends badly."""
+    """Make trials in a new process; empty when it fails."""
     command = [sys.executable, "-P", str(Path(__file__).with_name("benchmark.py")), *names]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
@@ -201,7 +201,7 @@ def _try(names: Sequence[str]) -> dict[str, Timing]:
 
 
 def _read_pace(value: object) -> Timing | None:
-    """Two finite times above 0; anything else is nothing."""
+    """Two finite times above 0, else `None`."""
     if not (isinstance(value, list) and len(value) == 2 and all(isinstance(one, float) for one in value)):
         return None
     found = Timing(*cast(list[float], value))
@@ -209,7 +209,7 @@ def _read_pace(value: object) -> Timing | None:
 
 
 def _read(path: Path | None) -> JsonObject:
-    """The hosts of the file; none where it is missing, broken or somebody else's."""
+    """The hosts of the file; empty where it is missing or broken."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
     except (OSError, ValueError, RecursionError):

@@ -1,15 +1,13 @@
-"""Training an agent, from files to table: data → policy → warm start → reinforcement learning → table → report.
+"""Train an agent: data → policy → warm start → reinforcement learning → table → report.
 
-Every part leaves its result in the run's folder and is passed over when that is there, so a stopped run goes on where
-it was. Within a part the trainers have checkpoints of their own.
+A part whose result exists in the run's folder is skipped, so a stopped run resumes. The trainers write checkpoints.
 
-    OUT/recipe.yaml        the whole recipe, versions and commit
-    OUT/data, OUT/unseen   data sets (when the recipe makes them), OUT/*.index
-    OUT/policy/start, warm, trained                  Hugging Face folders
-    OUT/warm-start, OUT/rl                           metrics and checkpoints
-    OUT/policy/STAGE, OUT/rl/STAGE                   the same for every stage of a recipe with stages; the last one's
-                                                     policy is `trained`
-    OUT/table/AGENT.SET.TEMPERATURE                  runs: every trajectory of the table
+    OUT/recipe.yaml                   the recipe, versions and commit
+    OUT/data, OUT/unseen, OUT/*.index data sets that the recipe makes, and their indexes
+    OUT/policy/start, warm, trained   Hugging Face folders
+    OUT/warm-start, OUT/rl            metrics and checkpoints
+    OUT/policy/STAGE, OUT/rl/STAGE    the same for each stage; the last stage's policy is `trained`
+    OUT/table/AGENT.SET.TEMPERATURE   run folders with every trajectory of the table
     OUT/table.md, OUT/table.json, OUT/report.html
 """
 
@@ -27,10 +25,10 @@ from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.run_questions import run_questions
 from coseek.core.errors import DataError
-from coseek.core.lock import Lock, kept_lock
-from coseek.core.progress import NoProgress, Progress
+from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
+from coseek.data.identities import Identities
 from coseek.data.imports import import_data
 from coseek.data.question import Question
 from coseek.data.run import Run
@@ -50,7 +48,7 @@ from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.resumption import MoreSteps, bound
 from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetriever
-from coseek.pipelines.run_record import begin
+from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
@@ -69,13 +67,10 @@ from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.workers import Workers, placed, workers_here
 from coseek.world.world import make_world
 
-ONE_SHOT = ("direct", "rag")
-"""Protocols of the table's baselines, which the warm start teaches beside the agent's own."""
-
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions of one column of the table, and what their corpus is searched with."""
+    """The questions and the retriever of one column of the table."""
 
     name: str
     questions: tuple[Question, ...]
@@ -83,44 +78,28 @@ class QuestionSet:
 
 
 @dataclass
-class AgentTraining:
-    """One run of a recipe in a folder."""
+class AgentTraining(TrainingRun[AgentRecipe]):
+    """The training of one agent. Only reinforcement learning uses more than the first worker."""
 
-    recipe: AgentRecipe
-    folder: Path
-    progress: Progress = field(default_factory=NoProgress)
     workers: Workers = field(default_factory=workers_here)
-    """The first one does everything; the others help it with reinforcement learning."""
-    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
-    """The first worker's claim to the folder, from `begin` on."""
 
-    def __post_init__(self) -> None:
-        if not self.workers.first:
-            self.progress = NoProgress()
+    def check(self) -> None:
+        check_recipe(self.recipe)
 
-    def begin(self, resume: bool) -> None:
-        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
-        self.recipe = self.workers.agree(lambda: self._begun(resume))
+    def bound(self, recipe: AgentRecipe) -> JsonObject:
+        return bound(recipe)
 
-    def _begun(self, resume: bool) -> AgentRecipe:
-        with kept_lock(self.folder) as self._lock:
-            self.check()
-            if self.recipe.policy.folder is not None:
-                HfTokenizer.load(Path(self.recipe.policy.folder).expanduser())  # refused here if it cannot be opened
-            identities = agent_identities(self.recipe, self.index)
-            return begin(self.folder, self.recipe, resume, bound, identities, self._go_on, self.progress.say)
+    def identities(self) -> Identities:
+        if self.recipe.policy.folder is not None:
+            HfTokenizer.load(Path(self.recipe.policy.folder).expanduser())  # refuses a tokenizer that cannot be opened
+        return agent_identities(self.recipe, self.index)
 
-    def _go_on(self, began: AgentRecipe, recipe: AgentRecipe) -> None:
-        """Take over what may change in a recipe when its training goes on."""
+    def going_on(self, began: AgentRecipe, recipe: AgentRecipe) -> None:
         own_engine = recipe.data.training_retriever is not None
         MoreSteps(recipe, self.folder, lambda: own_engine and isinstance(self.engine, ScheduledRetriever)).take(began)
 
-    def check(self) -> None:
-        """Find what is wrong with the recipe before anything is written."""
-        check_recipe(self.recipe)
-
     def train(self) -> None:
-        """Everything up to the trained policy."""
+        """Make the data, the warm start and every stage; finished parts are skipped."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         trackers, config = self.recipe.track if self.workers.first else (), dump_settings(self.recipe)
@@ -141,8 +120,7 @@ class AgentTraining:
 
     def prepare_data(self) -> None:
         """Make, import or open the data sets, and index them."""
-        data = self.recipe.data
-        folder = self.data_folder
+        data, folder = self.recipe.data, self.data_folder
         if data.world is not None and not folder.exists():
             make_world(data.world).save(folder)
         if data.imported is not None and not folder.exists():
@@ -184,13 +162,12 @@ class AgentTraining:
 
     @cached_property
     def index(self) -> Retriever | None:
-        """What `data.index` names; nothing where the index is made here."""
-        there = self.recipe.data.index
-        return None if there is None else open_retriever(there)
+        """The retriever that `data.index` names; `None` where the index is made here."""
+        return None if self.recipe.data.index is None else open_retriever(self.recipe.data.index)
 
     @cached_property
     def engine(self) -> Retriever:
-        """What searches while rewards are earned."""
+        """The retriever of training rollouts."""
         engine = self.recipe.data.training_retriever
         if engine is None:
             return self.retrievers["data"]
@@ -219,7 +196,7 @@ class AgentTraining:
 
     @property
     def compared(self) -> tuple[str, str]:
-        """The policies that the table calls before and after: what the rewards changed, or else the demonstrations."""
+        """The table's `before` and `after` policies: around reinforcement learning, else around the warm start."""
         return ("warm", "trained") if self.stages else ("start", "warm")
 
     @cached_property
@@ -235,7 +212,7 @@ class AgentTraining:
         return self.folder / "policy" / name
 
     def make_policy(self) -> None:
-        """An untrained laptop policy with a tokenizer learnt from texts, unless the recipe starts from a folder."""
+        """Make an untrained laptop policy with its tokenizer, unless the recipe starts from a folder."""
         folder, policy = self.policy_folder("start"), self.recipe.policy
         if folder.exists():
             return
@@ -244,13 +221,16 @@ class AgentTraining:
         else:
             texts = texts_of(self.recipe, Dataset(self.data_folder))
             make_policy(policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)
-        AgentCard(protocol=self.recipe.protocol, prompt_template=self.recipe.prompt_template).write(folder)
+        self._card.write(folder)
+
+    @property
+    def _card(self) -> AgentCard:
+        return AgentCard(protocol=self.recipe.protocol, prompt_template=self.recipe.prompt_template)
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The marks of the agent's protocol, then those of every other one that it is taught."""
-        marks = [mark for protocol in taught(self.recipe) for mark in protocol.grammar.special_tokens]
-        return tuple(dict.fromkeys(marks))
+        """The special tokens of the agent's protocol, then those of the other protocols of its warm start."""
+        return tuple(dict.fromkeys(mark for one in taught(self.recipe) for mark in one.grammar.special_tokens))
 
     @cached_property
     def tokenizer(self) -> HfTokenizer:
@@ -259,32 +239,27 @@ class AgentTraining:
     def sampler(
         self, model: PreTrainedModel, protocol: Protocol, temperature: float, limits: Limits | None = None
     ) -> Sampler:
-        """One with room for runs of `limits`, or of the recipe's own."""
+        """A sampler for contexts of `limits`, the recipe's when not given."""
         settings = self._sampler_settings(temperature, limits or self.recipe.limits)
         return Sampler(model, self.tokenizer, protocol.grammar.stops, settings)
 
     def _sampler_settings(self, temperature: float, limits: Limits) -> SamplerSettings:
-        return SamplerSettings(
-            temperature=temperature,
-            max_rows=self.recipe.concurrency,
-            max_tokens=limits.max_tokens,
-            dtype=self.recipe.precision,
-        )
+        rows, dtype = self.recipe.concurrency, self.recipe.precision
+        return SamplerSettings(temperature=temperature, max_rows=rows, max_tokens=limits.max_tokens, dtype=dtype)
 
     def _keep(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
-        """Save a policy as a folder that says which protocol it speaks."""
-        card = AgentCard(protocol=self.recipe.protocol, prompt_template=self.recipe.prompt_template)
+        """Save a policy with its tokenizer and its agent card."""
 
         def extra(part: Path) -> None:
             self.tokenizer.save(part)
-            card.write(part)
+            self._card.write(part)
 
         save(self.policy_folder(name), extra)
 
     # --- training
 
     def warm_start(self) -> SftOutcome | None:
-        """Supervised training on demonstrations, until the gate is passed; `None` when it was over already."""
+        """Train on demonstrations until the gate is passed; returns `None` when the warm start exists."""
         settings = self.recipe.warm_start
         assert settings is not None
         if (self.policy_folder("warm") / CARD).exists():
@@ -312,32 +287,31 @@ class AgentTraining:
         return outcome
 
     @cached_property
-    def frozen(self) -> Graders:
-        """The models that rewards ask, and what they wrote so far."""
-        return open_graders(
-            self.recipe.graders, self.folder, self.data_folder if self.recipe.data.world is not None else None
-        )
+    def graders(self) -> Graders:
+        """The models that rewards ask, with their caches."""
+        world = self.data_folder if self.recipe.data.world is not None else None
+        return open_graders(self.recipe.graders, self.folder, world)
 
     def baselines(self, recipe: AgentRecipe) -> RagBaselines:
-        """What the generator answers from naive RAG on every question that may be trained on or looked at."""
+        """The naive-RAG baselines of the training candidates and the dev questions."""
         questions = candidates(self.questions(recipe.data.train), recipe.select)
         self.progress.stage("baselines", len(questions))
-        return self.frozen.baselines(
-            [*questions, *self._looked_at(recipe)],
+        return self.graders.baselines(
+            [*questions, *self._dev_questions(recipe)],
             self.retrievers["data"],
             accuracy_of(recipe),
             lambda done, _: self.progress.advance(min(done, len(questions))),
         )
 
     def scoring(self, recipe: AgentRecipe) -> EpisodeScorer:
-        """The reward, with the frozen parts that it needs and no others."""
+        """The reward with the graders it needs; opens no others."""
         reward = make_reward(recipe.reward)
         if not reward.needs:
             return EpisodeScorer(reward)
-        return self.frozen.scoring(reward, self.baselines(recipe) if "baseline" in reward.needs else None)
+        return self.graders.scoring(reward, self.baselines(recipe) if "baseline" in reward.needs else None)
 
     def asked(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]:
-        """The questions that a stage trains on."""
+        """The training questions of a stage."""
         recipe, questions = stage.recipe, self.questions(stage.recipe.data.train)
         if recipe.select.naive_rag == "any":
             return select(questions, recipe.select, accuracy_of(recipe), None, self.progress.say)
@@ -346,25 +320,25 @@ class AgentTraining:
         baselines = scoring.baselines or self.baselines(recipe)
         return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, self.progress.say))
 
-    def _looked_at(self, recipe: AgentRecipe) -> list[Question]:
+    def _dev_questions(self, recipe: AgentRecipe) -> list[Question]:
         return self.questions(recipe.data.dev)[: recipe.table.dev_questions]
 
     def roll_out(
         self, agent: Agent, retriever: Retriever, questions: Sequence[Question], seeds: Sequence[int], limits: Limits
     ) -> list[Trajectory]:
-        """Runs of an agent, as many at once as the recipe says."""
+        """Run an agent on questions with the recipe's concurrency."""
         together, overlap = self.recipe.concurrency, self.recipe.overlap
         return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
 
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
-        """A short look at the dev split: mean reward, strict EM and gold-passage recall of the agent as it is now."""
-        questions = self._looked_at(recipe)
+        """Mean reward, strict EM and gold-passage recall on the first `table.dev_questions` of the dev split."""
+        questions = self._dev_questions(recipe)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in questions]
         runs = self.roll_out(agent, self.retrievers["data"], questions, seeds, recipe.limits)
         return readings_of(runs, scoring)
 
     def learn(self, stage: Stage) -> None:
-        """One stage, from the weights that the one before it ended with."""
+        """Train one stage from the weights of the stage before."""
         if self.workers.agree((self.policy_folder(stage.ends) / CARD).exists):
             return
         if stage.name:
@@ -383,7 +357,7 @@ class AgentTraining:
         backend = open_backend(settings, model, self.workers)
         sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
         engine = self.engine
-        # The first worker alone asks frozen parts and writes to their caches.
+        # Only the first worker asks graders and writes to their caches.
         scoring = self.scoring(recipe) if self.workers.first else EpisodeScorer(make_reward({"exact_match": 1.0}))
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
@@ -422,20 +396,17 @@ class AgentTraining:
         return Agent(self.protocol, greedy, self.made_of(stage.begins, temperature))
 
     def _speaker(self, model: PreTrainedModel, stage: Stage, temperature: float) -> Agent:
-        """The agent as a stage lets it write."""
+        """The agent with a stage's limits."""
         sampler = self.sampler(model, self.protocol, temperature, stage.recipe.limits)
         return Agent(self.protocol, sampler, self.made_of(stage.begins, temperature))
 
     def made_of(self, policy: str, temperature: float) -> dict[str, str]:
-        """What the turns of one of the policies depend on: see `Agent.identities`."""
-        tokenizer = self.policy_folder("start")
-        return policy_identities(self.policy_folder(policy), tokenizer, temperature, self.recipe.precision)
+        """Digests of what a policy's turns depend on: see `Agent.identities`."""
+        folder, tokenizer = self.policy_folder(policy), self.policy_folder("start")
+        return policy_identities(folder, tokenizer, temperature, self.recipe.precision)
 
     def _keep_healthy(self, backend: TrainingBackend, stage: Stage) -> None:
-        """Save the policy of the last healthy checkpoint, beside where the trained one would be.
-
-        Every worker gets here, and only the first one writes: they would take each other's folder away.
-        """
+        """Save the last healthy checkpoint's policy as `NAME-healthy`. All workers call this; only the first writes."""
         kept = load_healthy(stage.folder / "checkpoints")
         if kept is not None:
             backend.policy.load_state(kept["learners"]["policy"])
@@ -446,19 +417,18 @@ class AgentTraining:
         self.workers.wait()
 
     def imitate(self, stage: Stage, model: PreTrainedModel) -> None:
-        """Rejection sampling: many runs of every training question, and lessons from those that were right."""
+        """Rejection sampling: sample runs of every training question, then supervised training on the right ones."""
         recipe, settings = stage.recipe, stage.recipe.rejection
         scoring = self.scoring(recipe)
         run = self._samples(stage, model, self.asked(stage, scoring))
         kept = right_runs(run.trajectories(), scoring, settings, stage.seed("kept"))
         self.progress.say(f"{len(kept)} runs were right and are learnt from")
         agent = self._speaker(model, stage, 1.0)
+        changed = {"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
         train_sft(
             model,
             draw_by_hops(kept, settings.sft.curriculum),
-            settings.sft.model_copy(
-                update={"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
-            ),
+            settings.sft.model_copy(update=changed),
             stage.folder,
             resume=True,
             evaluate=lambda _: self.evaluate(agent, recipe, scoring),
@@ -472,7 +442,7 @@ class AgentTraining:
         run = Run.begin(stage.folder / "samples", {"agent": stage.begins, **dump_settings(settings)}, resume=True)
         engine = self.engine
         if isinstance(engine, ScheduledRetriever):
-            engine.progress(0, 1)  # whatever an earlier stage left it at, and a resumed one did not
+            engine.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
         self.progress.stage("samples", len(questions) * settings.samples)
         run_questions(
             run,
@@ -490,7 +460,7 @@ class AgentTraining:
 
 
 def readings_of(runs: Sequence[Trajectory], scoring: EpisodeScorer) -> dict[str, float]:
-    """Means over the runs without a fault; a metric that no question has is left out."""
+    """Mean reward, exact match and recall of the runs without a fault; metrics that no question has are left out."""
     whole = [run for run in runs if not run.stop.is_fault]
     if not whole:
         raise DataError("every run of the dev questions ended by a fault; see to the retriever first")

@@ -1,12 +1,12 @@
-"""Checking: what can be found wrong with a recipe before torch is imported and anything is written, all at once."""
+"""Checks of agent recipes, made before torch is imported and anything is written; all mistakes in one error."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from coseek.agents.protocol import Protocol, load_protocol
-from coseek.core.errors import DataError, SettingError, UnknownName, nearest
+from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, nearest
 from coseek.core.hub import missing
-from coseek.core.mistakes import ErrorList
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import make_settings, without
 from coseek.data.imports import format_names
@@ -29,12 +29,14 @@ from coseek.training.tracker import find_tracker
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
-    """`load_recipe` and `check_recipe` in one: settings that do not exist and names of what is not there are refused in
-    one error."""
+    """Load and check a recipe. Raises one error for unknown settings and for missing files together."""
     wrong = ErrorList()
     recipe = wrong.of(load_recipe, name, overrides)
-    if recipe is None:
-        recipe = _without_mistakes(name, overrides, wrong)
+    if recipe is None and isinstance(error := wrong.errors[0], SettingError) and error.places:
+        # Drop the wrong settings, so that the others are checked too.
+        tree = without(recipe_source(name, overrides)[0], error.places)
+        with suppress(SettingError):  # a dropped setting was needed
+            recipe = None if tree is None else make_settings(AgentRecipe, tree)
     if recipe is not None:
         wrong.of(check_recipe, recipe)
     wrong.refuse()
@@ -42,108 +44,75 @@ def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
     return recipe
 
 
-def _without_mistakes(name: str, overrides: Sequence[str], wrong: ErrorList) -> AgentRecipe | None:
-    """The recipe without its wrong settings, so that the rest can be looked at; `None` where that is no recipe."""
-    (error,) = wrong.errors
-    if not isinstance(error, SettingError) or not error.places:
-        return None
-    tree = without(recipe_source(name, overrides)[0], error.places)
-    try:
-        return None if tree is None else make_settings(AgentRecipe, tree)
-    except SettingError:  # what is left out was needed
-        return None
-
-
 def check_recipe(recipe: AgentRecipe) -> None:
-    """Refuse a recipe that names what is not there, and settings that do not go together: all mistakes in one error."""
+    """Refuse missing or wrong paths and settings that contradict each other; all mistakes in one error."""
     wrong = ErrorList()
     wrong.of(check_paths, recipe)
     wrong.of(check_settings, recipe)
     wrong.refuse()
 
 
-def check_settings(recipe: AgentRecipe) -> None:
-    """Refuse settings that do not go together. Looks for no file."""
+def check_paths(recipe: AgentRecipe) -> None:
+    """Refuse missing paths, and folders of another kind."""
     wrong = ErrorList()
+    for named in paths_of(recipe):
+        wrong.of(_check_path, named)
+    wrong.refuse()
+
+
+def check_settings(recipe: AgentRecipe) -> None:
+    """Refuse settings that contradict each other. Opens no file that the recipe names by path."""
+    wrong, graders, warm_start = ErrorList(), recipe.graders, recipe.warm_start
     for stage in stages_of(recipe, Path()):
-        wrong.of(check_stage, stage.recipe)
+        wrong.of(_check_stage, stage.recipe)
         if stage.recipe.learn == "rl":
             wrong.of(open_algorithm, stage.recipe.rl)
             wrong.of(check_backend, stage.recipe.rl.backend)
     wrong.of(taught, recipe)
     for name in recipe.track:
         wrong.of(find_tracker, name)
-    for check in (check_data, check_demonstrations, check_prompts):
-        wrong.of(check, recipe)
+    wrong.of(_check_data, recipe.data)
+    if warm_start is None and recipe.learn == "demonstrations":
+        wrong.say("learn: demonstrations needs some; give the recipe a warm_start")
+    if warm_start is not None and warm_start.demonstrator == "expert" and recipe.data.world is None:
+        wrong.say("the expert demonstrates in laptop worlds only; take warm_start.demonstrator=rules for other data")
+    if graders.generator is not None:
+        wrong.of(load_generator_prompt, graders.generator)
+    if graders.judge is not None:
+        wrong.of(load_judge_prompt, graders.judge)
     if recipe.policy.folder is None:
         wrong.of(check_shape, recipe.policy.laptop)
     wrong.refuse()
 
 
-def check_stage(recipe: AgentRecipe) -> None:
-    """Refuse a reward that names no part of ours, or one that nobody can pay."""
+def _check_stage(recipe: AgentRecipe) -> None:
+    """Refuse a reward with unknown parts, or with parts that need a grader the recipe lacks."""
     check_graders(recipe.graders, make_reward(recipe.reward), recipe.data.world is not None)
     if recipe.select.naive_rag == "wrong" and recipe.graders.generator is None:
         raise SettingError("select.naive_rag=wrong asks a frozen generator; name one with graders.generator.model")
 
 
-def check_data(recipe: AgentRecipe) -> None:
-    """Refuse names of retrievers, formats and splits that there are not, and a retriever's wrong settings."""
-    wrong, data = ErrorList(), recipe.data
+def _check_data(data: DataSettings) -> None:
+    """Refuse unknown retrievers, formats and splits, and wrong settings of a retriever."""
+    wrong = ErrorList()
     if data.retriever not in retriever_names():
-        wrong.of(known, "retriever", data.retriever, retriever_names())
+        wrong.errors.append(UnknownName("retriever", data.retriever, retriever_names()))
     elif data.index is None:
         wrong.of(check_retriever, data.retriever, data.retriever_settings)
-    wrong.of(check_splits, data)
+    wrong.of(_check_splits, data)
     if data.imported is not None:
-        if not is_plugin_path(data.imported.format):
-            wrong.of(known, "format", data.imported.format, format_names())
+        if not is_plugin_path(data.imported.format) and data.imported.format not in format_names():
+            wrong.errors.append(UnknownName("format", data.imported.format, format_names()))
         if not data.imported.sources:
             wrong.say("setting 'data.imported.sources' is empty; name the files: data.imported.sources=[FILE]")
-    if data.training_retriever is not None:
-        over = (
-            {"over": data.index or "the run's own index"} if data.training_retriever.get("retriever") == "noisy" else {}
-        )
-        wrong.of(OpenContext().check, {**over, **data.training_retriever}, "data.training_retriever")
+    if (training := data.training_retriever) is not None:
+        over = {"over": data.index or "the run's own index"} if training.get("retriever") == "noisy" else {}
+        wrong.of(OpenContext().check, {**over, **training}, "data.training_retriever")
     wrong.refuse()
 
 
-def check_demonstrations(recipe: AgentRecipe) -> None:
-    """Refuse a warm start that nobody can demonstrate."""
-    if recipe.warm_start is None and recipe.learn == "demonstrations":
-        raise SettingError("learn: demonstrations needs some; give the recipe a warm_start")
-    if recipe.warm_start and recipe.warm_start.demonstrator == "expert" and recipe.data.world is None:
-        raise SettingError(
-            "the expert demonstrates in laptop worlds only; take warm_start.demonstrator=rules for other data"
-        )
-
-
-def check_prompts(recipe: AgentRecipe) -> None:
-    """Refuse prompts of frozen models that are not there."""
-    wrong, frozen = ErrorList(), recipe.graders
-    if frozen.generator is not None:
-        wrong.of(load_generator_prompt, frozen.generator)
-    if frozen.judge is not None:
-        wrong.of(load_judge_prompt, frozen.judge)
-    wrong.refuse()
-
-
-def known(kind: str, name: str, names: Sequence[str]) -> None:
-    """Refuse a name that is none of these."""
-    if name not in names:
-        raise UnknownName(kind, name, names)
-
-
-def check_paths(recipe: AgentRecipe) -> None:
-    """Refuse a recipe that names what is not there, or what is something else."""
-    wrong = ErrorList()
-    for named in paths_of(recipe):
-        wrong.of(check_path, named)
-    wrong.refuse()
-
-
-def check_path(named: RecipePath) -> None:
-    """Refuse a path that is not there, or a folder of another kind."""
+def _check_path(named: RecipePath) -> None:
+    """Refuse a missing path, or a folder of another kind."""
     if not named.path.exists() and named.holds == "model":
         raise DataError(missing("", named.path, named.setting))
     if problem := problem_of(named):
@@ -153,7 +122,7 @@ def check_path(named: RecipePath) -> None:
 
 
 def problem_of(named: RecipePath) -> str:
-    """What is wrong with a path; empty when nothing is."""
+    """Describe what is wrong with a path; empty when nothing is."""
     path = named.path
     if not path.exists():
         return missing("", path) if named.holds == "model" else f"there is no {path}"
@@ -162,7 +131,7 @@ def problem_of(named: RecipePath) -> str:
 
 
 def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
-    """Files that must be in a folder of this kind; of each row one."""
+    """File patterns that a folder of this kind must match; one pattern of each row."""
     if named.setting == "data.folder":
         return (("corpus.jsonl", "corpus.jsonl.gz"), ("questions.*.jsonl",))
     if named.setting == "graders.judge.model" and is_world(str(named.path)):
@@ -173,8 +142,8 @@ def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
     return {"data": (), "index": (("index.json",),), "model": model}[named.holds]
 
 
-def check_splits(data: DataSettings) -> None:
-    """Refuse splits that the data will not have, where that is known before they are made."""
+def _check_splits(data: DataSettings) -> None:
+    """Refuse splits that the generated or imported data will not have."""
     made: dict[str, int] | dict[str, float]
     if data.world is not None:
         made = {split: getattr(data.world, split) for split in ("train", "dev", "test")}
@@ -192,7 +161,7 @@ def check_splits(data: DataSettings) -> None:
 
 
 def taught(recipe: AgentRecipe) -> list[Protocol]:
-    """The agent's protocol, then every other one that it is shown; prompts are all that tells them apart."""
+    """The agent's protocol, then the others of its warm start. Refuses two protocols with one prompt."""
     also = recipe.warm_start.also if recipe.warm_start else {}
     wrong = ErrorList()
     found = [wrong.of(load_protocol, name, recipe.prompt_template) for name in (recipe.protocol, *also)]

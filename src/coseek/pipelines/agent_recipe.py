@@ -1,7 +1,7 @@
-"""Recipe: everything that decides how an agent is trained and measured, in one file. Does not import torch.
+"""The recipe of an agent's training and measurement. Does not import torch.
 
-A recipe may have stages. A stage is the recipe with some of its settings replaced, and begins with the weights that the
-stage before it ended with (QAgent: first paid for its own answers, then for those of a frozen generator).
+A recipe may have stages. A stage replaces some settings of the recipe and starts from the weights of the stage before
+(QAgent: first rewarded for its own answers, then for those of a generator).
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,50 +27,50 @@ from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 STAGED = ("about", "learn", "limits", "reward", "rejection", "rl", "select")
-"""What a stage may set."""
+"""Settings that a stage may replace."""
 TAKEN = ("start", "warm", "trained")
-"""Folders of `policy/` that no stage may be called after."""
+"""Reserved names of policy folders."""
 
 
 class ImportSettings(Settings):
-    """Real data in somebody else's format."""
+    """Public data to import."""
 
     format: str
     """One of the formats of `coseek data import`."""
     sources: tuple[str, ...]
-    """Files, or folders of them."""
+    """Files or folders."""
     shares: dict[str, float] = Field(default={"train": 0.6, "dev": 0.1, "test": 0.3})
-    """How the questions are dealt out to splits, by a hash of their ids."""
+    """Shares of the splits; questions are split by a hash of their ids."""
 
 
 class DataSettings(Settings):
-    """What is searched and asked: exactly one of `world`, `imported` and `folder`."""
+    """Corpus and questions: exactly one of `world`, `imported` and `folder`."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"engine": "training_retriever"}
 
     world: WorldSettings | None = None
     """A laptop world, made for the run."""
     imported: ImportSettings | None = None
-    """Real data, read for the run."""
+    """Public data, imported for the run."""
     folder: str | None = None
-    """A data-set folder that is there already."""
+    """An existing data-set folder."""
     unseen: WorldSettings | None = None
-    """A second laptop world that nothing was trained on, for the last column of the table."""
+    """A second laptop world without training, for the last column of the table."""
     retriever: str = "bm25"
-    """What searches: a retriever that `coseek index` can build."""
+    """A retriever that `coseek index` can build."""
     retriever_settings: dict[str, bool | int | float | str] = Field(default={})
     """Settings of that retriever."""
     index: str | None = None
-    """What searches instead, and is there already: an index folder, a URL, or a YAML file of parts."""
+    """An existing retriever instead: an index folder, a URL, or a YAML file of parts."""
     training_retriever: dict[str, object] | None = None
-    """What searches while rewards are earned, in place of the index: the lines of a retriever's YAML file. `noisy` is
-    laid over the index; it and `simulated` hear how far training is, and get worse as they are told to."""
+    """The retriever of training rollouts instead of the index: the lines of a retriever's YAML file. `noisy` perturbs
+    the index; it and `simulated` may follow a schedule over training."""
     train: str = "train"
-    """Split that the agent is trained on."""
+    """Training split."""
     dev: str = "dev"
-    """Split that is looked at during training."""
+    """Split of the evaluations during training."""
     test: str = "test"
-    """Split that is looked at once, at the end."""
+    """Split of the final measurement."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSettings":
@@ -78,7 +78,7 @@ class DataSettings(Settings):
         if not given:
             raise ValueError("give exactly one of data.world, data.imported and data.folder")
         if len(given) > 1:
-            # Our recipes name worlds. Who brings data of their own is not interested in an unseen world either.
+            # coseek's recipes name worlds; a user's own data replace the unseen world, too.
             others = [*given[:-1], *(["unseen"] if self.world and self.unseen else [])]
             raise ValueError(
                 f"data.{' and data.'.join(given)} are given, and exactly one is needed; set the others to null: "
@@ -88,56 +88,56 @@ class DataSettings(Settings):
 
 
 class PolicySettings(Settings):
-    """Where the policy comes from."""
+    """The initial policy."""
 
     folder: str | None = None
     """A Hugging Face folder to start from; without one a laptop policy is made."""
     marks: bool = False
-    """Give the folder's tokenizer one token for each tag of the protocol, with a vector of its own to be learnt. A
-    small model spends half of its turn on tags that it has to spell."""
+    """Add a token with a new embedding for each tag of the protocol. A small model otherwise spends half of its turn
+    on spelling tags."""
     laptop: LaptopSettings = LaptopSettings()
     """The laptop policy's shape."""
 
 
 class WarmStartSettings(Settings):
-    """Demonstrations, and supervised training on them."""
+    """Supervised training on demonstrations."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"writer": "demonstrator"}
 
     demonstrator: Literal["expert", "rules", "gold"] = "expert"
-    """Who demonstrates. The expert needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at
-    once, for protocols that only answer."""
+    """`expert` needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at once, for protocols
+    that only answer."""
     expert: ExpertSettings = ExpertSettings()
-    """The expert's faults: what is left for reinforcement learning to mend."""
+    """The expert's faults, for reinforcement learning to correct."""
     worlds: int = Field(default=30, ge=0)
-    """Throw-away worlds that the expert demonstrates in, so that no fact can be memorised; 0: the training split."""
+    """Throw-away worlds of the expert, so that no fact can be memorised; 0: the training split."""
     world: WorldSettings = WorldSettings(size="compact", train=400, dev=0, test=0)
-    """What a throw-away world is like; its seed is the recipe's, and others for every world."""
+    """Settings of a throw-away world; seeds follow from the recipe's."""
     drills: float = Field(default=0.3, ge=0.0)
-    """Reading drills in each throw-away world, as a share of its questions; their questions have 0 hops."""
+    """Reading drills of each throw-away world, as a share of its questions; they count as 0 hops."""
     one_shot: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Questions that are also demonstrated in the protocols `direct` and `rag`, as a share: the table's baselines."""
+    """Share of the questions that are also demonstrated in `direct` and `rag`, the table's baselines."""
     also: dict[str, float] = Field(default={})
-    """Protocols that are taught besides the agent's own, and the share of the questions demonstrated in each."""
+    """Other protocols to teach, with the share of the questions demonstrated in each."""
     sft: SftSettings = SftSettings()
     """The supervised training."""
 
 
 class SelectSettings(Settings):
-    """Which questions of the training split are trained on."""
+    """The choice of training questions."""
 
     hops: tuple[int, ...] | None = None
-    """Only questions of these numbers of hops."""
+    """Only questions with these numbers of hops."""
     yes_no: bool = True
-    """Keep questions whose answer is yes, no, true or false (004 does not: words find them in their opposites)."""
+    """Keep questions whose answer is yes, no, true or false (004 drops them: such words match by chance)."""
     naive_rag: Literal["any", "wrong"] = "any"
-    """`wrong`: only questions that the frozen generator answers wrongly from naive RAG's passages (004)."""
+    """`wrong`: only questions that the generator answers wrongly from naive RAG's passages (004)."""
     most: int | None = Field(default=None, ge=1)
-    """At most so many: the first ones that are left."""
+    """The first so many of the chosen questions."""
 
 
 class MachineSettings(Settings):
-    """What the estimates of a dry run assume. Nothing that is trained depends on it."""
+    """Assumptions of a dry run's estimates; training ignores them."""
 
     devices: int = Field(default=1, ge=1)
     """Devices that share the work."""
@@ -146,38 +146,38 @@ class MachineSettings(Settings):
     tflops: float = Field(default=0.2, gt=0.0)
     """Peak arithmetic of one device, 10¹² operations a second (bfloat16, dense: H100 989, A100 312)."""
     update_mfu: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Share of the peak that updates, and reading prompts and documents, reach."""
+    """Model FLOPs utilisation of updates and of prefill."""
     rollout_mfu: float = Field(default=0.1, gt=0.0, le=1.0)
-    """Share of the peak that writing token by token reaches."""
+    """Model FLOPs utilisation of token-by-token decoding."""
 
 
 class TableSettings(Settings):
-    """The last measurement."""
+    """The final measurement."""
 
     questions: int = Field(default=800, ge=1)
     """Questions of each set, at most."""
     dev_questions: int = Field(default=200, ge=1)
-    """Questions of the dev split that the gate and the learning curve look at."""
+    """Questions of the dev split for the gate and the learning curve."""
     rag_passages: int = Field(default=4, ge=1)
-    """Passages that naive RAG is given."""
+    """Passages of naive RAG."""
     wide_rag: int | None = Field(default=None, ge=1)
-    """Passages of a second naive RAG beside an agent for which the generator answers: as many as the agent's searches
-    find together (s3: 9). None: only the baseline's."""
+    """Passages of a second naive RAG where the generator answers: as many as the agent's searches find together
+    (s3: 9). None: only the baseline's."""
     seed: int = 0
-    """Seed of the sampled rows at temperature 1, and of the bootstrap."""
+    """Seed of the rows at temperature 1, and of the bootstrap."""
 
 
 class AgentRecipe(Settings):
-    """How one agent is trained and measured."""
+    """The training and measurement of one agent."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template", "frozen": "graders"}
 
     about: str = ""
     """One line for people."""
     seed: int = 0
-    """Everything random in the run follows from it, but for the worlds, which have seeds of their own."""
+    """Seed of everything but the worlds, which have their own."""
     data: DataSettings
-    """What is searched and asked."""
+    """Corpus, questions and retriever."""
     protocol: str = "search-r1"
     """The agent's protocol."""
     prompt_template: str = "laptop"
@@ -187,37 +187,37 @@ class AgentRecipe(Settings):
     policy: PolicySettings = PolicySettings()
     """The model."""
     warm_start: WarmStartSettings | None = WarmStartSettings()
-    """Supervised training before the rewards; none to start reinforcement learning at once."""
+    """Supervised training before reinforcement learning; null for none."""
     reward: RewardSpec = Field(default={"exact_match": 1.0})
-    """What the agent is paid for."""
+    """The reward's parts and weights."""
     graders: GraderSettings = GraderSettings()
-    """The models that a reward may ask, and what a gain is measured against."""
+    """Generator, judge and baseline of the reward."""
     learn: Literal["rl", "rejection", "demonstrations"] = "rl"
-    """How the agent learns after the warm start: from rewards, from those of its own runs that were right, or not."""
+    """Training after the warm start: reinforcement learning, rejection sampling, or none."""
     rl: RlSettings = RlSettings()
     """Reinforcement learning."""
     rejection: RejectionSettings = RejectionSettings()
     """Rejection sampling."""
     select: SelectSettings = SelectSettings()
-    """Which questions are trained on."""
+    """The choice of training questions."""
     stages: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
-    """Stages by name, in order; each says what it replaces (`about`, `learn`, `limits`, `reward`, `rejection`, `rl`,
-    `select`). None: one stage with the settings above. The table is measured within the recipe's own `limits`."""
+    """Stages by name, in order, each with the settings it replaces (`about`, `learn`, `limits`, `reward`, `rejection`,
+    `rl`, `select`). Empty: one stage with the settings above. The table uses the recipe's own `limits`."""
     concurrency: int = Field(default=256, ge=1)
-    """Questions under way at once."""
+    """Concurrent questions."""
     overlap: bool = False
-    """Search while the policy writes on: for servers and the web; never for an engine that is the policy itself."""
+    """Search while the policy samples: for servers and the web, not for a retriever that is the policy itself."""
     precision: SamplingPrecision = "float32"
-    """Of weights and cache while sampling; `auto` is what is fastest on this machine for a policy of this width."""
+    """Precision of weights and cache while sampling; `auto` is the fastest one on this machine for the policy."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads; as many as there are cores when not set. Results are the same only for the same number."""
+    """CPU threads; all cores when not set. Results depend on the number."""
     track: tuple[str, ...] = ()
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
     of a Python file. They change no result, and may change when a run goes on."""
     table: TableSettings = TableSettings()
-    """The last measurement."""
+    """The final measurement."""
     machine: MachineSettings = MachineSettings()
-    """What the estimates of a dry run assume."""
+    """Assumptions of a dry run's estimates."""
 
     @model_validator(mode="after")
     def _stages_can_be_made(self) -> "AgentRecipe":
@@ -226,7 +226,7 @@ class AgentRecipe(Settings):
         return self
 
     def stage(self, name: str) -> "AgentRecipe":
-        """The recipe of one stage: this one with what the stage replaces."""
+        """The recipe of one stage. Raises `SettingError` for a wrong name or setting."""
         if name in TAKEN or not name.replace("-", "").isalnum():
             raise SettingError(
                 f"a stage cannot be named {name!r}; take letters, digits and dashes, and none of {', '.join(TAKEN)}"
@@ -257,8 +257,10 @@ class RecipePath(NamedTuple):
 
 
 def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
-    """Every path of this machine that a recipe names; URLs are no paths."""
+    """Every local path that a recipe names, without URLs."""
     data, engine = recipe.data, recipe.data.training_retriever or {}
+    encoder = data.retriever_settings.get("encoder")
+    shipped = isinstance(encoder, str) and is_shipped(encoder)
     for source in data.imported.sources if data.imported else ():
         yield RecipePath("data.imported.sources", Path(source).expanduser(), "data")
     named: list[tuple[str, object, Literal["data", "index", "model"]]] = [
@@ -267,7 +269,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
         ("data.training_retriever.over", engine.get("over"), "index"),
         ("data.training_retriever.model", engine.get("model"), "model"),
         ("data.training_retriever.questions", engine.get("questions"), "data"),
-        ("data.retriever_settings.encoder", None if data.index else _encoder(data), "model"),
+        ("data.retriever_settings.encoder", None if data.index or shipped else encoder, "model"),
         ("policy.folder", recipe.policy.folder, "model"),
     ]
     if (generator := recipe.graders.generator) is not None:
@@ -285,35 +287,29 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
             yield RecipePath(setting, folder / f"questions.{split}.jsonl", "data")
 
 
-def _encoder(data: DataSettings) -> object:
-    """The folder of the encoder that vectors are made with; nothing for one that a package ships."""
-    named = data.retriever_settings.get("encoder")
-    return None if isinstance(named, str) and is_shipped(named) else named
-
-
 def recipe_names() -> list[str]:
-    """The recipes that are ours."""
+    """The names of coseek's recipes."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def recipe_path(name: str) -> Path:
-    """The file of a recipe: one of ours by name (`quickstart`), or a path."""
+    """The file of a recipe: coseek's by name (`quickstart`), or a path."""
     return find_yaml("recipe", RECIPES, name)
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
-    """One of our recipes by name, or a file, laid over what it extends; then `a.b=c` overrides (values are YAML)."""
+    """Load a recipe by name or path, merged with the one it extends and with `a.b=c` overrides (values are YAML)."""
     return make_settings(AgentRecipe, *recipe_source(name, overrides), overrides)
 
 
 def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject, Path | str]:
-    """A recipe as plain values, and the file that a mistake in it is in; empty for ours."""
+    """A recipe as plain values, and the file for error messages; empty for coseek's."""
     path = recipe_path(name)
     return apply_overrides(_read(path, ()), overrides), "" if path.parent == RECIPES else path
 
 
 def recipe_tree(given: Json, file: Path) -> JsonObject:
-    """A recipe that another file names: one of ours, a path seen from `file`, or lines in it, which may extend one."""
+    """A recipe inside another file: a name, a path relative to `file`, or settings, which may extend a recipe."""
     if isinstance(given, str):
         return _read(_base_path(given, file), ())
     if not isinstance(given, dict):
@@ -322,18 +318,18 @@ def recipe_tree(given: Json, file: Path) -> JsonObject:
 
 
 def _read(path: Path, above: Sequence[Path]) -> JsonObject:
-    """A recipe file as a tree, laid over the recipe that it extends: a name of ours, or a path seen from the file."""
+    """A recipe file as a tree, merged with the recipe it extends. `above`: the files that extend this one."""
     if path.resolve() in above:
         chain = " → ".join(file.name for file in (*above, path))
         raise SettingError(f"{path} extends itself ({chain}); leave out one `extends`")
     tree = read_yaml(path, "recipe")
-    if isinstance(inside := tree.get("recipe"), dict):  # what a run wrote down, with versions and commit beside it
+    if isinstance(inside := tree.get("recipe"), dict):  # a run's record
         tree = inside
     return _laid_over_base(tree, path, (*above, path.resolve()))
 
 
 def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> JsonObject:
-    """The lines of a recipe in the file `path`, laid over what they extend."""
+    """The settings in the file `path`, merged with the recipe they extend."""
     base = tree.get("extends")
     tree = {name: value for name, value in tree.items() if name != "extends"}
     if base is None:
@@ -351,7 +347,7 @@ def _base_path(base: str, path: Path) -> Path:
 
 
 def _stages(below: Json, above: Json) -> Json:
-    """Stages are laid over those of the same name; new ones follow."""
+    """Merge stages of the same name; new ones follow."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above if above is not None else below or {}
     merged = dict(below)

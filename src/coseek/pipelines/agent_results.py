@@ -1,23 +1,22 @@
-"""Results: the table at the end of a run, {direct, naive RAG, before, after} × {dev, test, unseen}, and its page.
+"""The table and report of an agent's training: {direct, naive RAG, before, after} × {dev, test, unseen}.
 
-Where the agent gives no answer and the recipe has a frozen generator, every row is what that generator answers from the
-row's passages, and naive RAG is the generator's own (`served.py`). Every cell is a run folder with all trajectories, so
-any number of the table can be looked into, audited and scored again with the ordinary commands.
+Where the agent gives no answer and the recipe has a generator, that generator answers from each row's passages
+(`generator_table.py`). Every cell is a run folder, so it can be audited and scored again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.run_questions import identities_of, run_questions
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_model import ScriptedAgentModel
-from coseek.core.files import JsonObject, atomic_write, read_jsonl, write_json
+from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
-from coseek.core.settings import dump_settings
+from coseek.core.settings import Settings, dump_settings
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match
@@ -38,14 +37,18 @@ from coseek.models.pretrained import load_model
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining, QuestionSet
 from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.stages import Stage
 from coseek.rewards.reward import make_reward
 from coseek.training.rl.monitor import alarm_steps
 
 PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
-"""What is compared question by question."""
+"""Rows that are compared question by question."""
 EXAMPLES = 6
-"""Trajectories shown in the report."""
+"""Trajectories in the report."""
+RESULT_FILES = {"report.html": "the report", "table.md": "all tables", "table.json": "the same for programs"}
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,11 @@ class TableRow:
 
     name: str
     policy: str
-    """Which policy folder writes; empty for the rule-based agent, which needs none."""
+    """Name of the policy folder; empty for the rule-based agent."""
     protocol: str
     temperature: float
     passages: int = 0
-    """Where it is naive RAG for a generator: how many passages its one search serves. No policy writes."""
+    """Passages of naive RAG with the generator, which needs no policy; 0 for agents."""
 
     @property
     def label(self) -> str:
@@ -66,7 +69,7 @@ class TableRow:
 
 
 def rows_of(training: AgentTraining) -> list[TableRow]:
-    """The agents that are compared. `before` comes first, so that every other is paired with it."""
+    """The rows of the table. `before` comes first, since the others are paired with it."""
     own = training.recipe.protocol
     pair = tuple(zip(("before", "after"), training.compared, strict=True))
     agents = [TableRow(name, policy, own, t) for t in (0.0, 1.0) for name, policy in pair]
@@ -83,7 +86,7 @@ def rows_of(training: AgentTraining) -> list[TableRow]:
 
 
 def by_generator(training: AgentTraining) -> bool:
-    """Whether the frozen generator answers for the agent."""
+    """Whether the generator answers for the agent."""
     return training.recipe.graders.generator is not None and not answers_itself(training.recipe.protocol)
 
 
@@ -98,7 +101,7 @@ def train_and_measure(
 
 
 def measure(training: AgentTraining) -> dict[str, Scores]:
-    """Run every agent on every set (what is there already is kept), and score: set → scores."""
+    """Run every agent on every set, skipping finished cells, and score: set → scores."""
     rows = rows_of(training)
     sets = training.sets
     training.progress.stage("table", sum(len(column.questions) for column in sets) * len(rows))
@@ -111,7 +114,7 @@ def measure(training: AgentTraining) -> dict[str, Scores]:
 
 
 def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, done: int) -> None:
-    """One agent on one set, in a run folder of its own. A cell that another policy made is made anew."""
+    """Run one agent on one set in its run folder. A cell of another policy is replaced."""
     folder, limits, seed = cell_folder(training, row, column), limits_of(training, row), training.recipe.table.seed
     if row.passages:
         plain: JsonObject = {"agent": {"name": row.name, "passages": row.passages}, "set": column.name}
@@ -140,7 +143,7 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
 
 
 def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> JsonObject:
-    """What the `run.yaml` of a cell says."""
+    """The settings in a cell's `run.yaml`."""
     return {
         "agent": {
             "name": str(training.policy_folder(row.policy)) if row.policy else row.name,
@@ -156,18 +159,16 @@ def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
 
 
 def made_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
-    """What the row's turns depend on: see `Agent.identities`."""
+    """Digests of what the row's turns depend on: see `Agent.identities`."""
     if row.policy:
         return training.made_of(row.policy, row.temperature)
     return {"agent": row.name, "tokenizer": training.made_of("start", 0.0)["tokenizer"]}
 
 
 def agent_of(training: AgentTraining, row: TableRow) -> Agent:
-    """The row's agent. The rule-based one writes in the policy's own ids, so that tokens are counted alike."""
-    protocol, made_of = (
-        load_protocol(row.protocol, training.recipe.prompt_template, run_files=True),
-        made_of_row(training, row),
-    )
+    """The row's agent. The rule-based one uses the policy's tokenizer, so that token counts are comparable."""
+    protocol = load_protocol(row.protocol, training.recipe.prompt_template, run_files=True)
+    made_of = made_of_row(training, row)
     if not row.policy:
         return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), made_of)
     model = load_model(training.policy_folder(row.policy))
@@ -175,7 +176,7 @@ def agent_of(training: AgentTraining, row: TableRow) -> Agent:
 
 
 def limits_of(training: AgentTraining, row: TableRow) -> Limits:
-    """Naive RAG searches once and may be shown more passages than one search of the agent."""
+    """The recipe's limits; naive RAG has its own number of passages."""
     if row.protocol != "rag":
         return training.recipe.limits
     return training.recipe.limits.model_copy(update={"passages_per_search": training.recipe.table.rag_passages})
@@ -190,46 +191,51 @@ def _trajectories(training: AgentTraining, row: TableRow, column: QuestionSet) -
 
 
 def _scores(training: AgentTraining, rows: Sequence[TableRow], column: QuestionSet) -> Scores:
-    """Means of every agent, and the differences that are asked about (`pairs_of`)."""
-    seed = training.recipe.table.seed
-    if by_generator(training):
+    """Means of every row, and the paired differences of `pairs_of`."""
+    seed, component = training.recipe.table.seed, by_generator(training)
+    if component:
         training.progress.stage(f"answers on {column.name}", len(rows))
     runs: dict[str, ScoredRun] = {}
     for number, row in enumerate(rows, start=1):
-        runs[row.label] = _scored(training, row, column)
-        if by_generator(training):
+        runs[row.label] = scored(training, row.label, cell_folder(training, row, column))
+        if component:
             training.progress.advance(number, row.label)
-    by = served.GROUPS if by_generator(training) else ("hops",)
-    groups = groups_of(column.questions, by)
-    metrics = tuple(METRICS)
-    return Scores(
-        tuple(
-            summarise(run, group, idents, metrics, seed) for run in runs.values() for group, idents in groups.items()
-        ),
-        tuple(
-            compare(runs[against], runs[name], group, idents, metrics, seed)
-            for name, against in pairs_of(rows)
-            for group, idents in groups.items()
-        ),
-        {run.name: run.stops for run in runs.values()},
-    )
+    groups = groups_of(column.questions, served.GROUPS if component else ("hops",)).items()
+    return scores_of(runs, pairs_of(rows), groups, tuple(METRICS), seed)
 
 
 def pairs_of(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """What is compared question by question: the trained agent with itself before, and with the generator's RAG."""
+    """The paired comparisons: `PAIRS`, and `after` with the generator's naive RAG."""
     return [*PAIRS, *(("after", row.label) for row in rows if row.passages)]
 
 
-def _scored(training: AgentTraining, row: TableRow, column: QuestionSet) -> ScoredRun:
-    """A cell by its own answers, or by those of the generator for which it searches."""
-    runs = _trajectories(training, row, column)
+def scores_of(
+    runs: Mapping[K, ScoredRun],
+    pairs: Iterable[tuple[K, K]],
+    groups: Collection[tuple[str, Sequence[str]]],
+    metrics: Sequence[str],
+    seed: int,
+) -> Scores:
+    """Means of all runs, and paired differences of (run, baseline), in every group of question ids."""
+    means = [summarise(run, group, idents, metrics, seed) for run in runs.values() for group, idents in groups]
+    compared = [
+        compare(runs[against], runs[name], group, idents, metrics, seed)
+        for name, against in pairs
+        for group, idents in groups
+    ]
+    return Scores(tuple(means), tuple(compared), {run.name: run.stops for run in runs.values()})
+
+
+def scored(training: AgentTraining, name: str, folder: Path) -> ScoredRun:
+    """A run folder scored by its own answers, or by the generator's where that answers for the agent."""
+    runs = Run(folder).trajectories()
     if by_generator(training):
-        return served.scored_by_generator(training.frozen, row.label, cell_folder(training, row, column), runs)
-    return score_run(row.label, runs)
+        return served.scored_by_generator(training.graders, name, folder, list(runs))
+    return score_run(name, runs)
 
 
 def metric_of(training: AgentTraining) -> str:
-    """The metric in the headline: what the agent was paid for, as far as the runs show it."""
+    """The headline metric: the one nearest to the reward."""
     recipe = training.stages[-1].recipe if training.stages else training.recipe
     if by_generator(training):
         return "gen_acc" if recipe.graders.judge is not None else "cover_em"
@@ -238,23 +244,24 @@ def metric_of(training: AgentTraining) -> str:
     return "recall" if "gold_recall" in paid or silent else "em"
 
 
-def columns_of(training: AgentTraining) -> tuple[Sequence[str], Sequence[str]]:
-    """Metrics of the tables of means, and of differences."""
-    return (served.MAIN, served.PAIRED) if by_generator(training) else (MAIN, PAIRED)
+def means_and_differences(training: AgentTraining, found: Scores) -> dict[str, Table]:
+    """Heading → table of the means and of the paired differences."""
+    means, paired = (served.MAIN, served.PAIRED) if by_generator(training) else (MAIN, PAIRED)
+    return {"Means": main_table(found, means), "Differences": comparison_table(found, paired)}
 
 
 def notes_of(training: AgentTraining) -> list[str]:
-    """What stands below the headline: whose answers they are, and what health said."""
+    """The notes below the headline: who answers, and the monitor's alarms."""
     notes = ["Means with 95 % bootstrap intervals over questions."]
-    frozen = training.recipe.graders
-    if by_generator(training) and frozen.generator is not None:
-        judged = f", judged by {frozen.judge.model}" if frozen.judge is not None else ""
-        notes.append(f"The answers are those of {frozen.generator.model} from the passages of each row{judged}.")
+    graders = training.recipe.graders
+    if by_generator(training) and graders.generator is not None:
+        judged = f", judged by {graders.judge.model}" if graders.judge is not None else ""
+        notes.append(f"The answers are those of {graders.generator.model} from the passages of each row{judged}.")
     return notes + [line for stage in training.stages for line in alarms_of(stage)]
 
 
 def alarms_of(stage: Stage) -> list[str]:
-    """A sentence for every alarm that a stage of reinforcement learning raised, or one that there was none."""
+    """One sentence for each alarm of a stage of reinforcement learning, or one that there was none."""
     path = stage.folder / "metrics.jsonl"
     if stage.recipe.learn != "rl" or not path.exists():
         return []
@@ -279,14 +286,14 @@ def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
 
 def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> dict[str, Table]:
     """Heading → table, of one set."""
-    means, paired = columns_of(training)
-    tables = {"Means": main_table(found, means), "Differences": comparison_table(found, paired)}
+    tables = means_and_differences(training, found)
     if any(one.group == served.CHAIN for one in found.comparisons):
+        paired = served.PAIRED if by_generator(training) else PAIRED
         tables[f"Differences, {served.CHAIN}"] = comparison_table(found, paired, served.CHAIN)
     tables["By hops"] = group_table(found, metric_of(training))
-    if by_generator(training) and training.frozen.generator is not None:
+    if by_generator(training) and training.graders.generator is not None:
         runs = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
-        tables["What the generator is given"] = served.selection_table(training.frozen.generator, runs, found)
+        tables["What the generator is given"] = served.selection_table(training.graders.generator, runs, found)
     return tables
 
 
@@ -297,33 +304,36 @@ def write_results(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     parts = [f"# {training.recipe.about or training.folder.name}\n", table.markdown()]
     for name, found in tables.items():
         parts += [f"\n## {name}\n", "\n\n".join(one.markdown() for one in found.values())]
-    with atomic_write(training.folder / "table.md") as file:
-        file.write("\n".join(parts))
-    write_json(training.folder / "table.json", {name: scores_json(found) for name, found in scores.items()})
+    write_tables(training.folder, "\n".join(parts), {name: scores_json(found) for name, found in scores.items()})
     title = training.recipe.about or "A search agent, trained"
-    sections = sections_of(training, scores, tables, table)
-    write_report(training.folder / "report.html", title, sections)
+    write_report(training.folder / "report.html", title, sections_of(training, scores, tables, table))
     return table
 
 
 def sections_of(
     training: AgentTraining, scores: dict[str, Scores], tables: dict[str, dict[str, Table]], table: Table
 ) -> list[Section]:
-    """The report: what was learnt, how, and what the runs look like."""
+    """The report: headline, curves, bars and tables of each set, example runs, settings and files."""
     metric = metric_of(training)
-    sections: list[Section] = [TableSection("What was learnt", table), *_curves(training)]
+    sections: list[Section] = [TableSection("What was learnt", table)]
+    for path in sorted((training.folder / "warm-start").glob("round-*/metrics.jsonl")):
+        loss = series_of([row for _, row in read_jsonl(path)], "loss", "loss")
+        sections.append(PlotSection("Warm start", line_plot([loss], "step", "loss"), "Supervised loss a token."))
+    for stage in training.stages:
+        sections += _curve(stage)
     for name, found in scores.items():
         bars = _bars(training, found, metric)
         sections.append(PlotSection(f"Before and after, by hops: {name}", bars, f"{metric}, greedy"))
         shown = {heading: one for heading, one in tables[name].items() if heading != "Means"}
         sections += [TableSection(f"{heading}: {name}", one) for heading, one in shown.items()]
-    return [
-        *sections,
-        _examples(training),
-        SettingsSection("Settings", dump_settings(training.recipe)),
-        FilesSection("Files", files_of(training)),
-        TextSection("Again", f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"),
-    ]
+    command = f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"
+    return [*sections, _examples(training), *closing_sections(training.recipe, files_of(training), command)]
+
+
+def closing_sections(recipe: Settings, files: dict[str, str], command: str) -> list[Section]:
+    """The last sections of a report: settings, files, and the command that repeats the run."""
+    settings = SettingsSection("Settings", dump_settings(recipe))
+    return [settings, FilesSection("Files", files), TextSection("Again", command)]
 
 
 def _examples(training: AgentTraining) -> TrajectorySection:
@@ -331,30 +341,17 @@ def _examples(training: AgentTraining) -> TrajectorySection:
     runs = _trajectories(training, after, column)
     text = "Blue is what the agent wrote and is trained on; the rest was written by the environment."
     if by_generator(training):
-        runs = served.with_answers(training.frozen, cell_folder(training, after, column), runs)
+        runs = served.with_answers(training.graders, cell_folder(training, after, column), runs)
         text += " The answer is the generator's."
     shown = sorted(runs[: 5 * EXAMPLES], key=lambda run: -len(run.searches))
-    examples = (*_first(shown, EXAMPLES // 2, right=True), *_first(shown, EXAMPLES // 2, right=False))
+    right = [run for run in shown if exact_match(run.answer, run.question.answers)]
+    wrong = [run for run in shown if not exact_match(run.answer, run.question.answers)]
+    examples = (*right[: EXAMPLES // 2], *wrong[: EXAMPLES // 2])
     return TrajectorySection("Runs of the trained agent, right and wrong", examples, text)
 
 
-def _first(runs: Sequence[Trajectory], count: int, right: bool) -> tuple[Trajectory, ...]:
-    return tuple(run for run in runs if exact_match(run.answer, run.question.answers) == right)[:count]
-
-
-def _curves(training: AgentTraining) -> list[Section]:
-    """Warm start and reinforcement learning, step by step."""
-    sections: list[Section] = []
-    for path in sorted((training.folder / "warm-start").glob("round-*/metrics.jsonl")):
-        loss = series_of([row for _, row in read_jsonl(path)], "loss", "loss")
-        sections.append(PlotSection("Warm start", line_plot([loss], "step", "loss"), "Supervised loss a token."))
-    for stage in training.stages:
-        sections += _curve(stage)
-    return sections
-
-
 def _curve(stage: Stage) -> list[Section]:
-    """Reward by step; rejection sampling has a loss instead."""
+    """Reward by step, or the loss of rejection sampling."""
     name = f": {stage.name}" if stage.name else ""
     if stage.recipe.learn == "rejection":
         found = [row for path in stage.folder.glob("round-*/metrics.jsonl") for _, row in read_jsonl(path)]
@@ -380,13 +377,11 @@ def _bars(training: AgentTraining, found: Scores, metric: str) -> Svg:
 
 
 def files_of(training: AgentTraining) -> dict[str, str]:
-    """Path → what it is, of every file a reader may want."""
+    """Path → description of the result files."""
     folder, (before, after) = training.folder, training.compared
     curves = [stage for stage in training.stages if stage.recipe.learn == "rl"]
     named = {
-        folder / "report.html": "the report",
-        folder / "table.md": "all tables",
-        folder / "table.json": "the same for programs",
+        **{folder / name: what for name, what in RESULT_FILES.items()},
         folder / "table": "a run folder for every cell of the table",
         training.policy_folder(after): "the trained policy, a Hugging Face folder",
         training.policy_folder(before): "the policy before reinforcement learning",

@@ -92,12 +92,12 @@ def run_agent(
 
 
 def load_asked(settings: RunSettings) -> list[Question]:
-    """The questions of a file, or of a split of a data-set folder."""
+    """The first `count` questions that the settings name."""
     return questions_at(Path(settings.questions), settings.split)[: settings.count]
 
 
 def questions_at(path: Path, split: str | None) -> list[Question]:
-    """The questions of a file, or of a split of a data-set folder, which may be left out where there is only one."""
+    """The questions of a file, or of a split of a data-set folder; `split` may be `None` where there is one split."""
     if not path.is_dir():
         if split is not None and path.exists():
             raise SettingError(f"{path} is a file, which has no splits; leave --split out, or name the data-set folder")
@@ -109,7 +109,7 @@ def questions_at(path: Path, split: str | None) -> list[Question]:
 
 
 def check_questions(path: Path, split: str | None) -> None:
-    """Refuse questions that are not there, before anything else is opened. What is in the files is not read."""
+    """Refuse a missing file or split without reading the questions."""
     if not path.is_dir():
         if not path.exists():
             raise DataError(f"there is no file {path}; check the path")
@@ -122,10 +122,7 @@ def check_questions(path: Path, split: str | None) -> None:
 
 
 def check_gold(questions: Iterable[Question], retriever: Retriever, index: str) -> None:
-    """Refuse questions about another corpus: their gold passages could never be found.
-
-    Of a retriever whose corpus is far away nothing can be said.
-    """
+    """Refuse questions whose gold passages are not in the retriever's corpus, where that is known."""
     corpus = retriever.corpus
     if corpus is None:
         return

@@ -1,8 +1,9 @@
-"""Demonstrations: scripted agents write trajectories in the policy's own ids, for supervised training."""
+"""Demonstrations: trajectories of scripted agents in the policy's token ids, for supervised training."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -25,7 +26,7 @@ from coseek.training.trainer.data_order import derive_seed
 from coseek.world.world import World, make_world
 
 TOKENIZER_WORLDS = 6
-"""Throw-away worlds whose text the tokenizer learns from: every word of the language is in them."""
+"""Throw-away worlds that the tokenizer is trained on; together they hold every word of the language."""
 
 
 def demonstrate(
@@ -36,10 +37,13 @@ def demonstrate(
     questions: Callable[[str], Sequence[Question]],
     progress: Progress,
 ) -> list[Trajectory]:
-    """All demonstrations of a recipe. Throw-away worlds are searched with BM25, whatever the agent will search with."""
+    """All demonstrations of a recipe's warm start. Throw-away worlds are always searched with BM25."""
     settings = recipe.warm_start
     assert settings is not None
-    demonstrator = make_demonstrator(settings)
+    demonstrators: dict[str, ScriptedAgent] = {
+        "expert": ExpertAgent(settings.expert), "rules": RuleAgent(), "gold": GoldAnswerAgent()
+    }  # fmt: skip
+    demonstrator = demonstrators[settings.demonstrator]
     shown: list[Trajectory] = []
     places: Iterator[tuple[Retriever, Sequence[Question]]]
     if uses_worlds(settings):
@@ -60,10 +64,9 @@ def demonstrate(
         for name in ("direct", "rag"):
             limits = recipe.limits.model_copy(update={"passages_per_search": recipe.table.rag_passages})
             once = load_protocol(name, recipe.prompt_template, run_files=True)
+            seed = derive_seed(recipe.seed, name, number)
             answered = [question for question in few if question.answers]
-            shown += _written(
-                GoldAnswerAgent(), once, tokenizer, place, answered, limits, derive_seed(recipe.seed, name, number)
-            )
+            shown += _written(GoldAnswerAgent(), once, tokenizer, place, answered, limits, seed)
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
             some = rng.sample(asked, round(share * len(asked)))
@@ -74,19 +77,12 @@ def demonstrate(
     return shown
 
 
-def make_demonstrator(settings: WarmStartSettings) -> ScriptedAgent:
-    """Who demonstrates."""
-    if settings.demonstrator == "expert":
-        return ExpertAgent(settings.expert)
-    return RuleAgent() if settings.demonstrator == "rules" else GoldAnswerAgent()
-
-
 def uses_worlds(settings: WarmStartSettings) -> bool:
     return settings.demonstrator == "expert" and settings.worlds > 0
 
 
 def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:
-    """Worlds that share their words with every other one, and no fact."""
+    """The worlds of the demonstrations: their words are those of all worlds, their facts are not."""
     settings = recipe.warm_start
     assert settings is not None
     for number in range(settings.worlds):
@@ -94,18 +90,17 @@ def throw_away_worlds(recipe: AgentRecipe) -> Iterator[World]:
 
 
 def texts_of(recipe: AgentRecipe, dataset: Dataset) -> Iterator[str]:
-    """What a tokenizer is learnt from: throw-away worlds, or the corpus and the training questions."""
+    """The tokenizer's training texts: throw-away worlds, or the corpus and the training questions."""
     settings = recipe.warm_start
     if settings is not None and uses_worlds(settings):
-        for number, world in enumerate(throw_away_worlds(recipe)):
-            if number == TOKENIZER_WORLDS:
-                return
-            yield from _texts(world.corpus, world.questions["train"])
+        for world in islice(throw_away_worlds(recipe), TOKENIZER_WORLDS):
+            yield from texts_in(world.corpus, world.questions["train"])
     else:
-        yield from _texts(dataset.corpus, dataset.questions(recipe.data.train))
+        yield from texts_in(dataset.corpus, dataset.questions(recipe.data.train))
 
 
-def _texts(corpus: Sequence[Passage], questions: Sequence[Question]) -> Iterator[str]:
+def texts_in(corpus: Sequence[Passage], questions: Sequence[Question]) -> Iterator[str]:
+    """The texts of passages and questions as a prompt spaces them."""
     for passage in corpus:
         yield f"{passage.title} :{passage.text}"
     for question in questions:
@@ -128,7 +123,7 @@ def _written(
 
 
 def notes_of(run: Trajectory) -> list[Trajectory]:
-    """The notes that a run wrote beside its context (Search-o1), each as a ledger of its own."""
+    """The side contexts of a run (Search-o1's reason-in-documents), each as a trajectory."""
     return [
         replace(run, segments=aside, side_contexts=(), searches=(), answer=None, evidence=None)
         for aside in run.side_contexts

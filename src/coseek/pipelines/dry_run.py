@@ -1,13 +1,11 @@
-"""Dry run: everything about a recipe that can be known before its real training.
+"""Dry run of an agent recipe: missing paths, estimated memory and time (`estimate.py`), and one small step.
 
-Three looks: what it names is there; what it needs in memory and time (`estimate.py`); and the recipe itself, run
-through the real driver for one step of every stage, with an untrained model of the same architecture in small, in a
-tiny laptop world. Algorithm, reward, protocol and stages are the recipe's; sizes and budgets are not, and what the
-small model writes means nothing.
+The small step runs the real training for one step of every stage in a tiny laptop world, with an untrained model of
+the same architecture in small. Algorithm, reward, protocol and stages are the recipe's; sizes and budgets are not.
 """
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -27,28 +25,31 @@ from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings, problem_of
 from coseek.pipelines.agent_recipe import STAGED, AgentRecipe, RecipePath, paths_of
+from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.estimate import GIB, Memory, Shape, Work, memory_of, shape_of, work_of
 from coseek.pipelines.grader_settings import ORACLE
-from coseek.pipelines.precisions import resolve_recipe
+from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
 WORLD = WorldSettings(size="tiny", train=12, dev=4, test=4)
-"""Where the step is taken."""
+"""The world of the small step."""
 LAYERS, HEADS, HEAD_SIZE = 2, 2, 8
-"""What is left of the model; grouped heads stay grouped."""
+"""The small model's shape; grouped heads stay grouped."""
 VOCABULARY = 1200
 BUDGETS = {
     "max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 16, "max_observation_tokens": 96, "max_tokens": 2048,
 }  # fmt: skip
 """Upper bounds of the recipe's own limits."""
+REPORTED = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
+"""Metrics of the small step that are reported."""
 TOO_MUCH = ("", "more than there is", "try policy.workers: fsdp2, checkpointing, lora, fewer micro_batch_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class StageEstimate:
-    """One stage: what it is expected to cost, and what came of a step in small."""
+    """The estimates of one stage, and the metrics of its small step."""
 
     name: str
     memory: Memory
@@ -58,14 +59,14 @@ class StageEstimate:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What was found."""
+    """The findings of a dry run."""
 
     recipe: AgentRecipe
     paths: tuple[tuple[RecipePath, str], ...]
-    """Every path with what is wrong with it; empty when nothing is."""
+    """Every path and its problem; empty without one."""
     shape: Shape
     source: str
-    """Where the shape is known from."""
+    """Where the shape was read."""
     looks: tuple[StageEstimate, ...]
 
     @property
@@ -73,7 +74,7 @@ class DryRun:
         return [(named, problem) for named, problem in self.paths if problem]
 
     def refuse(self) -> None:
-        """Raise one sentence when something is missing."""
+        """Raise `DataError` when something is missing."""
         if self.missing:
             listed = "; ".join(f"{problem} ({named.setting})" for named, problem in self.missing)
             raise DataError(f"the recipe cannot be trained yet: {listed}. Put it there, or name another: SETTING=PATH")
@@ -92,23 +93,15 @@ class DryRun:
     def _stage(self, look: StageEstimate) -> JsonObject:
         memory: JsonObject = {f"{name}_gib": value / GIB for name, value in look.memory.parts.items()}
         work = look.work
-        return {
-            "stage": look.name,
-            "memory": {**memory, "needed_gib": look.memory.needed / GIB},
-            "time": {
-                "runs": work.runs,
-                "written_tokens": work.written,
-                "read_tokens": work.read,
-                "rollout_s": work.rollout_s,
-                "update_s": work.update_s,
-                "steps": work.steps,
-                "hours": work.total_s / 3600,
-            },
-            "step": cast(Json, dict(look.step)),
-        }
+        time: JsonObject = {
+            "runs": work.runs, "written_tokens": work.written, "read_tokens": work.read, "rollout_s": work.rollout_s,
+            "update_s": work.update_s, "steps": work.steps, "hours": work.total_s / 3600,
+        }  # fmt: skip
+        memory["needed_gib"] = look.memory.needed / GIB
+        return {"stage": look.name, "memory": memory, "time": time, "step": cast(Json, dict(look.step))}
 
     def table(self) -> Table:
-        """For people: part, what, and what it comes to."""
+        """The findings as rows of part, value and detail."""
         rows = [("path", named.setting, problem or f"{named.path}: there") for named, problem in self.paths]
         rows.append(("model", f"{_count(self.shape.parameters)} weights", self.source))
         machine = self.recipe.machine
@@ -134,7 +127,7 @@ def _count(number: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the unit in which it is a number to read."""
+    """A duration in h, min or s."""
     units = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
     name, size = next(((name, size) for name, size in units if seconds >= 2.0 * size), units[-1])
     return f"{seconds / size:.3g} {name}"
@@ -150,9 +143,9 @@ def _said_of(work: Work) -> str:
 
 
 def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
-    """All three looks. What is missing is told, not raised: see `DryRun.refuse`."""
+    """Make a dry run. Missing paths are reported, not raised: see `DryRun.refuse`."""
     recipe = resolve_recipe(recipe)
-    check_settings(recipe)  # the rehearsal has data of its own, which would hide a misfit
+    check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
     paths = tuple((named, problem_of(named)) for named in paths_of(recipe))
     with tempfile.TemporaryDirectory(prefix="coseek-dry-run-") as folder:
@@ -169,27 +162,24 @@ def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
 
 
 def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path, progress: Progress) -> list[dict[str, float]]:
-    """The last line of metrics of every stage, after one step of each."""
+    """Train one small step of every stage; returns the last metrics of each."""
     protocol = load_protocol(recipe.protocol, recipe.prompt_template, run_files=True)
     small_model(recipe, shape, protocol, folder / "model")
     training = AgentTraining(small_recipe(recipe, folder), folder / "run", progress)
     training.begin(resume=False)
     training.train()
-    places = [stage.folder for stage in training.stages] or [folder / "run" / "warm-start"]
-    return [_last_line(place) for place in places]
-
-
-def _last_line(folder: Path) -> dict[str, float]:
-    """What is worth telling of the last step: reward, faults, how far sampler and trainer are apart, the update."""
-    path = next(iter(sorted(folder.glob("**/metrics.jsonl"))))
-    *_, (_, row) = read_jsonl(path)
-    wanted = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
-    return {name: float(cast(float, row[name])) for name in wanted if isinstance(row.get(name), int | float)}
+    metrics: list[dict[str, float]] = []
+    for place in [stage.folder for stage in training.stages] or [folder / "run" / "warm-start"]:
+        *_, (_, row) = read_jsonl(min(place.glob("**/metrics.jsonl")))
+        values = {name: row[name] for name in REPORTED if isinstance(row.get(name), int | float)}
+        metrics.append({name: float(cast(float, value)) for name, value in values.items()})
+    return metrics
 
 
 def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: Path) -> None:
-    """An untrained model of the policy's architecture, with a tokenizer learnt from the tiny world and the prompt."""
-    texts = [*_texts(protocol)]
+    """Make an untrained model of the policy's architecture, with a tokenizer trained on the tiny world."""
+    world = make_world(WORLD)
+    texts = [protocol.template.file.prompt, *texts_in(world.corpus, world.questions["train"])]
     if recipe.policy.folder is None:
         laptop = LaptopSettings(
             hidden=HEADS * HEAD_SIZE, layers=recipe.policy.laptop.layers[:LAYERS], heads=HEADS, kv_heads=1,
@@ -199,21 +189,19 @@ def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: P
         return
     tokenizer = HfTokenizer(train_tokenizer(texts, (), VOCABULARY))
     source = Path(recipe.policy.folder).expanduser()
-    there = (source / "config.json").is_file()
-    config = AutoConfig.from_pretrained(source, local_files_only=True) if there else _config_of(shape)
+    if (source / "config.json").is_file():
+        config = AutoConfig.from_pretrained(source, local_files_only=True)
+    else:
+        row = shape.config()
+        config = AutoConfig.for_model(str(row.pop("model_type")), **row)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = AutoModelForCausalLM.from_config(_shrunk(config, shape, tokenizer))
     save_model(model, tokenizer, folder)
 
 
-def _config_of(shape: Shape) -> PretrainedConfig:
-    row = shape.config()
-    return AutoConfig.for_model(str(row.pop("model_type")), **row)
-
-
 def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> PretrainedConfig:
-    """The same kind of model, narrow and flat. Whatever else its configuration says stays as it is."""
+    """A configuration with small sizes; everything else is kept."""
     row = config.to_dict()
     kinds = row.get("layer_types")
     row |= {
@@ -233,17 +221,8 @@ def _shrunk(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer) -> P
     return AutoConfig.for_model(kind, **row)
 
 
-def _texts(protocol: Protocol) -> Iterable[str]:
-    world = make_world(WORLD)
-    yield protocol.template.file.prompt
-    for passage in world.corpus:
-        yield f"{passage.title} :{passage.text}"
-    for question in world.questions["train"]:
-        yield question.question
-
-
 def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
-    """The recipe with one small step a stage, in a tiny world, with the small model in every model's place."""
+    """The recipe with one small step a stage, in a tiny world, with the small model as every model."""
     tree = dump_settings(recipe)
     small = _small(recipe, str(folder / "model"))
     stages = {
@@ -256,7 +235,7 @@ def small_recipe(recipe: AgentRecipe, folder: Path) -> AgentRecipe:
 
 
 def _small(recipe: AgentRecipe, model: str) -> JsonObject:
-    """What is laid over the recipe and over each of its stages."""
+    """Settings that replace those of the recipe and of each stage."""
     tiny = dump_settings(WORLD)
     engine = dict(recipe.data.training_retriever or {})
     if engine.get("retriever") == "noisy":

@@ -1,20 +1,19 @@
-"""Training a retriever: labels, or lessons in throw-away worlds → an encoder folder and what it finds.
+"""Train a retriever: labels, or lessons in throw-away worlds → an encoder folder and its retrieval metrics.
 
-    OUT/recipe.yaml      the whole recipe, versions and commit
+    OUT/recipe.yaml      the recipe, versions and commit
     OUT/start            the untrained encoder, where one is made
-    OUT/checkpoints      where a stopped run goes on
-    OUT/metrics.jsonl    one line every few updates, one for each look at what is held out
+    OUT/checkpoints      optimiser and data state
+    OUT/metrics.jsonl    one line every few updates, one for each evaluation
     OUT/encoder          the trained encoder: a sentence-transformers folder with its `coseek.yaml`
-    OUT/table.md, .json  what it finds for held-out turns, beside BM25 and what it began as
+    OUT/table.md, .json  retrieval metrics on held-out turns, beside BM25 and the untrained encoder
 
-Every stage is passed over when its result is there, so a stopped run goes on where it was.
+A part whose result exists is skipped, so a stopped run resumes.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -23,10 +22,10 @@ from torch import nn
 from transformers import set_seed
 
 from coseek.core.errors import DataError, RunError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, atomic_write, read_json, write_json
-from coseek.core.lock import Lock, kept_lock
-from coseek.core.progress import NoProgress, Progress
+from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
+from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings
+from coseek.data.identities import Identities
 from coseek.data.passage import Corpus, Passage
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
@@ -35,7 +34,7 @@ from coseek.measure.table import Table
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
 from coseek.pipelines.part_identities import retriever_identities
-from coseek.pipelines.run_record import begin
+from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
 from coseek.retrieval.vectors.encoder import encoder_folder
@@ -61,40 +60,30 @@ from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.lora import attach
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.metrics_sender import tracked
-from coseek.training.trainer.workers import ALONE, Workers, workers_here
+from coseek.training.trainer.workers import workers_here
 from coseek.world.world import make_world
 
 
 class EncoderData(NamedTuple):
-    """What is learnt from, and what is looked at."""
+    """Label sets for training and for evaluation."""
 
     train: list[LabelSet]
     held_out: HeldOut | None
 
 
-@dataclass
-class RetrieverTraining:
-    """One run of a recipe in a folder."""
+class RetrieverTraining(TrainingRun[RetrieverRecipe]):
+    """The training of one encoder."""
 
-    recipe: RetrieverRecipe
-    folder: Path
-    progress: Progress = field(default_factory=NoProgress)
-    workers: Workers = ALONE
-    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
-    """The first worker's claim to the folder, from `begin` on."""
+    def identities(self) -> Identities:
+        return retriever_identities(self.recipe)
 
-    def begin(self, resume: bool) -> None:
-        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
-        self.recipe = self.workers.agree(lambda: self._begun(resume))
-
-    def _begun(self, resume: bool) -> RetrieverRecipe:
-        with kept_lock(self.folder) as self._lock:
-            self.check()
-            identities = retriever_identities(self.recipe)
-            return begin(self.folder, self.recipe, resume, bound, identities, say=self.progress.say)
+    def bound(self, recipe: RetrieverRecipe) -> JsonObject:
+        tree = dump_settings(recipe)
+        del tree["track"]
+        return tree
 
     def check(self) -> None:
-        """Find what is wrong with trackers, labels, encoder and corpus before anything is written."""
+        """Refuse trackers, labels, an encoder or a corpus that cannot be used, before anything is written."""
         for name in self.recipe.track:
             find_tracker(name)
         if self.recipe.encoder is not None:
@@ -109,7 +98,7 @@ class RetrieverTraining:
 
     @cached_property
     def start_folder(self) -> Path:
-        """What training begins with."""
+        """The encoder that training starts from; made here where the recipe names none."""
         if self.recipe.encoder is not None:
             return encoder_folder(self.recipe.encoder)
         folder = self.folder / "start"
@@ -118,7 +107,7 @@ class RetrieverTraining:
         return folder
 
     def _texts(self) -> list[str]:
-        """What a tokenizer is learnt from."""
+        """The texts that a new tokenizer is trained on."""
         if self.recipe.lessons is None:
             return [
                 text
@@ -131,27 +120,20 @@ class RetrieverTraining:
 
     @cached_property
     def card(self) -> EncoderCard:
-        """How the trained encoder wants to be used."""
+        """The card of the trained encoder: prompts, pooling, view and token limits."""
         start, recipe = EncoderCard.of(self.start_folder), self.recipe
-        said: JsonObject = {
-            name: value for name in ("query_prompt", "passage_prompt", "pooling")
-            if (value := getattr(recipe, name)) is not None
-        }  # fmt: skip
-        asked = {"query_tokens": recipe.query_tokens, "passage_tokens": recipe.passage_tokens}
-        said |= {name: self._readable(name, tokens) for name, tokens in asked.items() if tokens is not None}
-        return start.model_copy(update={**said, "view": recipe.view or start.view})
-
-    def _readable(self, name: str, tokens: int) -> int:
-        """So many tokens, or as many as the encoder that is trained can read."""
+        names = ("query_prompt", "passage_prompt", "pooling", "query_tokens", "passage_tokens")
+        changed = {name: value for name in names if (value := getattr(recipe, name)) is not None}
         most = most_read(self.start_folder)
-        if most is None or tokens <= most:
-            return tokens
-        self.progress.say(f"{name} is {most} and not {tokens}: {self.start_folder.name} reads no more")
-        return most
+        for name in ("query_tokens", "passage_tokens"):
+            if most is not None and changed.get(name, 0) > most:
+                self.progress.say(f"{name} is {most} and not {changed[name]}: {self.start_folder.name} reads no more")
+                changed[name] = most
+        return start.model_copy(update={**changed, "view": recipe.view or start.view})
 
     @cached_property
     def seen(self) -> Callable[[Query], str]:
-        """A query through the view, as the trained encoder will be shown it."""
+        """Maps a query to the text that the encoder reads, through the card's view."""
         card = self.card
         settings = EmbeddingSettings(
             encoder=str(self.start_folder),
@@ -163,7 +145,7 @@ class RetrieverTraining:
 
     @cached_property
     def material(self) -> EncoderData:
-        """Label sets to train on, and those that are looked at."""
+        """Label sets for training and for evaluation."""
         recipe, seed = self.recipe, derive_seed(self.recipe.seed, "held out")
         if recipe.lessons is not None:
             return self._lessons(seed)
@@ -200,7 +182,7 @@ class RetrieverTraining:
         return EncoderEvaluator(held_out, self.card, self.seen) if held_out is not None else None
 
     def rows(self) -> list[TrainingExample]:
-        """What is trained on. A query that the view makes nothing of (an empty one) teaches nothing."""
+        """The training examples. Examples whose query is empty under the view are dropped."""
         rows = [TrainingExample.of(label, self.seen) for label in self.material.train]
         if self.recipe.loss.kind == "kl" and not all(row.targets for row in rows):
             raise DataError("the loss `kl` needs label sets with targets (coseek label --method replug)")
@@ -212,7 +194,7 @@ class RetrieverTraining:
         return kept
 
     def train(self) -> None:
-        """Everything up to the trained encoder."""
+        """Train and save the encoder; does nothing where it exists."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         trackers, path = self.recipe.track if self.workers.first else (), self.folder / "metrics.jsonl"
@@ -224,7 +206,7 @@ class RetrieverTraining:
         if self.encoder_folder.exists():
             return
         if not self.workers.first:
-            self.workers.wait()  # the first one makes what is made
+            self.workers.wait()  # the first worker makes the untrained encoder
         _ = self.start_folder
         if self.workers.first:
             self.workers.wait()
@@ -233,8 +215,12 @@ class RetrieverTraining:
         order = ExampleOrder(self.rows(), settings.batch_size, self.recipe.loss.negatives, self.recipe.seed)
         steps = settings.steps or order.steps(settings.epochs)
         began = last_checkpoint(self.folder / "checkpoints")
-        if began is None:
-            self._look_before(model)
+        if began is None and self.looker is not None and self.workers.first:
+            # Stored, since the untrained weights are gone after training.
+            found = {"before": self.looker.look(model)}
+            if self.recipe.held_out.bm25:
+                found["BM25"] = self.looker.bm25()
+            write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
         trainer = self._trainer(model, order, steps, began)
         self.progress.stage("training", steps)
         trainer.train(resume_from_checkpoint=str(began) if began is not None else None)
@@ -243,7 +229,7 @@ class RetrieverTraining:
         self.workers.wait()
 
     def open(self, folder: Path) -> SentenceTransformer:
-        """An encoder on the processor, in float32, pooling as it will."""
+        """Open an encoder on the CPU in float32, with the recipe's pooling."""
         with quiet():
             model = SentenceTransformer(
                 str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": torch.float32}
@@ -254,7 +240,7 @@ class RetrieverTraining:
         return model
 
     def _prepare(self, model: SentenceTransformer) -> None:
-        """What is trained, and what is dropped."""
+        """Freeze layers, attach adapters and set dropout."""
         settings = self.recipe.training
         body: nn.Module = model[0]
         if settings.freeze_layers:
@@ -286,7 +272,7 @@ class RetrieverTraining:
             optimiser=optimiser_of(model, settings, steps),
             evaluator=HeldOutEvaluator(looker, recipe.held_out.k) if looker is not None else None,
             metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.first else None,
-            progress=self.progress if self.workers.first else NoProgress(),
+            progress=self.progress,
         )
 
     def _objective(self, model: SentenceTransformer, notes: CheckpointNotes) -> RetrieverObjective:
@@ -303,19 +289,15 @@ class RetrieverTraining:
         objective.sums |= notes.sums
         return objective
 
-    def _look_before(self, model: SentenceTransformer) -> None:
-        """What the encoder finds before it is trained; written down, since nobody can ask it later."""
-        if self.looker is not None and self.workers.first:
-            found = {"before": self.looker.look(model)}
-            if self.recipe.held_out.bm25:
-                found["BM25"] = self.looker.bm25()
-            write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
-
     def _save(self, model: SentenceTransformer) -> None:
-        """The encoder folder, in one rename."""
+        """Write the encoder folder atomically. Raises `RunError` for weights that are not finite."""
         merge_adapters(model)
-        if share := self.recipe.training.start_share:
-            mix_in(model, self.open(self.start_folder), share)
+        if share := self.recipe.training.start_share:  # (1 − share) · trained + share · start
+            start = self.open(self.start_folder).state_dict()
+            with torch.no_grad():
+                for name, weight in model.state_dict().items():
+                    if weight.is_floating_point():
+                        weight.lerp_(start[name], share)
         if not all(bool(torch.isfinite(weight).all()) for weight in model.state_dict().values()):
             raise RunError("the trained weights are no numbers; start again with a lower learning rate")
         model.max_seq_length = max(self.card.query_tokens, self.card.passage_tokens)
@@ -330,19 +312,19 @@ class RetrieverTraining:
         atomic_folder(self.encoder_folder, fill)
 
     def results(self) -> Table | None:
-        """`table.md` and `table.json`; `None` when nothing is held out."""
+        """Write `table.md` and `table.json`; `None` when nothing is held out."""
         looker = self.looker
         if looker is None:
             return None
-        found = {name: EvaluationResult.from_json(row) for name, row in _object(self.folder / "before.json").items()}
+        rows = cast(dict[str, JsonObject], read_json(self.folder / "before.json"))
+        found = {name: EvaluationResult.from_json(row) for name, row in rows.items()}
         found["trained"] = looker.look(self.open(self.encoder_folder))
         shown: dict[str, EvaluationResult] = {
             name: found[name] for name in ("BM25", "before", "trained") if name in found
         }
         table = results_table(shown, looker.held_out, self.recipe)
-        with atomic_write(self.folder / "table.md") as file:
-            file.write(f"# A retriever\n\n{table.markdown()}")
-        write_json(self.folder / "table.json", results_json(shown, looker.held_out, self.recipe))
+        values = results_json(shown, looker.held_out, self.recipe)
+        write_tables(self.folder, f"# A retriever\n\n{table.markdown()}", values)
         return table
 
 
@@ -356,24 +338,8 @@ def train_and_measure(
     return training, training.results() if training.workers.first else None
 
 
-def bound(recipe: RetrieverRecipe) -> JsonObject:
-    """A recipe without what may change when a run goes on."""
-    tree = dump_settings(recipe)
-    del tree["track"]
-    return tree
-
-
-def mix_in(model: nn.Module, start: nn.Module, share: float) -> None:
-    """Move every weight towards the one it began as: (1 − share) · trained + share · start."""
-    began = start.state_dict()
-    with torch.no_grad():
-        for name, weight in model.state_dict().items():
-            if weight.is_floating_point():
-                weight.lerp_(began[name], share)
-
-
 def freeze(body: nn.Module, layers: int) -> None:
-    """Keep the token embeddings and the lowest layers as they are: the longest list of equal blocks is the layers."""
+    """Freeze the token embeddings and the lowest `layers` blocks of the longest `ModuleList`."""
     lists = [module for module in body.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise SettingError("training.freeze_layers: this encoder has no list of layers; leave the setting out")
@@ -383,9 +349,3 @@ def freeze(body: nn.Module, layers: int) -> None:
     frozen = [module for module in body.modules() if isinstance(module, nn.Embedding)]
     for module in [*frozen, *list(blocks)[:layers]]:
         module.requires_grad_(False)
-
-
-def _object(path: Path) -> Mapping[str, JsonObject]:
-    value = read_json(path)
-    assert isinstance(value, dict)
-    return {name: row for name, row in value.items() if isinstance(row, dict)}

@@ -1,7 +1,7 @@
-"""Estimate: the memory and the time that a recipe needs, worked out from the shape of its model. No torch in here.
+"""Estimates of a recipe's memory and time from the shape of its model. Does not import torch.
 
-Orders of magnitude to plan with, not measurements: each formula says what it leaves out. Memory is that of one device
-among the recipe's, with one worker each.
+Orders of magnitude, not measurements; each formula names what it leaves out. Memory is that of one device, with one
+worker on each.
 """
 
 import re
@@ -12,20 +12,19 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_json
 from coseek.core.hub import way_out
-from coseek.models.laptop import LaptopSettings
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.trainer.settings import LearnerSettings
 
 GIB = 2.0**30
 PROMPT_TOKENS = 200
-"""Tokens of a prompt with its question, about."""
+"""Assumed tokens of a prompt with its question."""
 _QWEN_SIZE = re.compile(r"qwen2\.5-(\d+(?:\.\d)?b)")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides the size of a decoder: a transformer with gated feed-forward parts and grouped heads."""
+    """The sizes of a decoder-only transformer with gated feed-forward layers and grouped-query attention."""
 
     hidden: int
     layers: int
@@ -38,7 +37,7 @@ class Shape:
     attention_bias: bool = True
     """Biases of q, k and v (Qwen2 has them)."""
     attention_layers: int | None = None
-    """Layers that keep keys and values; all of them when not given."""
+    """Layers with a key-value cache; all layers when not given."""
 
     @property
     def cached_layers(self) -> int:
@@ -46,7 +45,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Exact for Llama and Qwen2; a layer that is no attention is counted as one."""
+        """Number of weights: exact for Llama and Qwen2; other layers are counted as attention layers."""
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         attention = self.hidden * (2 * queries + 2 * keys) + (queries + 2 * keys if self.attention_bias else 0)
         layer = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
@@ -54,17 +53,12 @@ class Shape:
         return embeddings + self.layers * layer + self.hidden
 
     def config(self) -> JsonObject:
-        """As a Qwen2 `config.json` says it."""
+        """The shape as a Qwen2 `config.json`."""
         return {
-            "model_type": "qwen2",
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "intermediate_size": self.feed_forward,
-            "vocab_size": self.vocabulary,
-            "tie_word_embeddings": self.tied,
-        }
+            "model_type": "qwen2", "hidden_size": self.hidden, "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.feed_forward, "vocab_size": self.vocabulary, "tie_word_embeddings": self.tied,
+        }  # fmt: skip
 
 
 QWEN25: Mapping[str, Shape] = {
@@ -74,13 +68,16 @@ QWEN25: Mapping[str, Shape] = {
     "7b": Shape(3584, 28, 28, 4, 18_944, 152_064, False, 128),
     "14b": Shape(5120, 48, 40, 8, 13_824, 152_064, False, 128),
 }
-"""The published shapes of Qwen2.5, for models that are not on this disk yet."""
+"""Published shapes of Qwen2.5, for models that are not downloaded yet."""
 
 
 def shape_of(recipe: AgentRecipe) -> tuple[Shape, str]:
-    """The policy's shape, and where it is known from."""
+    """The policy's shape and its source. Raises `DataError` for an unknown shape."""
     if recipe.policy.folder is None:
-        return _of_laptop(recipe.policy.laptop), "policy.laptop"
+        laptop = recipe.policy.laptop
+        cached = sum(kind == "full_attention" for kind in laptop.layers)
+        sizes = (laptop.hidden, len(laptop.layers), laptop.heads, laptop.kv_heads, laptop.feed_forward)
+        return Shape(*sizes, laptop.vocabulary, True, laptop.hidden // laptop.heads, False, cached), "policy.laptop"
     path = Path(recipe.policy.folder).expanduser() / "config.json"
     if path.is_file():
         return shape_of_config(read_json(path), path), str(path)
@@ -92,7 +89,7 @@ def shape_of(recipe: AgentRecipe) -> tuple[Shape, str]:
 
 
 def shape_of_config(config: object, path: Path) -> Shape:
-    """The shape that a `config.json` describes."""
+    """The shape that a `config.json` describes. Raises `DataError` for another kind of model."""
     row = config if isinstance(config, dict) else {}
     try:
         hidden, heads = int(row["hidden_size"]), int(row["num_attention_heads"])
@@ -116,59 +113,40 @@ def shape_of_config(config: object, path: Path) -> Shape:
         ) from None
 
 
-def _of_laptop(laptop: LaptopSettings) -> Shape:
-    return Shape(
-        hidden=laptop.hidden,
-        layers=len(laptop.layers),
-        heads=laptop.heads,
-        kv_heads=laptop.kv_heads,
-        feed_forward=laptop.feed_forward,
-        vocabulary=laptop.vocabulary,
-        tied=True,
-        head_size=laptop.hidden // laptop.heads,
-        attention_bias=False,
-        attention_layers=sum(kind == "full_attention" for kind in laptop.layers),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one device, by what holds them."""
+    """Bytes on one device."""
 
     weights: float
-    """Float32, of the policy."""
+    """Policy weights in float32."""
     gradients: float
     adam: float
     critic: float
-    """The value model with its gradients and moments; PPO only."""
+    """The value model with gradients and moments; PPO only."""
     reference: float
-    """The frozen copy that a KL term compares with."""
+    """The reference policy of the KL term."""
     sampler: float
-    """The copy that rollouts are written with, where its precision is another."""
+    """The sampler's copy of the weights, in another precision."""
     cache: float
-    """Keys and values of the rows that are open at once, each as long as it may become."""
+    """The key-value cache of all concurrent rows at full length."""
     activations: float
-    """What one micro-batch leaves for the backward pass."""
+    """Activations that one micro-batch keeps for the backward pass."""
 
     @property
     def parts(self) -> dict[str, float]:
         return {name: float(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @property
-    def total(self) -> float:
-        return sum(self.parts.values())
-
-    @property
     def needed(self) -> float:
-        """The most that is needed at one time: rollouts and updates take turns, the states stay."""
+        """Peak bytes: rollouts and updates alternate, the states stay."""
         states = self.weights + self.gradients + self.adam + self.critic + self.reference
         return states + max(self.sampler + self.cache, self.activations)
 
 
 def memory_of(recipe: AgentRecipe, shape: Shape) -> Memory:
-    """Weights 4N, gradients 4T, two moments 8T bytes (float32, as the trainer keeps them), and the rest.
+    """Weights 4N, gradients 4T and two moments 8T bytes (float32) for N parameters, T of them trained, and the rest.
 
-    N parameters, of which T are trained: all, or those of the adapters. `fsdp2` gives each device its share of them.
+    `fsdp2` shards them over the devices.
     """
     rl, devices = recipe.rl, recipe.machine.devices
     shared = devices if rl.policy.workers == "fsdp2" else 1
@@ -191,7 +169,7 @@ def memory_of(recipe: AgentRecipe, shape: Shape) -> Memory:
 
 
 def trained_of(shape: Shape, learner: LearnerSettings) -> int:
-    """Parameters that are trained; an adapter of rank r beside an i × o layer has r·(i + o); here beside all."""
+    """Trained parameters. LoRA of rank r adds r·(i + o) to each i × o layer; assumed on all linear layers."""
     if learner.lora is None:
         return shape.parameters
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
@@ -200,11 +178,11 @@ def trained_of(shape: Shape, learner: LearnerSettings) -> int:
 
 
 def activations_of(shape: Shape, learner: LearnerSettings, row_tokens: int) -> float:
-    """Bytes that a micro-batch keeps: in each layer the inputs of its two norms and of every matrix product.
+    """Bytes of a micro-batch's activations: in each layer the inputs of its two norms and of every matrix product.
 
-    A token leaves about 8·h + 2·q + 3·k + 4·f numbers a layer (h hidden, q and k the widths of queries and of keys,
-    f feed-forward), and 3·v for its logits in float32. Attention scores are not kept (fused attention). Recomputed
-    layers (`checkpointing`) keep h each, and one layer in full.
+    About 8·h + 2·q + 3·k + 4·f numbers a token and layer (h hidden, q and k query and key widths, f feed-forward), and
+    3·v float32 numbers for the logits. Fused attention keeps no scores. `checkpointing` keeps h a layer and one layer
+    in full.
     """
     tokens = max(learner.micro_batch_tokens, row_tokens)
     size = 2 if learner.precision == "bfloat16" else 4
@@ -216,35 +194,34 @@ def activations_of(shape: Shape, learner: LearnerSettings, row_tokens: int) -> f
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One step: its tokens at most, its arithmetic, and seconds at the assumed speed."""
+    """Upper bounds of one step: tokens, and seconds at the assumed speed."""
 
     runs: int
     written: int
-    """Tokens that the agent writes, at most."""
+    """Tokens that the agent writes."""
     read: int
-    """Tokens of prompts and documents, at most."""
+    """Tokens of prompts and documents."""
     rollout_s: float
     update_s: float
     steps: int
 
     @property
-    def step_s(self) -> float:
-        return self.rollout_s + self.update_s
-
-    @property
     def total_s(self) -> float:
-        return self.steps * self.step_s
+        return self.steps * (self.rollout_s + self.update_s)
 
 
 def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
-    """Tokens and arithmetic of one step at most: every run takes all its turns, or fills its budget.
+    """Bounds of one step, in which every run takes all turns or fills its token budget.
 
-    2N operations a token forwards and 4N backwards, with 4·L·q a token and token of context for attention. Frozen
-    generators, judges, searches and evaluations are not in it.
+    2N operations a token forwards and 4N backwards, plus 4·L·q a token and token of context for attention. Graders,
+    searches, evaluations and the runs of rejection sampling are left out.
     """
     rl, limits, machine = recipe.rl, recipe.limits, recipe.machine
     if recipe.learn != "rl":
-        return _supervised(recipe, shape)
+        warm = recipe.warm_start
+        sft = recipe.rejection.sft if recipe.learn == "rejection" or warm is None else warm.sft
+        seconds = 6.0 * shape.parameters * sft.tokens_per_step / _rate(machine, machine.update_mfu)
+        return Work(0, 0, sft.tokens_per_step, 0.0, seconds, sft.steps)
     turns = limits.max_turns + 1
     written = turns * limits.max_turn_tokens
     read = PROMPT_TOKENS + limits.max_turns * limits.max_observation_tokens
@@ -260,14 +237,6 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
     rollout = runs * forward * (written_s + read / _rate(machine, machine.update_mfu))
     update = runs * (written + read) * forward * passes / _rate(machine, machine.update_mfu)
     return Work(runs, runs * written, runs * read, rollout, update, rl.steps)
-
-
-def _supervised(recipe: AgentRecipe, shape: Shape) -> Work:
-    """Updates on demonstrations; rejection sampling's own runs come on top."""
-    warm = recipe.warm_start
-    sft = recipe.rejection.sft if recipe.learn == "rejection" or warm is None else warm.sft
-    seconds = 6.0 * shape.parameters * sft.tokens_per_step / _rate(recipe.machine, recipe.machine.update_mfu)
-    return Work(0, 0, sft.tokens_per_step, 0.0, seconds, sft.steps)
 
 
 def _rate(machine: MachineSettings, share: float) -> float:

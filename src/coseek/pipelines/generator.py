@@ -1,18 +1,17 @@
-"""Training a laptop generator: throw-away worlds → lessons → supervised training → a model folder and its table.
+"""Train a laptop generator: throw-away worlds → lessons → supervised training → a model folder and its table.
 
-    OUT/recipe.yaml      the whole recipe, versions and commit
+    OUT/recipe.yaml      the recipe, versions and commit
     OUT/start            the untrained network with its tokenizer
     OUT/training         metrics and checkpoints
-    OUT/generator        the trained model folder; generator.yaml in it is the prompt that it was trained on
-    OUT/table.md, .json  EM on a world that nothing was trained on, with and without its gold passages
+    OUT/generator        the trained model folder; its generator.yaml is the training prompt
+    OUT/table.md, .json  EM on a held-out world, with and without gold passages
 
-Every stage is passed over when its result is there, so a stopped run goes on where it was.
+A part whose result exists is skipped, so a stopped run resumes.
 """
 
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -20,9 +19,6 @@ from statistics import fmean
 import torch
 from transformers import PreTrainedModel
 
-from coseek.core.files import atomic_write, write_json
-from coseek.core.lock import Lock, kept_lock
-from coseek.core.progress import NoProgress, Progress
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
@@ -46,8 +42,8 @@ from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.generator_recipe import GeneratorRecipe
-from coseek.pipelines.run_record import begin
-from coseek.training.sft.loop import SftOutcome, train_sft
+from coseek.pipelines.run_record import TrainingRun, write_tables
+from coseek.training.sft.loop import train_sft
 from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy
@@ -60,23 +56,11 @@ BATCH = 64
 """Questions answered at once."""
 
 
-@dataclass
-class GeneratorTraining:
-    """One run of a recipe in a folder."""
-
-    recipe: GeneratorRecipe
-    folder: Path
-    progress: Progress = field(default_factory=NoProgress)
-    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
-    """The claim to the folder, from `begin` on."""
-
-    def begin(self, resume: bool) -> None:
-        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
-        with kept_lock(self.folder) as self._lock:
-            self.recipe = begin(self.folder, self.recipe, resume, say=self.progress.say)
+class GeneratorTraining(TrainingRun[GeneratorRecipe]):
+    """The training of one laptop generator."""
 
     def train(self) -> None:
-        """Everything up to the trained generator."""
+        """Make the untrained network, train it and save the generator; finished parts are skipped."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         if not self.start_folder.exists():
@@ -84,7 +68,17 @@ class GeneratorTraining:
         if self.generator_folder.exists():
             return
         model = load_model(self.start_folder)
-        outcome = self._train(model)
+        generator = self.generator_of(model, "in training")
+        teacher = ExampleWriter(self.rooms, generator, self.tokenizer, self.recipe.sft.curriculum, self.recipe.passages)
+        outcome = train_sft(
+            model,
+            teacher.draw,
+            self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
+            self.folder / "training",
+            resume=True,
+            evaluate=lambda _: self.look(generator),
+            progress=self.progress,
+        )
         if not outcome.passed:
             self.progress.say(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
 
@@ -104,7 +98,7 @@ class GeneratorTraining:
 
     @property
     def precision(self) -> Precision:
-        """What it answers in."""
+        """The sampling precision."""
         return precision_of(self.recipe.precision, Use.SAMPLING, self.recipe.laptop.hidden, "cpu")
 
     @cached_property
@@ -127,15 +121,11 @@ class GeneratorTraining:
         return make_world(self.recipe.held_out)
 
     def generator_of(self, model: PreTrainedModel, identity: str) -> Generator:
-        """The model as it is now, asked with the prompt of its lessons."""
-        sampling = SamplerSettings(
-            temperature=0.0, max_rows=BATCH, max_tokens=self.recipe.laptop.max_positions, dtype=self.precision
-        )
+        """A greedy generator that writes with `model` and its training prompt."""
+        most = self.recipe.laptop.max_positions
+        sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=most, dtype=self.precision)
         writer = LocalTextModel(
-            model=Sampler(model, self.tokenizer, (), sampling),
-            around=((), ()),
-            max_context=self.recipe.laptop.max_positions,
-            identity=identity,
+            model=Sampler(model, self.tokenizer, (), sampling), around=((), ()), max_context=most, identity=identity
         )
         settings = GeneratorSettings(
             model=str(self.generator_folder), prompt=PROMPT, max_answer_tokens=self.recipe.max_answer_tokens
@@ -152,19 +142,6 @@ class GeneratorTraining:
                 lesson = room.lesson(question, 2, rng)
                 texts += [f" Question : {question.question} So", lesson.written]
         return texts
-
-    def _train(self, model: PreTrainedModel) -> SftOutcome:
-        generator = self.generator_of(model, "in training")
-        teacher = ExampleWriter(self.rooms, generator, self.tokenizer, self.recipe.sft.curriculum, self.recipe.passages)
-        return train_sft(
-            model,
-            teacher.draw,
-            self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
-            self.folder / "training",
-            resume=True,
-            evaluate=lambda _: self.look(generator),
-            progress=self.progress,
-        )
 
     def look(self, generator: Generator) -> dict[str, float]:
         """Strict EM on held-out dev questions, in all and by hops."""
@@ -183,7 +160,7 @@ class GeneratorTraining:
     def _runs(
         self, generator: Generator, asked: Sequence[Question], room: WorldSampler, gold: bool
     ) -> list[Trajectory]:
-        """Every question answered once: with its gold passages among others, or with what BM25 finds for its text."""
+        """Answer each question once, from its gold passages among others or from BM25's top passages."""
         count, seed = self.recipe.table.passages, self.recipe.table.seed
         given = [
             room.passages(one, count, random.Random(f"{seed}/{one.id}")) if gold else tuple(room.found[one.id][:count])
@@ -198,7 +175,7 @@ class GeneratorTraining:
         return runs
 
     def measure(self) -> Scores:
-        """The trained generator on questions of the held-out world that were never looked at."""
+        """Score the trained generator on the test split of the held-out world."""
         model = load_model(self.generator_folder, self.precision)
         generator = self.generator_of(model, "trained")
         room = WorldSampler(self.held_out, "test")
@@ -213,14 +190,13 @@ class GeneratorTraining:
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json`; returns the table."""
         table = group_table(scores)
-        with atomic_write(self.folder / "table.md") as file:
-            file.write(f"# A laptop generator\n\n{table.markdown()}\n{main_table(scores).markdown()}")
-        write_json(self.folder / "table.json", scores_json(scores))
+        text = f"# A laptop generator\n\n{table.markdown()}\n{main_table(scores).markdown()}"
+        write_tables(self.folder, text, scores_json(scores))
         return table
 
 
 def _run(question: Question, passages: Sequence[Passage], written: GeneratorOutput) -> Trajectory:
-    """A question and its answer as a trajectory without tokens, so that it is scored like any other."""
+    """A question and its answer as a trajectory without tokens, for scoring."""
     hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(passages))
     return Trajectory(
         question=question,

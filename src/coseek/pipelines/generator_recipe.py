@@ -1,4 +1,4 @@
-"""Recipe of a laptop generator: everything that decides how it is trained and measured. Does not import torch."""
+"""The recipe of a laptop generator's training and measurement. Does not import torch."""
 
 from pydantic import Field
 
@@ -21,29 +21,29 @@ class GeneratorTable(Settings):
     """The measurements."""
 
     dev_questions: int = Field(default=150, ge=1)
-    """Questions that the gate looks at."""
+    """Questions of the gate."""
     questions: int = Field(default=800, ge=1)
-    """Questions of the last measurement, at most."""
+    """Questions of the final measurement, at most."""
     passages: int = Field(default=5, ge=2)
-    """Passages of a measured question, its gold ones among them."""
+    """Passages of a question, gold ones included."""
     seed: int = 0
-    """Seed of the order of the passages, and of the bootstrap."""
+    """Seed of the passages' order and of the bootstrap."""
 
 
 class GeneratorRecipe(Settings):
-    """How a laptop generator is trained and measured."""
+    """The training and measurement of a laptop generator."""
 
     seed: int = 0
-    """Everything random in the run follows from it, but for the held-out world, which has a seed of its own."""
+    """Seed of everything but the held-out world, which has its own."""
     worlds: int = Field(default=40, ge=1)
-    """Throw-away worlds that lessons are drawn from: no fact of the measured world is in them."""
+    """Throw-away worlds of the lessons, without facts of the held-out world."""
     world: WorldSettings = _world(size="compact", train=400, dev=0, test=0, comparison=0.2, constraint=0.15)
-    """What a throw-away world is like; each has another seed. Comparisons and constraints are more than are asked: they
-    are the last to be learnt."""
+    """Settings of a throw-away world; each has another seed. It has more comparisons and constraints than the held-out
+    world, since they are learnt last."""
     held_out: WorldSettings = _world(seed=8, size="small", train=0)
-    """The world that the gate (split dev) and the last measurement (split test) look at."""
+    """The world of the gate (split dev) and of the final measurement (split test)."""
     passages: tuple[int, int] = (2, 6)
-    """Fewest and most passages of a lesson; a question has one more than its gold ones at least."""
+    """Fewest and most passages of a lesson; at least one more than its gold passages."""
     laptop: LaptopSettings = LaptopSettings(
         layers=("conv", "full_attention", "conv", "full_attention", "conv", "full_attention"), vocabulary=2500
     )
@@ -70,10 +70,10 @@ class GeneratorRecipe(Settings):
     )
     """The supervised training; the gate is strict EM on held-out questions with gold passages among others."""
     max_answer_tokens: int = Field(default=160, ge=1)
-    """Tokens that the generator may write, its reasons included."""
+    """Limit of an answer, rationale included."""
     precision: SamplingPrecision = "float32"
-    """Of weights and cache while it answers."""
+    """Precision of weights and cache while answering."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads; as many as there are cores when not set."""
+    """CPU threads; all cores when not set."""
     table: GeneratorTable = GeneratorTable()
     """The measurements."""

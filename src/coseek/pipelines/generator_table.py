@@ -1,8 +1,7 @@
-"""Served: the table of agents that give no answer (s3). What a run found is given to the recipe's own frozen generator,
-and what that answers is measured, beside naive RAG with the same generator, prompt and budget (004, table 1).
+"""The table of agents that only search (s3): the recipe's generator answers from what each run found.
 
-The generator's answers and the judge's verdicts stand beside each cell of the table, as `coseek score` writes and reads
-them, and its texts in the run's cache: measuring twice asks nobody.
+The answers are compared with naive RAG of the same generator, prompt and budget (004, table 1). Answers and verdicts
+are stored beside each cell, as `coseek score` does, so that measuring again asks no model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from statistics import fmean
 
 from coseek.agents.run_questions import row_seed
 from coseek.data.identities import questions_digest
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
@@ -21,7 +20,7 @@ from coseek.graders.grading import BATCH, answer_cache, generate_answers, judge_
 from coseek.graders.judge import Claim
 from coseek.measure.component_scores import Answers, component_run
 from coseek.measure.score import ScoredRun, Scores, Verdicts
-from coseek.measure.searched import Answered, search_questions
+from coseek.measure.searched import search_questions
 from coseek.measure.table import Table, show
 from coseek.pipelines.grader_settings import Graders
 from coseek.retrieval.retriever import Retriever
@@ -31,78 +30,66 @@ GIVEN = ("context_passages", "context_tokens")
 MAIN = (*ANSWERS, "recall", "answer_hit", "searches", "agent_tokens", *GIVEN)
 """Columns of the tables of means."""
 PAIRED = ("gen_acc", "em", "recall", "context_tokens")
-"""What is compared, question by question."""
+"""Metrics of the paired comparisons."""
 GROUPS = ("hops", "chain")
 CHAIN = "2+ hops"
-"""The questions that one search does not settle: where a gain can be."""
+"""The questions that need more than one search."""
 
 
 def identities_of(retriever: Retriever, questions: Sequence[Question], k: int, seed: int) -> dict[str, str]:
-    """All that a run of `naive_rag` depends on."""
-    return {
-        "questions": questions_digest(questions),
-        "agent": f"naive RAG, {k} passages",
-        "seed": str(seed),
-        "retriever": retriever.identity,
-    }
+    """Digests of what a run of `naive_rag` depends on."""
+    agent, digest = f"naive RAG, {k} passages", questions_digest(questions)
+    return {"questions": digest, "agent": agent, "seed": str(seed), "retriever": retriever.identity}
 
 
 def naive_rag(run: Run, retriever: Retriever, questions: Sequence[Question], k: int, seed: int) -> None:
-    """One search with the question itself, as a run without tokens that serves its first `k` passages."""
+    """Search once with each question; stores runs without tokens that serve the first `k` passages."""
     with run.open_for_append(identities_of(retriever, questions, k, seed)) as file:
         done = {ident for ident, _ in run.done()}
         left = [question for question in questions if question.id not in done]
         for batch in search_questions(retriever, left, k, BATCH):
-            for found in batch:
-                Run.append(file, _searched_once(found, row_seed(seed, found[0].id, 0)))
+            for question, found in batch:
+                hits = tuple(Hit(*pair) for pair in zip(found.passages or (), found.scores, strict=True))
+                stop = StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR
+                search, own_seed = Search(question.question, hits, found.fault, turn=0), row_seed(seed, question.id, 0)
+                Run.append(file, Trajectory(question, "rag", (), (search,), stop, None, valid=True, seed=own_seed))
 
 
-def _searched_once(answered: Answered, seed: int) -> Trajectory:
-    question, found = answered
-    ranked = zip(found.passages or (), found.scores, strict=True)
-    hits = tuple(Hit(passage, score) for passage, score in ranked)
-    stop = StopReason.COMPLETE if found.fault is None else StopReason.RETRIEVER_ERROR
-    search = Search(question.question, hits, found.fault, turn=0)
-    return Trajectory(question, "rag", (), (search,), stop, None, valid=True, seed=seed)
-
-
-def answers_to(frozen: Graders, folder: Path, runs: Sequence[Trajectory]) -> tuple[Answers, Verdicts | None]:
-    """What the generator answers from these runs' passages, and what the judge says of it; kept in `folder`."""
-    assert frozen.generator is not None
-    answers = generate_answers(frozen.generator, runs, answer_cache(folder, frozen.generator))
-    if frozen.judge is None:
+def answers_to(graders: Graders, folder: Path, runs: Sequence[Trajectory]) -> tuple[Answers, Verdicts | None]:
+    """The generator's answers from these runs' passages, and the judge's verdicts on them; stored in `folder`."""
+    assert graders.generator is not None
+    answers = generate_answers(graders.generator, runs, answer_cache(folder, graders.generator))
+    if graders.judge is None:
         return answers, None
     questions = {run.question.id: run.question for run in runs}
     claims = [Claim(questions[reply.question_id], reply.answer) for reply in answers.values() if reply.answer]
-    return answers, judge_claims(frozen.judge, claims, verdict_cache(folder, frozen.judge))
+    return answers, judge_claims(graders.judge, claims, verdict_cache(folder, graders.judge))
 
 
-def scored_by_generator(frozen: Graders, name: str, folder: Path, runs: Sequence[Trajectory]) -> ScoredRun:
-    """A run with the generator's answers in the place of those that it does not give."""
-    answers, verdicts = answers_to(frozen, folder, runs)
+def scored_by_generator(graders: Graders, name: str, folder: Path, runs: Sequence[Trajectory]) -> ScoredRun:
+    """A run scored by the generator's answers."""
+    answers, verdicts = answers_to(graders, folder, runs)
     return component_run(name, runs, answers, verdicts)
 
 
-def with_answers(frozen: Graders, folder: Path, runs: Sequence[Trajectory]) -> list[Trajectory]:
-    """The runs that the generator answered from, with its answers, to be shown to a reader."""
-    answers, _ = answers_to(frozen, folder, runs)
+def with_answers(graders: Graders, folder: Path, runs: Sequence[Trajectory]) -> list[Trajectory]:
+    """The runs with the generator's answers, for display; runs with a fault of the generator are left out."""
+    answers, _ = answers_to(graders, folder, runs)
     known = {key: reply for key, reply in answers.items() if reply.fault is None}
     asked = [(run, known.get((run.question.id, run.seed))) for run in runs]
     return [replace(run, answer=reply.answer) for run, reply in asked if reply is not None]
 
 
 def selection_table(generator: Generator, runs: Mapping[str, Sequence[Trajectory]], scores: Scores) -> Table:
-    """What the generator was given, and what it would have been given had the agent selected nothing."""
+    """Passages and tokens of the generator's context, beside those without the agent's selection."""
     rows = []
     for name, found in runs.items():
         given = [scores.of(name).metrics.get(column) for column in GIVEN]
-        whole = [generator.budget.fill(_all_of(run)) for run in found if not run.stop.is_fault]
+        worked = [run for run in found if not run.stop.is_fault]
+        retrieved = [[hit.passage for search in run.searches for hit in search.hits] for run in worked]
+        whole = [generator.budget.fill(passages) for passages in retrieved]
         if whole:
             cells = [fmean(len(passages) for passages, _ in whole), fmean(tokens for _, tokens in whole)]
             rows.append((name, *(show(one, 1) for one in given), *(f"{cell:.1f}" for cell in cells)))
     columns = ("run", "passages, selected", "tokens, selected", "passages, all", "tokens, all")
     return Table(columns, tuple(rows), ("Means over questions, within the generator's budget, equal passages once.",))
-
-
-def _all_of(run: Trajectory) -> list[Passage]:
-    return [hit.passage for search in run.searches for hit in search.hits]

@@ -1,6 +1,6 @@
-"""Frozen parts of a training run: the generator, the judge and the baseline that rewards may need.
+"""Graders of a training run: the generator, the judge and the naive-RAG baseline that rewards may need.
 
-No torch until a model folder is opened. A recipe holds the settings, `open_graders` opens them, `Scoring` asks them.
+Imports torch only when a model folder is opened.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from coseek.rewards.reward import RewardFunction
 ORACLE = "oracle"
 """As a judge's model: the oracle of the laptop world that the run is trained in."""
 CACHE = "frozen.sqlite"
-"""What models wrote, in the run's folder, so that a resumed run does not pay twice."""
+"""Cache of the graders' texts in the run's folder."""
 
 
 class BaselineSettings(Settings):
@@ -56,18 +56,18 @@ class GraderSettings(Settings):
 
 @dataclass(frozen=True)
 class Graders:
-    """The parts, opened."""
+    """The opened graders of a run."""
 
     settings: GraderSettings
     folder: Path
-    """Where baselines and cache are kept."""
+    """Folder of baselines and cache."""
     generator: Generator | None = None
     judge: Judge | None = None
 
     def baselines(
         self, questions: Sequence[Question], retriever: Retriever, accuracy: Accuracy, tell: Tell = no_progress
     ) -> RagBaselines:
-        """The baselines of these questions, told right from wrong by `accuracy`: what is missing is computed."""
+        """Naive RAG's baselines of these questions, graded by `accuracy`; missing ones are computed and stored."""
         if self.generator is None:
             raise SettingError("a baseline needs a frozen generator; name one with graders.generator.model")
         settings = self.settings.baseline
@@ -76,12 +76,12 @@ class Graders:
         return make_baselines(folder, questions, retriever, self.generator, passages, self.judge, accuracy, tell)
 
     def scoring(self, reward: RewardFunction, baselines: RagBaselines | None = None) -> EpisodeScorer:
-        """The reward with the parts that it needs."""
+        """A scorer of episodes that asks these graders."""
         return EpisodeScorer(reward, self.generator, self.judge, baselines)
 
 
 def check_graders(settings: GraderSettings, reward: RewardFunction, world: bool) -> None:
-    """Refuse a reward that needs a part which the settings do not name; `world`: the run is in a laptop world."""
+    """Refuse a reward that needs a grader the settings do not name; `world`: the run is in a laptop world."""
     there = {"component", "baseline"} if settings.generator is not None else set()
     if settings.judge is not None:
         there.add("judge")
@@ -93,7 +93,7 @@ def check_graders(settings: GraderSettings, reward: RewardFunction, world: bool)
 
 
 def open_graders(settings: GraderSettings, folder: Path, world: Path | None = None) -> Graders:
-    """Open what the settings name. `world` is the folder of the laptop world whose oracle judges as `oracle`."""
+    """Open the graders. `world` is the laptop world's folder for `judge.model: oracle`."""
     writing = TextModelSettings(max_rows=settings.max_rows, precision=settings.precision)
     cache = folder / CACHE
     generator = open_generator(settings.generator, cache, writing) if settings.generator is not None else None

@@ -1,6 +1,6 @@
 """Labelling: the settings of `coseek label`, the parts that it opens, and the folder that it writes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -121,7 +121,7 @@ def runs_of(settings: LabelSettings) -> list[Run]:
 
 
 def run_questions(settings: LabelSettings) -> list[Question]:
-    """The questions of the runs, each once, in the order of the runs: the first `count` of them."""
+    """The first `count` different questions of the runs, in order."""
     found: dict[str, Question] = {}
     for run in runs_of(settings):
         found |= {run.question.id: run.question for run in run.trajectories() if run.question.id not in found}
@@ -129,7 +129,7 @@ def run_questions(settings: LabelSettings) -> list[Question]:
 
 
 def run_turns(settings: LabelSettings, questions: Iterable[Question]) -> list[SearchTurn]:
-    """Every search turn of the runs for these questions, in the order of the runs."""
+    """The search turns of the runs for these questions, in order. Raises `DataError` without any."""
     wanted = {question.id for question in questions}
     turns: list[SearchTurn] = []
     for run in runs_of(settings):
@@ -145,30 +145,30 @@ def run_turns(settings: LabelSettings, questions: Iterable[Question]) -> list[Se
 
 
 def _protocol_of(run: Run, name: str) -> Protocol:
-    """The protocol that a run was written in, with its file where it was the user's."""
+    """The protocol of a run, from its file where that was the user's."""
     agent = run.settings.get("agent")
     recorded = agent if isinstance(agent, dict) else {}
     return load_protocol(str(recorded.get("protocol", name)), str(recorded.get("prompt_template", "default")))
 
 
 def retriever_of(runs: Sequence[Run], given: str | None) -> str:
-    """The retriever that was named, or the one that the runs searched with."""
+    """The given retriever, or that of the runs."""
     if given is not None:
         return given
     found = str(_common(runs, "retriever", "--retriever"))
-    _refuse_to_run([] if found.startswith(("http://", "https://")) else plugin_files(found), "--retriever", found)
+    _refuse_to_run([] if _is_url(found) else plugin_files(found), "--retriever", found)
     return found
 
 
 def agent_of(runs: Sequence[Run], given: str | None, temperature: float) -> AgentSettings | None:
-    """The agent that was named, or the runs' own; it goes on at `temperature`. Nothing where a run names none."""
+    """The given agent, or that of the runs, at `temperature`; `None` where a run names none."""
     if given is not None:
         return settings_for(given).model_copy(update={"temperature": temperature})
     if not all(isinstance(run.settings.get("agent"), dict) for run in runs):
         return None
     tree = _common(runs, "agent", "--agent")
     assert isinstance(tree, dict)
-    if not AgentSettings.model_fields.keys() >= tree.keys():  # naive RAG in a training run's table has no agent
+    if not AgentSettings.model_fields.keys() >= tree.keys():  # naive RAG of a training's table has no agent
         return None
     name = str(tree.get("name"))
     _refuse_to_run([name] if is_plugin_path(name) else [], "--agent", name)
@@ -179,19 +179,19 @@ def agent_of(runs: Sequence[Run], given: str | None, temperature: float) -> Agen
 
 
 def _refuse_to_run(files: Sequence[str], option: str, name: str) -> None:
-    """Runs are data, and a Python file that only data names is not run."""
+    """Refuse Python files that only the runs name: data never causes execution."""
     if files:
         raise SettingError(f"the runs were made with {files[0]}, which is run only if you name it: {option} {name}")
 
 
 def refuse_equal_runs(samples: int, agent: AgentSettings) -> None:
-    """Refuse several runs of a question at temperature 0, which would all be equal. Scripted agents draw."""
+    """Refuse several equal runs at temperature 0; scripted agents are random there too."""
     if samples > 1 and agent.temperature == 0 and not is_scripted(agent.name):
         raise SettingError(f"samples={samples} at temperature 0 would be one run {samples} times; add --temperature 1")
 
 
 def limits_of(runs: Sequence[Run], given: str | None, agent: AgentSettings | None) -> Limits:
-    """The budgets of the runs, when their own agent goes on; else those that suit the agent."""
+    """The limits of the runs for their own agent, else those of the given agent."""
     if agent is None:
         return Limits()
     if given is None and all("limits" in run.settings for run in runs):
@@ -201,7 +201,7 @@ def limits_of(runs: Sequence[Run], given: str | None, agent: AgentSettings | Non
 
 
 def _common(runs: Sequence[Run], name: str, way_out: str) -> object:
-    """What all runs have under this name."""
+    """The setting that all runs share. Raises `SettingError` where they differ or lack it."""
     values = [run.settings.get(name) for run in runs]
     if any(value != values[0] for value in values):
         raise SettingError(f"the runs have different {name}s; choose with {way_out}")
@@ -211,8 +211,8 @@ def _common(runs: Sequence[Run], name: str, way_out: str) -> object:
 
 
 def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question], cache: Path | None) -> LabelResources:
-    """The parts that were named. The agent and models are opened when a method asks for them."""
-    if not settings.retriever.startswith(("http://", "https://")) and not Path(settings.retriever).exists():
+    """Open the retriever; agent and models are opened when a method needs them."""
+    if not _is_url(settings.retriever) and not Path(settings.retriever).exists():
         raise DataError(f"there is no retriever at {settings.retriever}; name another with --retriever")
     retriever = open_retriever(settings.retriever)
     check_gold(questions, retriever, settings.retriever)
@@ -220,8 +220,8 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
     if scorer is not None and is_world(scorer):
         scorer, world = ORACLE, Path(scorer).expanduser()
     elif scorer == ORACLE:
-        world = next(_worlds(settings), None)
-    elif scorer is not None and scorer != GOLD and not _could_be_model(scorer):
+        world = next((folder for folder in _folders(settings) if is_world(str(folder))), None)
+    elif scorer is not None and scorer != GOLD and not (_is_url(scorer) or Path(scorer).expanduser().exists()):
         known = [ORACLE, GOLD]
         raise SettingError(
             f"no scorer named {scorer!r}{nearest(scorer, known)} Known: {', '.join(known)}, a model folder, the folder "
@@ -239,18 +239,12 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
     )
 
 
-def _could_be_model(name: str) -> bool:
-    return name.startswith(("http://", "https://")) or Path(name).expanduser().exists()
-
-
-def _worlds(settings: LabelSettings) -> Iterator[Path]:
-    """Laptop worlds beside the questions of the runs, or beside the corpus of the index."""
-    for folder in _folders(settings):
-        if is_world(str(folder)):
-            yield folder
+def _is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
 
 
 def _folders(settings: LabelSettings) -> Iterable[Path]:
+    """The folders of the runs' questions and of the index's corpus, where a laptop world may be."""
     for name in settings.runs:
         questions = Run(Path(name)).settings.get("questions")
         if isinstance(questions, str):
@@ -263,7 +257,7 @@ def _folders(settings: LabelSettings) -> Iterable[Path]:
 
 
 def identity_of(agent: AgentSettings) -> str:
-    """A digest of all that an agent's turns depend on besides what it reads: weights and files, not where they lie."""
+    """Digest of an agent's settings, weights and files, independent of their paths."""
     given: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer"})
     parts = [str(sorted(given.items()))]
     for name in (agent.name, agent.tokenizer):

@@ -1,10 +1,10 @@
-"""Resumption: what may change when the training of an agent goes on, and how a finished stage gets more steps.
+"""Settings that may change when an agent's training resumes, and more steps for a finished stage.
 
-    rl.monitor, table.wide_rag, track    move no weight: always
-    rl.steps                             of the last stage that has begun, unless something is spread over the steps
+    rl.monitor, table.wide_rag, track    always: they change no weight
+    rl.steps                             of the last stage that has started, unless a schedule spans the steps
 
-A stage that gets more steps goes on from its last checkpoint. The policy that it had left behind is kept under another
-name, and what was measured with it is measured anew.
+A stage with more steps continues from its last checkpoint. Its old policy is kept under another name, and the table is
+measured again.
 """
 
 import os
@@ -23,35 +23,35 @@ from coseek.training.rl.algorithm import spread_over_steps
 from coseek.training.trainer.checkpoint import has_checkpoint
 
 FREE = {"rl": ("monitor",), "table": ("wide_rag",)}
-"""What may always change: what counts as healthy, and what else is measured, moves no weight."""
+"""Settings that may always change: they change no weight."""
 STEPS = {**FREE, "rl": ("monitor", "steps")}
-"""The same with what `MoreSteps` checks by itself."""
+"""The same with the setting that `MoreSteps` checks."""
 
 
 def bound(recipe: AgentRecipe) -> JsonObject:
-    """A recipe without what may change, of its stages neither."""
+    """The settings of a recipe and of its stages that must not change on resume."""
     tree = dump_settings(recipe)
     del tree["track"]
     for part in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
         for group, names in STEPS.items():
             if isinstance(settings := part.get(group), dict):
                 part[group] = {name: value for name, value in settings.items() if name not in names}
-                if not part[group]:  # a stage that sets nothing else is one that sets nothing
+                if not part[group]:  # equals a stage that does not set the group
                     del part[group]
     return tree
 
 
 @dataclass(frozen=True)
 class MoreSteps:
-    """Other numbers of steps than a folder was begun with."""
+    """A change of `rl.steps` on resume."""
 
     recipe: AgentRecipe
     folder: Path
     follows: Callable[[], bool]
-    """Whether the engine that searches gets better or worse as training goes on."""
+    """Whether the training retriever follows a schedule over the steps."""
 
     def take(self, began: AgentRecipe) -> None:
-        """Check every stage, then put aside the policies of those that go on."""
+        """Check the changed stages, then move their policies aside. Raises `SettingError`."""
         pairs = list(zip(stages_of(began, self.folder), stages_of(self.recipe, self.folder), strict=True))
         changed = [
             (place, old, new)
@@ -64,7 +64,7 @@ class MoreSteps:
             policy = self.folder / "policy" / new.ends
             if policy.exists():
                 kept = policy.with_name(f"{new.ends}.{old.recipe.rl.steps}-steps")
-                if kept.exists():  # of the same steps, when more were asked for, taken back and asked for again
+                if kept.exists():  # the steps were raised, lowered and raised again
                     shutil.rmtree(kept)
                 os.replace(policy, kept)
 
@@ -87,7 +87,7 @@ class MoreSteps:
 
 
 def steps_done(stage: Stage) -> int:
-    """Steps of reinforcement learning that a stage has written down."""
+    """Steps of reinforcement learning in a stage's metrics; 0 for rejection sampling."""
     path = stage.folder / "metrics.jsonl"
     if stage.recipe.learn == "rejection" or not path.exists():
         return 0

@@ -1,28 +1,78 @@
-"""Beginning: a training folder remembers what it was begun with, and goes on with nothing else."""
+"""The record of a training folder: the recipe and the parts it was started with. A run resumes with nothing else.
+
+`auto` precisions are resolved here, once, when a folder is started.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import yaml
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, atomic_write, check_output_folder, is_failed_start
+from coseek.core.files import JsonObject, atomic_write, check_output_folder, is_failed_start, write_json
+from coseek.core.lock import Lock, kept_lock
 from coseek.core.plugins import plugin_digests
+from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import Settings, dump_settings, first_difference, make_settings
 from coseek.data.identities import KEY, Identities, check_identities
 from coseek.data.run import provenance
-from coseek.pipelines.precisions import resolve_recipe, said_of
+from coseek.hardware.precision import AUTO, Place, Use, named
+from coseek.hardware.speed import resolve_here, warning
+from coseek.models.shape import hidden_size
+from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.together_recipe import TogetherRecipe
+from coseek.training.trainer.workers import ALONE, Workers
 
 FILE = "recipe.yaml"
-"""The whole recipe, versions and commit; and the digests of what it names: Python files, models, questions, indexes."""
+"""The recipe, versions and commit, and digests of what the recipe names: Python files, models, questions, indexes."""
 OWN = "own_parts"
 
 R = TypeVar("R", bound=Settings)
 
 
-def silent(line: str) -> None:
-    """Says nothing."""
+@dataclass
+class TrainingRun(Generic[R]):
+    """One training of a recipe in a folder."""
+
+    recipe: R
+    folder: Path
+    progress: Progress = field(default_factory=NoProgress)
+    workers: Workers = ALONE
+    """The first worker writes files and reports progress; the others only share the updates."""
+    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
+    """Held by the first worker from `begin` on."""
+
+    def __post_init__(self) -> None:
+        if not self.workers.first:
+            self.progress = NoProgress()
+
+    def begin(self, resume: bool) -> None:
+        """Lock the folder, and write the recipe into it or check that it was started with this recipe: see `begin`."""
+        self.recipe = self.workers.agree(lambda: self._begin(resume))
+
+    def _begin(self, resume: bool) -> R:
+        with kept_lock(self.folder) as self._lock:
+            self.check()
+            return begin(
+                self.folder, self.recipe, resume, self.bound, self.identities(), self.going_on, self.progress.say
+            )
+
+    def check(self) -> None:
+        """Refuse a recipe that cannot be trained, before anything is written."""
+
+    def bound(self, recipe: R) -> JsonObject:
+        """Return the settings that must not change on resume."""
+        return dump_settings(recipe)
+
+    def identities(self) -> Identities:
+        """Return the digests of what the recipe names."""
+        return {}
+
+    def going_on(self, began: R, recipe: R) -> None:
+        """Called on resume with the stored recipe and the new one; may raise."""
 
 
 def begin(
@@ -32,16 +82,15 @@ def begin(
     bound: Callable[[R], JsonObject] = dump_settings,
     identities: Identities | None = None,
     going_on: Callable[[R, R], None] | None = None,
-    say: Callable[[str], None] = silent,
+    say: Callable[[str], None] = lambda _: None,
 ) -> R:
-    """Write the recipe into a new folder, or check that it is the one that the folder was begun with.
+    """Write the recipe into a new folder, or check that the folder was started with this recipe.
 
-    Returns the recipe as it is trained, which is what is written: with the name of a precision in place of `auto`. A
-    run that goes on computes as it began, whatever is fastest now. A folder in which a failed start left nothing but
-    its record counts as new. `bound` leaves out what may change when a run goes on. Settings that are younger than the
-    folder count as their defaults. `identities` of what the recipe names must be those of the start. `going_on` is
-    called with the recipe that the folder was begun with and the new one, after all checks and before the new one takes
-    its place in the file; it may raise.
+    Returns the recipe as it is trained and stored, with `auto` precisions resolved. A resumed run keeps the precisions
+    it started with. A folder that holds only the record of a failed start counts as new. `bound` gives the settings
+    that must not change on resume; settings added since the start count as their defaults. `identities` must equal
+    those of the start. `going_on` is called with the stored and the new recipe after all checks and before the new one
+    is stored; it may raise. Raises `DataError` and `SettingError`.
     """
     path, now = folder / FILE, dict(identities or {})
     check_output_folder(folder, FILE)
@@ -52,7 +101,7 @@ def begin(
         if own := plugin_digests(bound(recipe)):
             tree[OWN] = own
         _write(path, tree)
-        _tell(asked, recipe, say)
+        _report_precisions(asked, recipe, say)
         return recipe
     if not resume:
         raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
@@ -74,7 +123,7 @@ def begin(
     tree = {**written, "recipe": dump_settings(recipe), KEY: {**known, **now}}
     if tree != written:
         _write(path, tree)
-    _tell(asked, recipe, say)
+    _report_precisions(asked, recipe, say)
     return recipe
 
 
@@ -83,6 +132,44 @@ def _write(path: Path, tree: JsonObject) -> None:
         yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
 
 
-def _tell(asked: Settings, recipe: Settings, say: Callable[[str], None]) -> None:
-    for line in said_of(asked, recipe):
+def write_tables(folder: Path, markdown: str, values: JsonObject) -> None:
+    """Write `table.md` and `table.json`."""
+    with atomic_write(folder / "table.md") as file:
+        file.write(markdown)
+    write_json(folder / "table.json", values)
+
+
+def resolve_recipe(recipe: R, began: R | None = None) -> R:
+    """Replace every `auto` by a precision: that of `began`, else the fastest one on this machine."""
+    old = dump_settings(began) if began is not None else None
+    return resolve_here(recipe, old, lambda place: _width_at(recipe, place))
+
+
+def _width_at(recipe: Settings, place: Place) -> int:
+    """Hidden size of the model that samples in the precision at this place; 0 without a model on this machine."""
+    match recipe:
+        case TogetherRecipe():
+            return _width_at(recipe.agent, place[1:])
+        case GeneratorRecipe():
+            return recipe.laptop.hidden
+        case AgentRecipe() if place[0] == "graders":
+            graders = (recipe.graders.generator, recipe.graders.judge)
+            widths = [hidden_size(Path(part.model).expanduser()) for part in graders if part is not None]
+            return min(filter(None, widths), default=0)
+        case AgentRecipe():
+            folder = recipe.policy.folder
+            return recipe.policy.laptop.hidden if folder is None else hidden_size(Path(folder).expanduser())
+    return 0
+
+
+def _report_precisions(asked: Settings, resolved: Settings, say: Callable[[str], None]) -> None:
+    """Report which precisions `auto` stands for, and warn of one that is slow on this machine."""
+    auto = {place for place, _, value in named(type(asked), dump_settings(asked)) if value == AUTO}
+    taken: dict[Use, set[str]] = {}
+    for place, use, value in named(type(resolved), dump_settings(resolved)):
+        if place in auto:
+            taken.setdefault(use, set()).add(value)
+    if taken:
+        say("auto precision: " + ", ".join(f"{use} in {' and '.join(sorted(taken[use]))}" for use in sorted(taken)))
+    if line := warning(resolved):
         say(line)

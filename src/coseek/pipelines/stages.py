@@ -1,4 +1,4 @@
-"""Stages: the parts of a recipe in which an agent learns from its own runs, one after the other."""
+"""Stages: the successive trainings of one agent, and their choice of questions and runs."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -19,46 +19,45 @@ from coseek.training.trainer.data_order import derive_seed
 
 Say: TypeAlias = Callable[[str], None]
 BATCH = 256
-"""Runs that are scored at once."""
+"""Runs scored at once."""
 CHOSEN = "questions.jsonl"
-"""The training questions of a stage whose questions a baseline chose."""
+"""The training questions of a stage that naive RAG's failures chose."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One of them: how it is trained, and which policy it makes out of which."""
+    """One training: its recipe, and the policies it starts from and produces."""
 
     name: str
     """Empty for a recipe without stages."""
     recipe: AgentRecipe
-    """The recipe with what the stage replaces."""
+    """The recipe with the stage's own settings."""
     begins: str
-    """Name of the policy whose weights it begins with."""
+    """Name of the policy it starts from."""
     ends: str
-    """Name of the policy that it leaves behind."""
+    """Name of the policy it produces."""
     folder: Path
     """Its metrics and checkpoints."""
 
     def seed(self, *parts: int | str) -> int:
-        """A seed of its own; stages share no randomness."""
+        """A seed of this stage; stages share no randomness."""
         return derive_seed(self.recipe.seed, *parts, *([self.name] if self.name else []))
 
-    # Which questions a baseline leaves over is written down: one that was a fault at the start, and is known when the
-    # run goes on, would change them all.
+    # The choice is stored: a baseline that was a fault at the start and is known on resume would change it.
 
     def chosen(self) -> list[Question] | None:
-        """The questions that were chosen when the stage began."""
+        """The stored choice of questions, if any."""
         path = self.folder / CHOSEN
         return load_questions(path) if path.exists() else None
 
     def choose(self, questions: list[Question]) -> list[Question]:
-        """Write the questions down; returns them."""
+        """Store the choice; returns it."""
         save_questions(self.folder / CHOSEN, questions)
         return questions
 
 
 def stages_of(recipe: AgentRecipe, folder: Path) -> list[Stage]:
-    """The stages in their order; each begins where the one before it ended, and the last one leaves `trained`."""
+    """The stages in order. Each starts from the policy of the one before; the last produces `trained`."""
     if not recipe.stages:
         only = Stage("", recipe, "warm", "trained", folder / "rl")
         return [only] if recipe.learn != "demonstrations" else []
@@ -79,7 +78,7 @@ def metrics_files(recipe: AgentRecipe, folder: Path) -> list[Path]:
 
 
 def candidates(questions: Sequence[Question], settings: SelectSettings) -> list[Question]:
-    """The training questions that may be asked, by what is known of them alone."""
+    """The questions that pass the filters on hops and on yes/no answers."""
     return [
         one
         for one in questions
@@ -94,7 +93,10 @@ def select(
     baselines: RagBaselines | None,
     say: Say,
 ) -> list[Question]:
-    """The training questions that a stage asks, in their order. `baselines` where naive RAG must have failed."""
+    """The training questions of a stage, in order; with `baselines` only those that naive RAG answers wrongly.
+
+    Raises `DataError` when none is left.
+    """
     chosen = candidates(questions, settings)
     if baselines is not None:
         found = unsolved_by_rag(chosen, baselines, accuracy)
@@ -106,8 +108,7 @@ def select(
 
 
 def accuracy_of(recipe: AgentRecipe) -> Accuracy:
-    """When the reward counts an answer of the generator as right. One that never asks: with a judge as 004, else by
-    words alone."""
+    """How the reward tells right generator answers; by default the judge's `gen_acc`, or `cover_match` without one."""
     named = (getattr(part.settings, "accuracy", None) for part in make_reward(recipe.reward).parts)
     return next((one for one in named if one is not None), "gen_acc" if recipe.graders.judge else "cover_match")
 
@@ -115,7 +116,10 @@ def accuracy_of(recipe: AgentRecipe) -> Accuracy:
 def right_runs(
     runs: Iterable[Trajectory], scoring: EpisodeScorer, settings: RejectionSettings, seed: int
 ) -> list[Trajectory]:
-    """The runs to learn from: those paid enough, `keep` of each question at most. Faults are not paid and not right."""
+    """The runs with a reward of at least `at_least`, at most `keep` of each question. Faults are never kept.
+
+    Raises `DataError` when no run is kept.
+    """
     by_question: dict[str, list[Trajectory]] = {}
     written = list(runs)
     for start in range(0, len(written), BATCH):
@@ -125,7 +129,7 @@ def right_runs(
                 by_question.setdefault(run.question.id, []).append(run)
     kept: list[Trajectory] = []
     for ident in sorted(by_question):
-        found = sorted(by_question[ident], key=lambda run: run.seed)  # they were written in the order of their ending
+        found = sorted(by_question[ident], key=lambda run: run.seed)  # stored order is that of completion
         random.Random(f"{seed}/{ident}").shuffle(found)
         kept += found[: settings.keep]
     if not kept:

@@ -1,9 +1,8 @@
-"""Recipe of co-training: everything that decides how an agent and a retriever train each other. Does not import torch.
+"""The recipe of co-training an agent and a retriever (paper 000, algorithm 1). Does not import torch.
 
-Paper 000, algorithm 1. In round i agent i learns over retriever i-1; its runs over that retriever are labelled with the
-candidates of that retriever; retriever i learns from the labels. Agent 0 is the agent after its warm start, retriever 0
-an encoder that is there, or one made from nothing. What a round gives to its agent and its retriever (data, index,
-where they begin, labels) is no setting of theirs.
+In round i agent i is trained over retriever i-1, its runs over that retriever are labelled with its candidates, and
+retriever i is trained on the labels. Agent 0 is the agent after its warm start; retriever 0 is an existing encoder or a
+new one. The rounds set data, index, initial weights and labels of both.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recip
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "together"
 GIVEN = "(the round's)"
-"""Stands in the retriever's recipe for what each round gives it: its labels, and the encoder that it begins with."""
+"""Placeholder in the retriever's recipe for the labels and the initial encoder of each round."""
 
 Plain: TypeAlias = bool | int | float | str
 
@@ -33,10 +32,10 @@ class StartSettings(Settings):
     encoder: str | None = None
     """A sentence-transformers folder, or an encoder that a package ships (`minilm`)."""
     recipe: RetrieverRecipe | None = None
-    """How one is made from nothing; in a file also the name of a retriever recipe."""
+    """The recipe of a new encoder; in a file also the name of a retriever recipe."""
     index: dict[str, Plain] = Field(default={})
-    """Settings of its index that its own card does not say: `view`, `query_prompt`, `passage_prompt` … Retrievers that
-    are trained bring a card with all of them."""
+    """Settings of its index that its card lacks: `view`, `query_prompt`, `passage_prompt` … Trained retrievers have a
+    full card."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "StartSettings":
@@ -46,7 +45,7 @@ class StartSettings(Settings):
 
 
 class IndexSettings(Settings):
-    """How the corpus is indexed with every encoder."""
+    """The index of the corpus for every encoder."""
 
     retriever: Literal["dense", "hnsw", "ivf-pq"] = "dense"
     """A retriever that searches vectors."""
@@ -55,24 +54,24 @@ class IndexSettings(Settings):
 
 
 class LabellingSettings(Settings):
-    """How the runs of a round become labels."""
+    """The labels of a round's runs."""
 
     method: str = "agentic-r"
     """One of the methods of `coseek label`."""
     settings: dict[str, object] = Field(default={})
     """The method's own settings."""
     scorer: str | None = None
-    """Who scores passages, for methods that ask: `oracle` (the laptop world's), `gold`, or a model."""
+    """Scorer of passages, for methods that need one: `oracle` (the laptop world's), `gold`, or a model."""
     likelihood: str | None = None
-    """Which model says how likely answers are, for methods that ask."""
+    """Model of answer likelihoods, for methods that need one."""
     questions: int = Field(default=300, ge=1)
-    """Training questions that the agent is asked, at most; every round draws its own."""
+    """Training questions of a round, at most; every round draws its own."""
     samples: int = Field(default=1, ge=1)
     """Runs of each question."""
     temperature: float = Field(default=1.0, ge=0.0)
-    """Sampling temperature of these runs, whoever makes them: the round, or a method that rolls out itself."""
+    """Sampling temperature of these runs, also for methods that roll out."""
     branch_temperature: float = Field(default=0.0, ge=0.0)
-    """Sampling temperature of the agent when it goes on from a candidate passage."""
+    """Sampling temperature of continuations from a candidate passage."""
 
     @model_validator(mode="after")
     def _runs_differ(self) -> "LabellingSettings":
@@ -85,15 +84,14 @@ class LabellingSettings(Settings):
 
 
 class StopSettings(Settings):
-    """When a round is the last one although there could be more: it did not help."""
+    """Early stopping after a round that did not help."""
 
     metric: str | None = None
-    """What has to rise, on questions of the dev split, from the agent and retriever of one round to those of the next;
-    the headline of the agent's recipe when not set."""
+    """The metric on the dev split that every round must raise; by default the headline metric of the agent's recipe."""
     least: float = 0.0
-    """By how much it has to rise at least; 0: it must not fall."""
+    """The least increase; 0: it must not fall."""
     questions: int = Field(default=200, ge=1)
-    """Questions of the dev split, at most. The test split decides nothing."""
+    """Questions of the dev split, at most."""
 
     @field_validator("metric")
     @classmethod
@@ -104,47 +102,46 @@ class StopSettings(Settings):
 
 
 class PairsSettings(Settings):
-    """The table: every agent over every retriever, greedily, on the test split."""
+    """The table: every agent over every retriever, greedy, on the test split."""
 
     questions: int = Field(default=200, ge=1)
     """Questions, at most."""
     seed: int = 0
-    """Of the runs, and of the bootstrap."""
+    """Seed of the runs and of the bootstrap."""
     beside: bool = True
-    """One column more for the retriever that the agent's recipe names itself (BM25 mostly), which no round trains."""
+    """Add a column for the retriever of the agent's recipe (mostly BM25), which no round trains."""
 
 
 class TogetherRecipe(Settings):
-    """How an agent and a retriever are trained in rounds, and measured."""
+    """The co-training of an agent and a retriever in rounds, and its measurement."""
 
     about: str = ""
     """One line for people."""
     seed: int = 0
-    """Every round's agent and retriever get seeds of their own from it; the worlds and the warm start keep theirs."""
+    """Seed of every round's agent and retriever; the worlds and the warm start keep their own."""
     rounds: int = Field(default=2, ge=1)
-    """Rounds at most (000: 2); may be raised when a run goes on."""
+    """Rounds, at most (000: 2); may change on resume."""
     agent: AgentRecipe
-    """The agent's recipe; in a file also its name, or lines that extend one. `data` says what is asked and searched,
-    `warm_start` makes agent 0, and what follows is done in every round."""
+    """The agent's recipe; in a file also its name, or settings that extend one. `warm_start` makes agent 0; every round
+    does the rest."""
     agent_begins: Literal["previous", "start"] = "previous"
-    """The weights that an agent begins with: those of the round before, or those of agent 0 again."""
+    """Initial weights of an agent: those of the round before, or those of agent 0."""
     start: StartSettings
     """Retriever 0; in a file also the name of a retriever recipe, or of an encoder."""
     index: IndexSettings = IndexSettings()
-    """How the corpus is indexed with every encoder."""
+    """The index of the corpus for every encoder."""
     labels: LabellingSettings = LabellingSettings()
-    """How the runs of a round become labels."""
+    """The labels of a round's runs."""
     retriever: RetrieverRecipe
-    """The retriever's recipe, without labels and encoder, which are the round's."""
+    """The retriever's recipe, without labels and encoder, which the rounds set."""
     retriever_begins: Literal["previous", "start"] = "previous"
-    """The encoder that a retriever begins with: that of the round before, or retriever 0 again."""
+    """Initial encoder of a retriever: that of the round before, or retriever 0."""
     stop: StopSettings | None = StopSettings()
-    """When to stop early; none never does."""
+    """Early stopping; null for none."""
     pairs: PairsSettings = PairsSettings()
     """The table."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of everything; as many as there are cores when not set. Results are the same only for the same
-    number."""
+    """CPU threads of everything; all cores when not set. Results depend on the number."""
 
     @field_validator("retriever", mode="before")
     @classmethod
@@ -166,20 +163,20 @@ class TogetherRecipe(Settings):
 
 
 def together_recipe_names() -> list[str]:
-    """The recipes that are ours."""
+    """The names of coseek's recipes."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def together_recipe_path(name: str) -> Path:
-    """The file of a recipe: one of ours by name, or a path."""
+    """The file of a recipe: coseek's by name, or a path."""
     return find_yaml("co-training recipe", RECIPES, name)
 
 
 def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRecipe:
-    """One of our recipes by name, or a file; then `a.b=c` overrides (values are YAML)."""
+    """Load a recipe by name or path, with `a.b=c` overrides (values are YAML)."""
     file = together_recipe_path(name)
     tree = read_yaml(file, "co-training recipe")
-    if isinstance(inside := tree.get("recipe"), dict):  # what a run wrote down, with versions and commit beside it
+    if isinstance(inside := tree.get("recipe"), dict):  # a run's record
         tree = inside
     typed = apply_overrides({}, [text for text in overrides if "." not in text.partition("=")[0]])
     inner = [text for text in overrides if "." in text.partition("=")[0]]
@@ -190,7 +187,7 @@ def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRe
 
 
 def _resolved(tree: JsonObject, file: Path) -> JsonObject:
-    """The recipes inside a recipe, read where they are only named; paths are seen from the file."""
+    """Read the recipes that are only named; paths are relative to the file."""
     inside = {"agent": lambda given: recipe_tree(given, file), "start": _start, "retriever": _retriever}
     return {
         name: inside[name](value) if name in inside and value is not None else value for name, value in tree.items()
@@ -198,7 +195,7 @@ def _resolved(tree: JsonObject, file: Path) -> JsonObject:
 
 
 def _start(given: Json) -> Json:
-    """`laptop`, `minilm`, a folder or a YAML file stand for `{recipe: …}` or `{encoder: …}`."""
+    """Replace a name, folder or YAML file by `{recipe: …}` or `{encoder: …}`."""
     if isinstance(given, str):
         is_recipe = given in retriever_recipe_names() or given.endswith((".yaml", ".yml"))
         given = {"recipe" if is_recipe else "encoder": given}

@@ -23,8 +23,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
-from coseek.core.errors import DataError, SettingError, UnknownName
-from coseek.core.mistakes import ErrorList
+from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName
 from coseek.core.plugins import PluginSpec, is_plugin_path, plugin_name
 from coseek.core.registry import find_plugin, find_yaml, plugin_names
 from coseek.core.settings import Settings, load_settings, make_settings

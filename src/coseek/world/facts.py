@@ -1,4 +1,4 @@
-"""Facts: the entities of a world and what is true of each, by seed."""
+"""The entities of a laptop world and their facts, drawn by seed."""
 
 import random
 from collections import Counter
@@ -10,29 +10,28 @@ from coseek.world.relations import BY_KIND, BY_NOUN, OCCUPATIONS, Relation
 from coseek.world.settings import ENTITIES, WorldSettings
 
 PERSON_FACTS = 4
-"""How many of the relations of a person are known: a passage is short."""
-
+"""Relations that are drawn for a person, at most."""
 NO_ALIAS = ("country",)
 MIN_CHANGE = 5
-"""A former value ended at least so many years after the pool of years begins."""
+"""Position in `YEARS` of the earliest end of a former value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One value of one relation, as the entity's own passage states it."""
+    """One value of one relation of an entity."""
 
     noun: str
     """The relation."""
     value: str
-    """The value in the words of the passage: a title, a second name, or a literal."""
+    """The value as the passage writes it: a title, an alias, or a literal."""
     object_id: str | None = None
     """The entity that the value names; `None` for a literal."""
     before: str = ""
-    """A former value, no longer true; empty when none is told."""
+    """An outdated value; empty without one."""
     until: str = ""
-    """The year in which the former value ended."""
+    """The last year of the outdated value."""
     apart: bool = False
-    """The former value is told in a passage of its own rather than beside the present one."""
+    """The outdated value has a passage of its own."""
 
     @property
     def relation(self) -> Relation:
@@ -45,26 +44,26 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Something that a passage is about; its id is the id of that passage."""
+    """The subject of a passage; its id is the passage's id."""
 
     id: str
     kind: str
     word: str
-    """What the passage calls it: the occupation of a person, else the kind."""
+    """The occupation of a person, else the kind."""
     name: str
     title: str
-    """The name, with the word in parentheses when something else bears the same name."""
+    """The name, with the word in parentheses where the name is ambiguous."""
     alias: str = ""
-    """A second name, borne by nothing else; empty when there is none."""
+    """A unique second name; empty without one."""
     facts: tuple[Fact, ...] = ()
 
     def fact(self, noun: str) -> Fact | None:
-        """What is known of this relation, if anything."""
+        """The fact of this relation, if there is one."""
         return next((fact for fact in self.facts if fact.noun == noun), None)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything it is called, the title first; what a judge accepts."""
+        """All names, the title first: the answers that the oracle accepts."""
         return tuple(dict.fromkeys(name for name in (self.title, self.name, self.alias) if name))
 
     def to_json(self) -> JsonObject:
@@ -79,16 +78,16 @@ Facts = dict[str, Entity]
 
 
 def make_facts(settings: WorldSettings, rng: random.Random) -> Facts:
-    """Name the entities, then relate them."""
+    """Draw the entities, then their facts."""
     entities = _make_entities(settings, rng)
-    relater = _Relater(entities, settings, rng)
-    return {entity.id: replace(entity, facts=relater.relate(entity)) for entity in entities}
+    facts = _FactSampler(entities, settings, rng)
+    return {entity.id: replace(entity, facts=facts.sample(entity)) for entity in entities}
 
 
 def _make_entities(settings: WorldSettings, rng: random.Random) -> list[Entity]:
     namer = Namer(rng, settings.lookalikes)
     counts = ENTITIES[settings.size]
-    # Kinds in turn would let every look-alike title copy an earlier kind; mixed, any kind may come first.
+    # In mixed order, so that look-alike titles copy from every kind.
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     rng.shuffle(kinds)
     made: list[Entity] = []
@@ -103,33 +102,25 @@ def _make_entities(settings: WorldSettings, rng: random.Random) -> list[Entity]:
         made.append(entity)
         if kind == "person":
             people.append(entity)
-    shared = _shared_names(made)
-    return [_with_title(entity, entity.name in shared, namer, settings, rng) for entity in made]
+    bearers, titled = Counter(entity.name for entity in made), list[Entity]()
+    for entity in made:
+        aliased = entity.kind not in NO_ALIAS and rng.random() < settings.aliases
+        alias = namer.alias(entity.kind) if aliased else ""
+        title = f"{entity.name} ( {entity.word} )" if bearers[entity.name] > 1 else entity.name
+        titled.append(replace(entity, title=title, alias=alias))
+    return titled
 
 
 def _namesake(people: list[Entity], word: str, settings: WorldSettings, rng: random.Random) -> str:
-    """The name of an earlier person of another occupation, or '' for a name of one's own."""
+    """The name of an earlier person of another occupation, or '' for a new name."""
     if not people or rng.random() >= settings.namesakes:
         return ""
     name = rng.choice(people).name
     return "" if any(other.name == name and other.word == word for other in people) else name
 
 
-def _shared_names(entities: list[Entity]) -> set[str]:
-    counts = Counter(entity.name for entity in entities)
-    return {name for name, count in counts.items() if count > 1}
-
-
-def _with_title(entity: Entity, shared: bool, namer: Namer, settings: WorldSettings, rng: random.Random) -> Entity:
-    alias = ""
-    if entity.kind not in NO_ALIAS and rng.random() < settings.aliases:
-        alias = namer.alias(entity.kind)
-    title = f"{entity.name} ( {entity.word} )" if shared else entity.name
-    return replace(entity, title=title, alias=alias)
-
-
-class _Relater:
-    """Draws the values of the relations."""
+class _FactSampler:
+    """Draws the facts of entities."""
 
     def __init__(self, entities: list[Entity], settings: WorldSettings, rng: random.Random) -> None:
         self._settings = settings
@@ -139,24 +130,19 @@ class _Relater:
             self._pools.setdefault(entity.kind, []).append(entity)
             if entity.kind == "person":
                 self._pools.setdefault(entity.word, []).append(entity)
-        self._spouse = self._couples()
+        # Marriage is symmetric, so couples are drawn first; an odd one stays single.
+        people = list(self._pools["person"])
+        rng.shuffle(people)
+        pairs = list(zip(people[::2], people[1::2], strict=False))
+        self._spouse = {one.id: other for two in pairs for one, other in (two, two[::-1]) if one.name != other.name}
 
-    def relate(self, entity: Entity) -> tuple[Fact, ...]:
-        relations = [relation for relation in BY_KIND[entity.kind] if self._possible(entity, relation)]
+    def sample(self, entity: Entity) -> tuple[Fact, ...]:
+        single = entity.id not in self._spouse
+        relations = [one for one in BY_KIND[entity.kind] if not (single and one.noun == "spouse")]
         self._rng.shuffle(relations)
         if entity.kind == "person":
             relations = relations[:PERSON_FACTS]
         return tuple(self._make_fact(entity, relation) for relation in relations)
-
-    def _couples(self) -> dict[str, Entity]:
-        """Marriage goes both ways, so it is settled before anything else; an odd one stays single."""
-        people = list(self._pools["person"])
-        self._rng.shuffle(people)
-        pairs = list(zip(people[::2], people[1::2], strict=False))
-        return {one.id: other for pair in pairs for one, other in (pair, pair[::-1]) if one.name != other.name}
-
-    def _possible(self, entity: Entity, relation: Relation) -> bool:
-        return relation.noun != "spouse" or entity.id in self._spouse
 
     def _make_fact(self, entity: Entity, relation: Relation) -> Fact:
         value, object_id = self._value(entity, relation, avoid="")
@@ -167,7 +153,7 @@ class _Relater:
         return Fact(relation.noun, value, object_id, before, until, apart=self._rng.random() < 0.5)
 
     def _value(self, entity: Entity, relation: Relation, avoid: str) -> tuple[str, str | None]:
-        """A value other than the entity itself and other than `avoid`, in the words that the passage will use."""
+        """A value other than the entity itself and `avoid`, as the passage writes it, and its entity's id."""
         if relation.is_literal:
             return draw_name(relation.target, self._rng), None
         chosen = self._spouse[entity.id] if relation.noun == "spouse" else self._draw(entity, relation, avoid)
@@ -177,7 +163,7 @@ class _Relater:
     def _draw(self, entity: Entity, relation: Relation, avoid: str) -> Entity:
         pool = self._pools[relation.target]
         fitting = self._pools.get(relation.occupation, [])
-        # A tiny world may have too few people of an occupation to tell two apart; then anybody does.
+        # A tiny world may have too few people of an occupation; then anybody is drawn.
         pool = fitting if len(fitting) > 2 else pool
         while (chosen := self._rng.choice(pool)).id in (entity.id, avoid):
             pass

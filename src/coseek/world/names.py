@@ -1,15 +1,14 @@
-"""Names: the word pools of every laptop world, and a namer that draws from them.
+"""The word pools of laptop worlds, and a namer that draws from them.
 
-The pools are fixed by this file, never by a seed: worlds share their words and differ in their facts. Every name is
-one to three words, and a word is one token of a tokenizer learnt here.
+The pools do not depend on a seed: worlds share their words and differ in their facts. A name has one to three words,
+each a token of the laptop tokenizer.
 """
 
 import random
-from collections.abc import Callable
 
 
 def _blend(starts: str, ends: str) -> tuple[str, ...]:
-    """Every start with every end: regular pseudo-words, easy to read and impossible to know."""
+    """Every start with every end: pseudo-words that no model knows."""
     return tuple(start + end for start in starts.split() for end in ends.split())
 
 
@@ -31,7 +30,7 @@ RIVERS = _blend("Aln Dwy Irv Oss Teg Wye", "der lin mel ra sey tha")
 CURRENCIES = _blend("Cru Dol Flo Pes Tal", "na rin dar ka")
 LANGUAGES = _blend("Bak Chor Jed Nuk Wex", "esh ish ari onic")
 YEARS = tuple(str(year) for year in range(1880, 1980))
-"""One hundred values, so that each becomes a token whose order can be learnt."""
+"""One hundred values: each is a token, and their order can be learnt."""
 
 CITY_FORMS = ("New", "Port", "Upper", "Saint", "Fort", "Little")
 SCHOOL_FORMS = ("College", "Academy", "Institute", "Polytechnic", "Seminary", "Conservatory")
@@ -56,11 +55,11 @@ LITERALS: dict[str, tuple[str, ...]] = {"year": YEARS, "river": RIVERS, "currenc
 """Values that are not entities, by target."""
 
 VERBATIM = 0.6
-"""Among look-alike titles: the share that repeats another title whole rather than one word of it."""
+"""Share of look-alike titles that repeat a whole title rather than one word."""
 
 
 class Namer:
-    """Draws names so that no two entities of one kind, and no two second names at all, are called alike."""
+    """Draws names that are unique within a kind, and aliases that are unique overall."""
 
     def __init__(self, rng: random.Random, lookalikes: float) -> None:
         self._rng = rng
@@ -70,12 +69,12 @@ class Namer:
         self._names: set[str] = set()
 
     def name(self, kind: str) -> str:
-        """A name that no other entity of this kind has; a work may be called like a work of another kind."""
+        """A name that is new for this kind; a title may repeat that of another kind."""
         name = self._lookalike(kind) if kind in _DRAWS_TITLE and self._rng.random() < self._lookalikes else ""
         return self._keep(kind, name or self._fresh(kind))
 
     def alias(self, kind: str) -> str:
-        """A name that nothing else has, in any role."""
+        """A name that nothing else has."""
         return self._keep(kind, self._fresh(kind))
 
     def _keep(self, kind: str, name: str) -> str:
@@ -86,13 +85,13 @@ class Namer:
         return name
 
     def _fresh(self, kind: str) -> str:
-        # Every pool holds more than the largest world needs with a second name for everything, so this ends.
+        # Terminates: every pool is larger than the largest world's names and aliases.
         while (name := draw_name(kind, self._rng)) in self._names:
             pass
         return name
 
     def _lookalike(self, kind: str) -> str:
-        """Another title whole, or one word of it with another; '' when nothing suits."""
+        """Another title, or one word of it with another word; '' when none fits."""
         if not self._titles:
             return ""
         other_kind, name = self._rng.choice(self._titles)
@@ -105,32 +104,18 @@ class Namer:
 
 
 def draw_name(kind: str, rng: random.Random) -> str:
-    """Any name or value that a thing of this kind could have."""
-    return rng.choice(LITERALS[kind]) if kind in LITERALS else _DRAWS[kind](rng)
-
-
-def _title(rng: random.Random) -> str:
-    return f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
-
-
-def _person(rng: random.Random) -> str:
-    return f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
-
-
-def _city(rng: random.Random) -> str:
-    place = rng.choice(PLACES)
-    return place if rng.random() < 0.3 else f"{rng.choice(CITY_FORMS)} {place}"
-
-
-def _university(rng: random.Random) -> str:
-    return f"{rng.choice(PLACES)} {rng.choice(SCHOOL_FORMS)}"
+    """A name or literal value of this kind."""
+    if kind == "city":
+        place = rng.choice(PLACES)
+        return place if rng.random() < 0.3 else f"{rng.choice(CITY_FORMS)} {place}"
+    return " ".join(rng.choice(pool) for pool in _POOLS[kind])
 
 
 _DRAWS_TITLE = ("film", "book", "band", "company")
-_DRAWS: dict[str, Callable[[random.Random], str]] = {
-    "person": _person,
-    "city": _city,
-    "university": _university,
-    "country": lambda rng: rng.choice(COUNTRIES),
-    **dict.fromkeys(_DRAWS_TITLE, _title),
+_POOLS: dict[str, tuple[tuple[str, ...], ...]] = {
+    **{kind: (values,) for kind, values in LITERALS.items()},
+    "person": (FIRST_NAMES, LAST_NAMES),
+    "university": (PLACES, SCHOOL_FORMS),
+    "country": (COUNTRIES,),
+    **dict.fromkeys(_DRAWS_TITLE, (ADJECTIVES, NOUNS)),
 }

@@ -1,7 +1,6 @@
-"""Oracle: knows everything about one laptop world. It judges, scores relevance, ranks, and answers sub-questions.
+"""The oracle of a laptop world: judges answers, scores and ranks passages, and answers sub-questions.
 
-It stands where the papers put a large model with the gold answer in its prompt, so whatever a method gains with it is
-an upper bound for what it would gain with such a model.
+It replaces the papers' large model with the gold answer in its prompt, so a method's gain with it is an upper bound.
 """
 
 import re
@@ -21,15 +20,15 @@ from coseek.world.questions import Step, kind_of, plan_of
 from coseek.world.relations import BY_NOUN
 
 GOLD = 100
-"""The passage that tells the fact."""
+"""Relevance of the passage that states the fact."""
 SUPPORT = 80
-"""Another passage from which the fact follows: marriage told by the other side."""
+"""Another passage that implies the fact: the spouse's."""
 OTHER_HOP = 40
-"""A passage that another hop of the same question needs."""
+"""The gold passage of another hop of the question."""
 MISLEADING = 25
-"""About the right thing or its namesake, with another or a former value."""
+"""A passage of a namesake, or with an outdated value."""
 MENTION = 10
-"""Names the thing that is asked about."""
+"""A passage that mentions the subject."""
 NOTHING = 0
 
 _MARKS = str.maketrans("", "", string.punctuation)
@@ -38,17 +37,17 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 @dataclass(frozen=True)
 class Oracle:
-    """What is true in a world, by entity, and which passages tell what is not true any more."""
+    """The facts of a world, and its outdated passages."""
 
     facts: Facts
     stale: Mapping[str, str]
-    """Passage id → id of the entity whose past it tells."""
+    """Id of an outdated passage → id of its entity."""
 
     def judge(self, question: Question, response: str) -> bool:
-        """Does the response contain an accepted answer?
+        """Whether the response contains an accepted answer.
 
-        Words are compared without case, marks and articles. `New Merrow` does not contain the answer `Merrow`, because
-        it is the name of something else. Yes and no must be the first word. An empty response is wrong.
+        Words are compared without case, punctuation and articles. `New Merrow` does not contain the answer `Merrow`
+        when it names another entity. Yes and no must be the first word.
         """
         said = _words(response)
         accepted = {_words(answer) for answer in question.answers} - {()}
@@ -57,23 +56,22 @@ class Oracle:
         return any(self._says(said, answer, accepted) for answer in accepted)
 
     def relevance(self, question: Question, passage: Passage, hop: int | None = None) -> int:
-        """0 to 100 for one hop (from 0), or the best over all hops; 60 and more means that the fact follows from it."""
+        """Relevance in 0 to 100 for one hop (from 0), or the maximum over all hops; from 60 on the fact follows."""
         plan = plan_of(question)
         if hop is not None:
             return self._relevance(question, plan, self._checked(question, hop), passage)
         return max(self._relevance(question, plan, number, passage) for number in range(len(plan)))
 
     def rank(self, question: Question, passages: Iterable[Passage], hop: int | None = None) -> list[Passage]:
-        """The passages by falling relevance; equals keep their order."""
+        """The passages by falling relevance; ties keep their order."""
         return sorted(passages, key=lambda passage: -self.relevance(question, passage, hop))
 
     def sub_answer(self, question: Question, hop: int) -> str:
-        """What the search of this hop (from 0) is to find."""
+        """The answer of one hop (from 0)."""
         return plan_of(question)[self._checked(question, hop)].sub_answer
 
     def hop_of(self, question: Question, query: str) -> int | None:
-        """The hop that a query is for: whose subject it names most fully, then whose relation. `None` for a query that
-        names neither of any hop, or two hops alike, as the relation alone does in a comparison."""
+        """The hop whose subject, then whose relation, the query names most fully; `None` without one, or for a tie."""
         asked = set(_words(query))
         closeness = [(_share(asked, step.mention), _share(asked, step.relation)) for step in plan_of(question)]
         best = max(closeness)
@@ -89,40 +87,31 @@ class Oracle:
         step = plan[hop]
         if passage.id == step.gold_id:
             return GOLD
-        if kind_of(question) != "constraint" and self._mirrors(step, passage):
+        other, gold = self.facts.get(passage.id), self.facts.get(step.gold_id)
+        mirror = other.fact(step.relation) if other and step.relation == "spouse" else None
+        if kind_of(question) != "constraint" and mirror is not None and mirror.object_id == step.gold_id:
             return SUPPORT
         if passage.id in question.gold_ids:
             return OTHER_HOP
-        if self._misleads(step, passage):
+        namesake = other is not None and gold is not None and other.name == gold.name
+        if namesake or self.stale.get(passage.id) == step.gold_id:
             return MISLEADING
-        # A constraint step starts from the value that its question names, not from the entity it looks for.
+        # The mention of a constraint step is the value in its question, not the entity it looks for.
         return MENTION if f" {step.mention} " in f"{passage.title}{passage.text} " else NOTHING
-
-    def _mirrors(self, step: Step, passage: Passage) -> bool:
-        """The other side of a relation that goes both ways."""
-        other = self.facts.get(passage.id)
-        mirror = other.fact(step.relation) if other else None
-        return step.relation == "spouse" and mirror is not None and mirror.object_id == step.gold_id
-
-    def _misleads(self, step: Step, passage: Passage) -> bool:
-        if self.stale.get(passage.id) == step.gold_id:
-            return True
-        other, gold = self.facts.get(passage.id), self.facts.get(step.gold_id)
-        return other is not None and gold is not None and other.name == gold.name
 
     @cached_property
     def _known(self) -> frozenset[tuple[str, ...]]:
-        """Every name in the world, in words."""
+        """The words of every name in the world."""
         return frozenset(_words(name) for entity in self.facts.values() for name in entity.names)
 
     def _says(self, said: tuple[str, ...], answer: tuple[str, ...], accepted: set[tuple[str, ...]]) -> bool:
         size = len(answer)
-        starts = (at for at in range(len(said)) if said[at : at + size] == answer)
-        return any(not self._inside_other_name(said, at, at + size, accepted) for at in starts)
-
-    def _inside_other_name(self, said: tuple[str, ...], start: int, end: int, accepted: set[tuple[str, ...]]) -> bool:
-        wider = (said[left:right] for left in range(max(0, start - 3), start + 1) for right in range(end, end + 4))
-        return any(len(name) > end - start and name in self._known and name not in accepted for name in wider)
+        for start in (at for at in range(len(said)) if said[at : at + size] == answer):
+            ends = range(start + size, start + size + 4)
+            wider = (said[left:right] for left in range(max(0, start - 3), start + 1) for right in ends)
+            if not any(len(name) > size and name in self._known and name not in accepted for name in wider):
+                return True  # not inside the name of another entity
+        return False
 
     def to_json(self) -> JsonObject:
         return {"stale": dict(self.stale), "entities": [entity.to_json() for entity in self.facts.values()]}
@@ -160,7 +149,7 @@ def _fact(row: JsonObject) -> Fact:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Lower case, no ASCII marks, no articles."""
+    """The words in lower case, without ASCII punctuation and articles."""
     return tuple(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split())
 
 

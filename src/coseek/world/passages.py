@@ -1,6 +1,6 @@
-"""Passages: the grammar that puts facts into text. One passage tells one entity; some tell what is no longer true.
+"""The texts of a laptop world's passages: one for each entity, and some with an outdated fact.
 
-A space stands before every word and every mark, so that a word is the same token wherever it stands.
+A space precedes every word and mark, so that a word is the same token everywhere.
 """
 
 import random
@@ -12,24 +12,21 @@ from coseek.world.facts import Entity, Fact, Facts
 from coseek.world.settings import WorldSettings
 
 MAX_WORDS = 48
-"""Words and marks in the text of one passage."""
-
+"""Words and marks of one passage's text, at most."""
 INTRODUCTIONS = ("also called {alias}", "also known as {alias}", "known as {alias}")
-"""How a passage introduces a second name."""
-
+"""Introductions of an alias."""
 BESIDE = "with {before} as {noun} until {until} and {value} since then"
-"""A former value beside the present one."""
-
+"""An outdated value beside the present one."""
 APART = (
     "An old guide of {until} tells that the {noun} of {name} was {before} . All this has changed since .",
     "In {until} the {noun} of {name} was still {before} . Soon after that it was another .",
 )
-"""A former value in a passage of its own; it never says what holds today."""
+"""An outdated value in a passage of its own, without the present one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StalePassage:
-    """A passage that tells only what was true of an entity once."""
+    """A passage with only an outdated fact of an entity."""
 
     passage: Passage
     entity_id: str
@@ -38,7 +35,7 @@ class StalePassage:
 
 @dataclass(frozen=True, slots=True)
 class WrittenWorld:
-    """A world in words: the entities with the facts that their passages had room for."""
+    """The passages of a world, and the entities with the facts that fit into them."""
 
     facts: Facts
     passages: dict[str, Passage]
@@ -46,24 +43,20 @@ class WrittenWorld:
 
 
 def spaced(words: str) -> str:
-    """Text as the world writes it: a space in front too."""
+    """The text with a space in front, as in passages."""
     return f" {words}"
 
 
 def write_passages(facts: Facts, settings: WorldSettings, rng: random.Random) -> WrittenWorld:
-    """Write every passage. A fact that would make a passage too long is not told, and so is not known."""
+    """Write every passage. Facts that do not fit into `MAX_WORDS` are dropped from the world."""
     told: Facts = {}
     passages: dict[str, Passage] = {}
     for entity in facts.values():
-        told[entity.id], text = _fit(entity, settings.paraphrases, rng)
+        while len((text := _describe(entity, settings.paraphrases, rng)).split()) > MAX_WORDS:
+            entity = replace(entity, facts=entity.facts[:-1])
+        told[entity.id] = entity
         passages[entity.id] = Passage(entity.id, spaced(entity.title), spaced(text))
     return WrittenWorld(told, passages, tuple(_tell_apart(told.values(), rng)))
-
-
-def _fit(entity: Entity, paraphrases: int, rng: random.Random) -> tuple[Entity, str]:
-    while len((text := _describe(entity, paraphrases, rng)).split()) > MAX_WORDS:
-        entity = replace(entity, facts=entity.facts[:-1])
-    return entity, text
 
 
 def _describe(entity: Entity, paraphrases: int, rng: random.Random) -> str:
@@ -80,11 +73,8 @@ def _clause(fact: Fact, paraphrases: int, rng: random.Random) -> str:
 
 
 def _tell_apart(entities: Iterable[Entity], rng: random.Random) -> Iterator[StalePassage]:
-    number = 0
-    for entity in entities:
-        for fact in entity.facts:
-            if fact.before and fact.apart:
-                number += 1
-                text = rng.choice(APART).format(until=fact.until, noun=fact.noun, name=entity.title, before=fact.before)
-                passage = Passage(f"old-{number:04}", spaced(f"{entity.title} in {fact.until}"), spaced(text))
-                yield StalePassage(passage, entity.id, fact.noun)
+    apart = [(entity, fact) for entity in entities for fact in entity.facts if fact.before and fact.apart]
+    for number, (entity, fact) in enumerate(apart, start=1):
+        text = rng.choice(APART).format(until=fact.until, noun=fact.noun, name=entity.title, before=fact.before)
+        passage = Passage(f"old-{number:04}", spaced(f"{entity.title} in {fact.until}"), spaced(text))
+        yield StalePassage(passage, entity.id, fact.noun)

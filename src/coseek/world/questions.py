@@ -1,8 +1,8 @@
-"""Questions: asked of the facts, each with exactly one right answer and the plan that finds it.
+"""The questions of a laptop world, each with one right answer and the plan that finds it.
 
-Three kinds. A *composition* chains one to four relations from its anchor. A *comparison* looks one relation of two
-anchors up. A *constraint* question asks for the one entity that two values single out; its anchor is the first value.
-No entity is the anchor of questions in two splits; what lies between anchor and answer is shared.
+A *composition* chains one to four relations from its anchor. A *comparison* compares one relation of two anchors. A
+*constraint* question asks for the only entity with two values; its anchor is the first value. No entity is an anchor
+in two splits; other entities are shared.
 """
 
 import random
@@ -21,7 +21,7 @@ from coseek.world.settings import SPLITS, Split, WorldSettings
 
 ANCHOR_SHARES: dict[Split, float] = {"train": 0.70, "dev": 0.15, "test": 0.15}
 ATTEMPTS = 400
-"""Draws for one question before its sort is found to have run out."""
+"""Draws of one question before its type counts as exhausted."""
 
 SAME = ("Do {a} and {b} have the same {noun} ?", "Is the {noun} of {a} the same as the {noun} of {b} ?",
         "Do {a} and {b} share one {noun} ?")  # fmt: skip
@@ -31,30 +31,27 @@ SAME_NOUNS = tuple(relation.noun for relation in RELATIONS if not relation.is_li
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One fact that has to be found."""
+    """One fact of a question's plan."""
 
     entity: str
-    """Title of the entity whose passage tells it."""
+    """Title of the entity of the fact."""
     mention: str
-    """What the entity is called where the agent meets it: in the question, or in the passage before."""
+    """The entity's name in the question, or in the passage of the step before."""
     word: str
-    """What kind of thing it is: `film`, `painter`, …"""
+    """The entity's kind or occupation: `film`, `painter`, …"""
     relation: str
     gold_id: str
-    """The passage that tells it."""
+    """The passage that states the fact."""
     sub_answer: str
-    """The value in the words of that passage."""
+    """The value as that passage writes it."""
     sub_question: str
 
     def to_json(self) -> JsonObject:
-        return {
-            "entity": self.entity, "mention": self.mention, "word": self.word, "relation": self.relation,
-            "gold_id": self.gold_id, "sub_answer": self.sub_answer, "sub_question": self.sub_question,
-        }  # fmt: skip
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def plan_of(question: Question) -> tuple[Step, ...]:
-    """The plan that a laptop world wrote into a question."""
+    """The plan in a question's meta. Raises `DataError` for a question of no laptop world."""
     rows = question.meta.get("plan")
     if not isinstance(rows, list) or not rows:
         raise DataError(f"question {question.id!r} has no plan; only questions of `coseek world make` have one")
@@ -62,19 +59,18 @@ def plan_of(question: Question) -> tuple[Step, ...]:
 
 
 def kind_of(question: Question) -> str:
-    """composition, comparison or constraint."""
+    """`composition`, `comparison` or `constraint`; empty for questions of no laptop world."""
     return str(question.meta.get("kind", ""))
 
 
 Path = list[tuple[Entity, Fact]]
 """A chain: each fact's object is the next entity."""
-
 Draw = Callable[[str], Question | None]
-"""One try at a question with this id; `None` when it did not work out."""
+"""Question id → one drawn question; `None` when the draw failed."""
 
 
 def make_questions(told: WrittenWorld, settings: WorldSettings, rng: random.Random) -> dict[str, list[Question]]:
-    """The questions of every split that is to have some."""
+    """The questions of every split that has any. Raises `SettingError` when the world has too few facts."""
     wanted: dict[Split, int] = {split: settings.questions_in(split) for split in SPLITS if settings.questions_in(split)}
     anchors = split_anchors(told.facts, list(wanted), rng)
     asker = _Asker(told, settings, rng)
@@ -82,7 +78,7 @@ def make_questions(told: WrittenWorld, settings: WorldSettings, rng: random.Rand
 
 
 def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> dict[Split, list[Entity]]:
-    """Deal the entities of each kind out to the splits, in the proportions of `ANCHOR_SHARES`."""
+    """Split the entities of each kind in the proportions of `ANCHOR_SHARES`."""
     dealt: dict[Split, list[Entity]] = {split: [] for split in splits}
     by_kind: dict[str, list[Entity]] = {}
     for entity in facts.values():
@@ -100,14 +96,14 @@ def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> 
 
 
 class _Asker:
-    """Makes questions and remembers which have been asked."""
+    """Draws questions without repetition."""
 
     def __init__(self, told: WrittenWorld, settings: WorldSettings, rng: random.Random) -> None:
         self._facts = told.facts
         self._passages = told.passages
         self._settings = settings
         self._rng = rng
-        # Yes and no take turns: equals are rarer, and drawing until one works out would favour no.
+        # Yes and no alternate: equal values are rarer, so free draws would favour no.
         self._yes_is_due = rng.random() < 0.5
         self._asked: set[tuple[str, ...]] = set()
         self._by_name: dict[str, list[Entity]] = {}
@@ -132,7 +128,7 @@ class _Asker:
         return questions
 
     def _draws(self, anchors: list[Entity]) -> dict[str, Draw]:
-        """One try at a question of each sort, by sort: `comparison`, `constraint`, and `1` to `4` hops."""
+        """The draws by type of question: `comparison`, `constraint`, and `1` to `4` hops."""
         rng = self._rng
         by_noun: dict[str, list[Entity]] = {}
         for entity in anchors:
@@ -150,7 +146,7 @@ class _Asker:
         return draws
 
     def _ask_one(self, name: str, draws: dict[str, Draw], spent: set[str]) -> Question | None:
-        """A question of a sort drawn by its weight. When a sort has run out, a composition takes its place."""
+        """A question of a type drawn by weight; compositions replace an exhausted type."""
         hops = [sort for sort in draws if sort.isdigit()]
         weights = [weight for weight in self._settings.hop_mix if weight > 0]
         dice, drawn = self._rng.random(), self._rng.choices(hops, weights)[0]
@@ -170,7 +166,7 @@ class _Asker:
         return True
 
     def _mention(self, entity: Entity, noun: str) -> str:
-        """What the question calls its anchor: enough to tell it from everything else that has the relation."""
+        """A name of the anchor that is unique among the entities with the relation."""
         rng, settings = self._rng, self._settings
         if entity.alias and rng.random() < settings.alias_use:
             return entity.alias
@@ -204,7 +200,7 @@ class _Asker:
         return _question(name, "composition", text, self._answers(path[-1][1]), plan, [anchor.id], hops)
 
     def _walk(self, anchor: Entity, hops: int) -> Path | None:
-        """A random chain that meets nothing twice; `None` when it ends in a dead end."""
+        """A random chain without repeated entities; `None` for a dead end."""
         path: Path = []
         entity = anchor
         met = {anchor.id}
@@ -232,13 +228,13 @@ class _Asker:
         return rng.choice(FRAMES).format(x=rng.choice(last.phrases[:ways]).format(x=inner))
 
     def _gives_away(self, path: Path, text: str) -> bool:
-        """A later value stands in the question or in an earlier passage: then the chain is shorter than it looks."""
+        """Whether the question or an earlier passage contains a later value, which shortens the chain."""
         seen = f"{text} "
         for entity, fact in path:
             names = self._answers(fact)
             if any(f" {name} " in seen for name in names):
                 return True
-            # Read after the check: a passage may tell its own value, and no later one.
+            # Added after the check: a passage may contain its own value.
             seen += f"{self._passages[entity.id].text} "
         return False
 
@@ -266,7 +262,7 @@ class _Asker:
         if pair is None:
             return None
         (one, first), (other, second) = pair
-        # "yes" must show in the words of the two passages, and "no" must be true of the things behind the words.
+        # "yes" needs equal words in both passages; "no" needs different entities.
         alike = first.value == second.value if yes else first.object_id == second.object_id
         if alike is not yes or not self._is_new("same", noun, *sorted((one.id, other.id))):
             return None
@@ -278,7 +274,7 @@ class _Asker:
         return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="same")
 
     def _pair(self, entities: list[Entity], noun: str, partner: bool = False) -> Path | None:
-        """Two anchors that have the relation and cannot be taken for each other; partners share its value."""
+        """Two anchors of one kind with the relation and distinct names; `partner`: with the same value."""
         if len(entities) < 2:
             return None
         one = self._rng.choice(entities)
@@ -312,7 +308,7 @@ class _Asker:
 
 
 def _nested(one: Entity, other: Entity) -> bool:
-    """One's name lies inside the other's (Merrow, New Merrow): an answer could be read as either."""
+    """Whether a name of one contains a name of the other (Merrow, New Merrow), so that answers are ambiguous."""
     names = [(f" {a} ", f" {b} ") for a in one.names for b in other.names]
     return any(a in b or b in a for a, b in names)
 

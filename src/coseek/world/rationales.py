@@ -1,7 +1,7 @@
-"""Reasons: how a question's answer follows from passages, in the short form that a laptop generator learns to write.
+"""Rationales: how a question's answer follows from passages, in the form that a laptop generator learns to write.
 
-Each line names a passage by title and number before it states the fact. To name it is to bind the entity to its own
-passage; a network that may state a fact at once takes the right relation of the wrong one.
+Each line names a passage by title and number before its fact, which binds the entity to its passage; without that, a
+small network takes the relation of a wrong passage.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from coseek.world.passages import spaced
 from coseek.world.questions import kind_of, plan_of
 
 MARK = " Answer :"
-"""Stands in front of the answer."""
+"""Precedes the answer."""
 
 
 def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[str, str]) -> str:
-    """The lines and the answer of a laptop world's question, whose gold passages bear these numbers and titles."""
+    """The rationale of a laptop world's question; `number_of` and `titles` are those of its gold passages by id."""
     plan = plan_of(question)
     if kind_of(question) == "constraint":
         facts = [(str(row["relation"]), str(row["value"])) for row in _constraints(question)]
@@ -32,7 +32,7 @@ def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[
 
 
 def line(title: str, number: int, *facts: tuple[str, str]) -> str:
-    """One passage with facts (relation, value) that it tells."""
+    """The line of one passage with its (relation, value) facts."""
     told = " ,".join(f" {relation} : {value}" for relation, value in facts)
     return f" {title.strip()} # {number} ,{told} ."
 

@@ -1,4 +1,4 @@
-"""World settings: how large a laptop world is, and how hard."""
+"""Settings of laptop worlds: size and difficulty."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ _COUNTS: dict[Size, tuple[int, ...]] = {
     "large": (2400, 900, 900, 700, 700, 500, 400, 60),
 }
 ENTITIES = {size: dict(zip(KINDS, counts, strict=True)) for size, counts in _COUNTS.items()}
-"""How many entities of each kind a size has."""
+"""Size → entities of each kind."""
 
 QUESTIONS: dict[Size, dict[Split, int]] = {
     "tiny": {"train": 400, "dev": 120, "test": 120},
@@ -29,42 +29,42 @@ QUESTIONS: dict[Size, dict[Split, int]] = {
     "small": {"train": 6000, "dev": 1000, "test": 1000},
     "large": {"train": 20000, "dev": 2000, "test": 2000},
 }
-"""How many questions each split of a size has, unless the settings say otherwise."""
+"""Size → default number of questions of each split."""
 
 
 class WorldSettings(Settings):
-    """What a laptop world is made from. The same settings make the same world, byte for byte."""
+    """The settings of a laptop world. The same settings make the same world, byte for byte."""
 
     seed: int = 0
-    """Chooses the facts. The words are the same in every world, so a model must read what it cannot remember."""
+    """Seed of the facts; the words are the same in every world."""
     size: Size = "small"
     """tiny 306, compact 904, small 2,760 or large 6,560 entities."""
     train: int | None = Field(default=None, ge=0)
-    """Questions in the train split; the size decides when this is not given."""
+    """Questions in the train split; by default the size's."""
     dev: int | None = Field(default=None, ge=0)
-    """Questions in the dev split; the size decides when this is not given."""
+    """Questions in the dev split; by default the size's."""
     test: int | None = Field(default=None, ge=0)
-    """Questions in the test split; the size decides when this is not given."""
+    """Questions in the test split; by default the size's."""
     hop_mix: tuple[float, ...] = (0.25, 0.30, 0.25, 0.20)
-    """Weights of 1, 2, 3 and 4 hops among composition questions; a shorter list leaves the longer chains out."""
+    """Weights of 1, 2, 3 and 4 hops among composition questions; a shorter list has no longer chains."""
     comparison: float = Field(default=0.12, ge=0, le=1)
     """Share of questions that compare two entities (which is earlier; are they the same)."""
     constraint: float = Field(default=0.08, ge=0, le=1)
-    """Share of questions that ask for the one thing that fits two constraints."""
+    """Share of questions for the only entity with two given values."""
     paraphrases: int = Field(default=3, ge=1, le=3)
-    """Ways of saying one relation, in passages and in questions; 1 lets words match always."""
+    """Wordings of a relation, in passages and questions; with 1 their words always match."""
     aliases: float = Field(default=0.25, ge=0, le=1)
-    """Share of entities with a second name, which their own passage introduces."""
+    """Share of entities with a second name, introduced in their passage."""
     alias_use: float = Field(default=0.25, ge=0, le=1)
-    """How often an entity that has a second name is called by it in other passages and in questions."""
+    """Probability of the second name in other passages and in questions."""
     lookalikes: float = Field(default=0.35, ge=0, le=1)
-    """Share of titles (film, book, band, company) that reuse the words of another; most of these are verbatim."""
+    """Share of titles (film, book, band, company) that reuse words of another, mostly the whole title."""
     namesakes: float = Field(default=0.06, ge=0, le=1)
-    """Share of people who bear the name of another person with other facts."""
+    """Share of people with the name of another person."""
     outdated: float = Field(default=0.10, ge=0, le=1)
-    """Share of facts that can change (mayor, employer …) whose former value is told too, marked as such."""
+    """Share of changeable facts (mayor, employer …) with an outdated value in the text, marked as such."""
     short_names: float = Field(default=0.30, ge=0, le=1)
-    """How often a question leaves out the type of an ambiguous title where the relation alone settles it."""
+    """Probability that a question omits the type of an ambiguous title where the relation disambiguates."""
 
     @model_validator(mode="after")
     def _can_be_made(self) -> "WorldSettings":
@@ -75,6 +75,6 @@ class WorldSettings(Settings):
         return self
 
     def questions_in(self, split: Split) -> int:
-        """How many questions this split is to have."""
+        """Number of questions of this split."""
         given = {"train": self.train, "dev": self.dev, "test": self.test}[split]
         return QUESTIONS[self.size][split] if given is None else given

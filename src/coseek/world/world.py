@@ -1,4 +1,4 @@
-"""World: a generated encyclopedia with its questions and its oracle, in memory or as a folder of ordinary files."""
+"""Laptop worlds: a generated encyclopedia with questions and an oracle, in memory or as a data-set folder."""
 
 import random
 from collections.abc import Mapping
@@ -25,17 +25,17 @@ __all__ = ["World", "WorldSettings", "make_world"]
 
 @dataclass(frozen=True)
 class World:
-    """Passages, questions by split, and the oracle that knows them."""
+    """The passages, questions and oracle of a laptop world."""
 
     settings: WorldSettings
     corpus: Corpus
     questions: Mapping[str, list[Question]]
-    """By split; a split that the settings leave empty is not here."""
+    """By split, without empty splits."""
     oracle: Oracle
 
     def save(self, folder: Path) -> None:
         """Write `corpus.jsonl`, `questions.<split>.jsonl` and `world.json`, all or nothing."""
-        # The folder is replaced whole, so nothing of anybody else's may live in it.
+        # The folder is replaced as a whole, so it may hold no other files.
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.name not in ("corpus.jsonl", "world.json") and not path.match("questions.*.jsonl"):
                 raise DataError(f"{folder} holds {path.name}, which is no part of a laptop world; choose a new folder")
@@ -63,12 +63,12 @@ class World:
 
 
 def make_world(settings: WorldSettings) -> World:
-    """Make a world. Every stage has its own randomness, so that asking other questions leaves the passages alone."""
+    """Make a world. Its parts have separate seeds, so that other questions leave the passages unchanged."""
     facts = make_facts(settings, _stage(settings, "facts"))
     told = write_passages(facts, settings, _stage(settings, "passages"))
     questions = make_questions(told, settings, _stage(settings, "questions"))
     passages = [*told.passages.values(), *(stale.passage for stale in told.stale)]
-    # Ties in a ranking keep corpus order, so the order must say nothing about what a passage is.
+    # Ties in a ranking keep corpus order, so the order must carry no information.
     _stage(settings, "order").shuffle(passages)
     oracle = Oracle(told.facts, {stale.passage.id: stale.entity_id for stale in told.stale})
     return World(settings, Corpus(passages, "the laptop world"), questions, oracle)

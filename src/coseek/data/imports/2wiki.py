@@ -1,15 +1,13 @@
-"""2WikiMultihopQA: questions that bring their own passages, and optionally a corpus of distractors.
+"""2WikiMultihopQA: questions with their own passages, and optionally a corpus of distractors.
 
-Only the data set's own fields are read; what others added to their copies (written-out sub-questions and the like) is
-left out. Distractor files hold `{"title", "text"}` rows; those that a question brings, too, are not doubled.
+Reads the data set's own fields only. Distractor files hold `{"title", "text"}` rows; repeated passages count once.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.data.imports._contexts import contexts, own_gold, question_of
-from coseek.data.imports._imported_data import ImportedData, PassageCollector
-from coseek.data.imports._sources import SourceRow, read_rows
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
@@ -20,7 +18,7 @@ def read(sources: Sequence[Path]) -> ImportedData:
             (questions if row.has("context") else distractors).append(row)
     for row in questions:
         for context in contexts(row):
-            shelf.add(context.title, context.text)
+            shelf.add(*context)
     notes = {"own passages": len(shelf), "distractors": len(distractors)}
     for row in distractors:
         shelf.add(row.text("title"), row.text("text"))

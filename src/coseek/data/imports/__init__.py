@@ -1,59 +1,56 @@
-"""Imports: public question-answering files in, one ordinary data-set folder out.
+"""Import public question-answering data into a data-set folder.
 
-A format is a module of this package that offers `read(sources) -> ImportedData`; its file names the format. One
-whose files lie in folders of their own offers `files(sources) -> list[Path]`, too: what of the sources to read.
+A format is a module of this package, named by its file, with `read(sources) -> ImportedData`. A format that searches
+folders itself also has `files(sources) -> list[Path]`.
 """
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, cast
 
 from coseek.core import registry
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, write_json
+from coseek.core.fingerprint import file_digest
 from coseek.core.plugins import plugin_name
 from coseek.data.corpus_file import CorpusFile
-from coseek.data.imports._imported_data import ImportedData
-from coseek.data.imports._sources import expand
+from coseek.data.imports._sources import ImportedData, expand
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"
 _CARD = "source.json"
 TEST = "test"
-"""The split that questions go to when nothing is said."""
+"""The default split."""
 _SPLIT = re.compile(r"[\w-]+")
 
 
-class ImportPart(Protocol):
-    """What a module of `coseek.data.imports` offers."""
+class ImportFormat(Protocol):
+    """A module of `coseek.data.imports`; `files` is optional."""
 
     def read(self, sources: Sequence[Path]) -> ImportedData: ...
-
-
-class FindsFiles(Protocol):
-    """What such a module offers beside that."""
 
     def files(self, sources: Sequence[Path]) -> list[Path]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """What an import made."""
+    """The counts of an import."""
 
     folder: Path
     passages: int
     questions: dict[str, int]
-    """Questions of each split that this import wrote."""
+    """Questions written, by split."""
     notes: dict[str, int]
-    """Counts worth telling: own passages, distractors, questions left out …"""
+    """Counts of the format: own passages, distractors, questions left out …"""
 
 
 def format_names() -> list[str]:
-    """The formats that can be imported."""
+    """The names of the formats."""
     return registry.plugin_names(PACKAGE)
 
 
@@ -67,18 +64,16 @@ def import_data(
 ) -> ImportSummary:
     """Read `sources` (files, plain or gzipped, or a folder of them) and write the data-set folder `out`.
 
-    All questions go to `split` (`test` if nothing is said), or are dealt out by `shares` (name → share, summing to 1);
-    a format with splits of its own keeps them, and takes neither. A folder that already holds the same corpus keeps its
-    other splits; one that holds anything else is refused. Nothing is written on an error.
+    All questions go to `split` (default `test`), or are split by `shares` (name → share, summing to 1); a format with
+    splits of its own takes neither. A folder with the same corpus keeps its other splits; one with anything else is
+    refused. Raises `DataError` and `SettingError`; nothing is written then.
     """
-    module = registry.find_plugin("data format", PACKAGE, format_name, {"read": None})
-    part = cast(ImportPart, module)
+    part = cast(ImportFormat, registry.find_plugin("data format", PACKAGE, format_name, {"read": None}))
     for name in shares or (TEST if split is None else split,):
         _check_name(name)
     if shares is not None:
         _check_shares(shares)
-    own_files = hasattr(module, "files")
-    files = cast(FindsFiles, module).files(sources) if own_files else expand(sources, plugin_name(format_name))
+    files = part.files(sources) if hasattr(part, "files") else expand(sources, plugin_name(format_name))
     reading = part.read(files)
     if not reading.passages or not (reading.questions or reading.splits):
         missing = "passages" if not reading.passages else "questions"
@@ -87,16 +82,27 @@ def import_data(
         )
     corpus = Corpus(reading.passages, source=f"what was read as {format_name}")
     splits = _splits(format_name, reading, split, shares)
-    for questions in splits.values():
-        _check_gold(questions, corpus)
-    card = _card(format_name, files, reading.notes, len(corpus), splits)
-    _write(out, corpus, splits, card)
+    for question in chain(*splits.values()):
+        for ident in question.gold_ids:
+            if not corpus.has(ident):
+                raise DataError(
+                    f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus; "
+                    "give the corpus file that belongs to these questions"
+                )
     counts = {name: len(questions) for name, questions in splits.items()}
+    card: JsonObject = {  # names and digests of the files, no paths of this machine
+        "format": format_name,
+        "files": {file.name: file_digest(file) for file in files},
+        "passages": len(corpus),
+        "questions": {**counts},
+        "notes": dict(reading.notes),
+    }
+    _write(out, corpus, splits, card)
     return ImportSummary(out, len(corpus), counts, dict(reading.notes))
 
 
 def parse_shares(text: str) -> dict[str, float]:
-    """`train=.7,dev=.1,test=.2` as numbers."""
+    """Parse `train=.7,dev=.1,test=.2`. Raises `SettingError`."""
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
@@ -111,9 +117,9 @@ def parse_shares(text: str) -> dict[str, float]:
 
 
 def deal(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str, list[Question]]:
-    """Deal questions out by a hash of their ids.
+    """Split questions by a hash of their ids: a question's split does not depend on the others.
 
-    A question stays in its split whatever else is in the file, so the shares are met on average, not exactly.
+    The shares are met on average. Raises `SettingError` for a share that gets no question.
     """
     splits: dict[str, list[Question]] = {name: [] for name in shares}
     for question in questions:
@@ -141,7 +147,11 @@ def _splits(
         for name in reading.splits:
             _check_name(name)
         return {name: list(questions) for name, questions in reading.splits.items()}
-    _check_unique(reading.questions)  # before they are dealt out: twice in two splits is twice, too
+    seen: set[str] = set()
+    for question in reading.questions:  # over all splits
+        if question.id in seen:
+            raise DataError(f"the question id {question.id!r} stands twice in the sources; ids must be unique")
+        seen.add(question.id)
     return deal(reading.questions, shares) if shares else {split or TEST: list(reading.questions)}
 
 
@@ -154,46 +164,6 @@ def _check_shares(shares: Mapping[str, float]) -> None:
     if any(not 0 <= share <= 1 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
         written = ", ".join(f"{name}={share:g}" for name, share in shares.items())
         raise SettingError(f"the shares {written} do not sum to 1; write for example train=.7,dev=.1,test=.2")
-
-
-def _check_unique(questions: Sequence[Question]) -> None:
-    seen: set[str] = set()
-    for question in questions:
-        if question.id in seen:
-            raise DataError(f"the question id {question.id!r} stands twice in the sources; ids must be unique")
-        seen.add(question.id)
-
-
-def _check_gold(questions: Sequence[Question], corpus: Corpus) -> None:
-    for question in questions:
-        for ident in question.gold_ids:
-            if not corpus.has(ident):
-                raise DataError(
-                    f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus; "
-                    "give the corpus file that belongs to these questions"
-                )
-
-
-def _card(
-    format_name: str,
-    files: Sequence[Path],
-    notes: Mapping[str, int],
-    passages: int,
-    splits: Mapping[str, Sequence[Question]],
-) -> JsonObject:
-    """Where the data came from: names and digests, no paths of the machine that imported it."""
-    return {
-        "format": format_name,
-        "files": {file.name: _digest(file) for file in files},
-        "passages": passages,
-        "questions": {name: len(questions) for name, questions in splits.items()},
-        "notes": dict(notes),
-    }
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(out: Path, corpus: Corpus, splits: Mapping[str, Sequence[Question]], card: JsonObject) -> None:
@@ -209,20 +179,16 @@ def _write(out: Path, corpus: Corpus, splits: Mapping[str, Sequence[Question]], 
 
 
 def _other_splits(out: Path, corpus: Corpus) -> dict[str, list[Question]]:
-    """The splits that stand in `out` already; refuses a folder that the import would spoil."""
+    """The splits that `out` holds; refuses a folder with other files or another corpus."""
     if not out.exists():
         return {}
     if not out.is_dir():
         raise DataError(f"{out} is a file; choose a folder for the data set")
-    strangers = [path.name for path in out.iterdir() if not _is_ours(path.name)]
-    if strangers:
+    ours = re.compile(rf"corpus\.jsonl|{re.escape(_CARD)}|questions\..*\.jsonl", re.DOTALL)
+    if strangers := [path.name for path in out.iterdir() if not ours.fullmatch(path.name)]:
         raise DataError(f"{out} holds other files ({strangers[0]}); choose an empty or new folder for the data set")
     there = out / "corpus.jsonl"
-    if there.exists() and CorpusFile.scan(there).digest != corpus.digest:  # read line by line: one in memory is enough
+    if there.exists() and CorpusFile.scan(there).digest != corpus.digest:  # scanned, not loaded, to save memory
         raise DataError(f"{out} holds another corpus; choose another folder, or delete that one first")
     files = sorted(out.glob("questions.*.jsonl"))
     return {path.name[len("questions.") : -len(".jsonl")]: load_questions(path) for path in files}
-
-
-def _is_ours(name: str) -> bool:
-    return name in ("corpus.jsonl", _CARD) or (name.startswith("questions.") and name.endswith(".jsonl"))

@@ -1,20 +1,18 @@
-"""Contexts: the layout of HotpotQA, which 2WikiMultihopQA took over: a question brings its own passages.
+"""The layout of HotpotQA and 2WikiMultihopQA: a question with its own passages.
 
 {"_id", "question", "answer", "type", "supporting_facts": [[title, sentence], …],
  "context": [[title, [sentence, …]], …]}
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from coseek.core.files import Json
-from coseek.data.imports._imported_data import PassageCollector
-from coseek.data.imports._sources import SourceRow
+from coseek.data.imports._sources import PassageCollector, SourceRow
 from coseek.data.question import Question
 
 
-@dataclass(frozen=True, slots=True)
-class ContextParagraph:
-    """One passage of a question's own."""
+class ContextParagraph(NamedTuple):
+    """One of a question's own passages."""
 
     title: str
     text: str
@@ -33,20 +31,20 @@ def contexts(row: SourceRow) -> list[ContextParagraph]:
 
 
 def joined(sentences: list[Json]) -> str:
-    """Sentences as one text; some files begin each with a blank and some do not."""
+    """Sentences as one text; only some files begin each with a blank."""
     return " ".join(str(sentence).strip() for sentence in sentences)
 
 
 def gold_titles(row: SourceRow) -> list[str]:
     """The titles of the supporting facts, each once, in their order."""
-    titles: dict[str, None] = {}
+    titles: list[str] = []
     for item in row.items("supporting_facts"):
         match item:
             case [str() as title, *_]:
-                titles[title] = None
+                titles.append(title)
             case _:
                 raise row.wrong("supporting_facts", "a list of [title, sentence number]")
-    return list(titles)
+    return list(dict.fromkeys(titles))
 
 
 def own_gold(row: SourceRow, shelf: PassageCollector) -> list[str]:

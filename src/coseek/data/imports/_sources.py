@@ -1,15 +1,17 @@
-"""Sources: the files an import reads, row by row, whatever their suffix."""
+"""Import sources: rows of the files of a data set, and the passages and questions read from them."""
 
 import csv
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, open_text, read_json, read_jsonl
 from coseek.core.strict_json import fault_in
+from coseek.data.passage import Passage
+from coseek.data.question import Question
 
 _KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".parquet")
 _ROWS_AT_ONCE = 1024
@@ -17,7 +19,7 @@ _ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One object of a source, which knows where it stands, so that every complaint names the place."""
+    """One object of a source file, with its place for error messages."""
 
     where: str
     value: JsonObject
@@ -56,14 +58,12 @@ class SourceRow:
         return made
 
     def texts(self, name: str) -> list[str]:
-        """The strings of the list under `name`; a lone string counts as a list of one."""
+        """The strings of the list under `name`, or the one string."""
         found = self._get(name)
-        if isinstance(found, str):
-            return [found]
-        return [str(text) for text in self.items(name)]
+        return [found] if isinstance(found, str) else [str(text) for text in self.items(name)]
 
     def meta(self, *names: str) -> JsonObject:
-        """Those of the named fields that are there, unchanged."""
+        """The named fields that the row has."""
         return {name: self.value[name] for name in names if name in self.value}
 
     def wrong(self, name: str, wanted: str) -> DataError:
@@ -76,7 +76,7 @@ class SourceRow:
 
 
 def expand(sources: Sequence[Path], format_name: str) -> list[Path]:
-    """Files stay; a folder gives its data files: those called `FORMAT_…` if there are any, else all."""
+    """Replace each folder by its data files: those named `FORMAT_…`, or all without any. Raises `DataError`."""
     files: list[Path] = []
     for source in sources:
         if not source.is_dir():
@@ -123,7 +123,7 @@ def read_rows(path: Path) -> Iterator[SourceRow]:
 
 
 def _parquet(path: Path) -> Iterator[JsonObject]:
-    """The rows of a parquet file. Its reader is a large library, which few imports need."""
+    """The rows of a parquet file. pyarrow is optional, since few formats need it."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
@@ -138,3 +138,63 @@ def _parquet(path: Path) -> Iterator[JsonObject]:
                 yield from (cast(JsonObject, row) for row in batch.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a whole parquet file ({str(error).splitlines()[0]}); fetch it again") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedData:
+    """The passages and questions of the sources, in order."""
+
+    passages: tuple[Passage, ...]
+    questions: tuple[Question, ...]
+    """Empty where the sources have splits."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    splits: Mapping[str, tuple[Question, ...]] = field(default_factory=dict)
+
+
+class PassageCollector:
+    """Passages without ids in their sources: the id is the title, with ` #2`, ` #3` … for later namesakes."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str], str] = {}
+        self._passages: dict[str, Passage] = {}
+        self._by_title: dict[str, list[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        return tuple(self._passages.values())
+
+    def add(self, title: str, text: str) -> str:
+        """Add a passage, once for a title and text; returns its id."""
+        known = self._ids.get((title, text))
+        if known is not None:
+            return known
+        namesakes = self._by_title.setdefault(title, [])
+        number = len(namesakes) + 1
+        ident = title if title and number == 1 else f"{title} #{number}".strip()
+        while ident in self._passages:  # another title is "X #2"
+            number += 1
+            ident = f"{title} #{number}".strip()
+        self._ids[title, text] = ident
+        self._passages[ident] = Passage(ident, title, text)
+        namesakes.append(ident)
+        return ident
+
+    def find(self, title: str, text: str, where: str) -> str:
+        """The id of the passage with this title and text."""
+        ident = self._ids.get((title, text))
+        if ident is None:
+            raise DataError(
+                f"{where}: the gold passage {title!r} is not in the corpus; give the corpus of these questions"
+            )
+        return ident
+
+    def titled(self, title: str, where: str) -> str:
+        """The id of the only passage with this title."""
+        idents = self._by_title.get(title, [])
+        if len(idents) != 1:
+            count = f"{len(idents)} passages" if idents else "no passage"
+            raise DataError(f"{where}: the gold title {title!r} names {count} of the corpus; one is needed")
+        return idents[0]

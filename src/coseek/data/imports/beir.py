@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.data.imports._imported_data import ImportedData
-from coseek.data.imports._sources import SourceRow, read_rows
+from coseek.data.imports._sources import ImportedData, SourceRow, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trec import read_qrels
@@ -28,7 +27,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """The folder's own splits. A query that no split judges is left out and counted."""
+    """The folder's splits. Queries without judgements are left out and counted."""
     corpus, queries, *judged = sources
     passages = tuple(_passage(row) for row in read_rows(corpus))
     texts = {row.text("_id"): row.text("text") for row in read_rows(queries)}

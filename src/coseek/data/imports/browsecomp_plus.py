@@ -1,7 +1,7 @@
 """BrowseComp-Plus: deep-research questions over a fixed corpus of 100,000 web pages (Chen et al., arXiv 2508.06600).
 
-Read are the files of the project's repository after its own decryption script has run, and the corpus, which comes as
-Parquet and must be turned into JSON lines first:
+Reads the files of the project's repository after its decryption script, and the corpus, converted from Parquet to JSON
+lines:
 
     data/browsecomp_plus_decrypted.jsonl   {"query_id", "query", "answer", "evidence_docs": [{"docid", "text"}, …], …}
     topics-qrels/qrel_evidence.txt         TREC qrels: the pages that are needed to answer
@@ -9,10 +9,9 @@ Parquet and must be turned into JSON lines first:
     topics-qrels/queries.tsv               query and its text, for questions without the first file (no answers then)
     any other .jsonl                       the corpus: {"docid", "text"}
 
-A folder is searched for them, with its `data`, `topics-qrels` and `corpus`. `gold_ids` are the evidence and
-`meta.gold_docs` the pages with the answer: the qrels' where there are any, else those of the decrypted file. Without a
-corpus file, the pages of the questions themselves (hard negatives, too) are the corpus. Pages have no title of their
-own; what stands on top of their text stays there.
+A folder is searched with its `data`, `topics-qrels` and `corpus`. `gold_ids` are the evidence pages and
+`meta.gold_docs` the pages with the answer: from the qrels, else from the decrypted file. Without a corpus file, the
+questions' own pages (hard negatives, too) are the corpus. Pages have no titles.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,8 +20,7 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, read_lines
-from coseek.data.imports._imported_data import ImportedData
-from coseek.data.imports._sources import SourceRow, kind_of, read_rows
+from coseek.data.imports._sources import ImportedData, SourceRow, kind_of, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trec import Qrels, read_qrels
@@ -33,7 +31,7 @@ _OWN = ("evidence_docs", "gold_docs", "negative_docs")
 
 @dataclass
 class _BrowseCompGold:
-    """The sources, sorted by what they hold."""
+    """The rows of the sources by kind."""
 
     passages: dict[str, Passage] = field(default_factory=dict)
     questions: list[SourceRow] = field(default_factory=list)
@@ -44,7 +42,7 @@ class _BrowseCompGold:
 
 
 def files(sources: Sequence[Path]) -> list[Path]:
-    """Files stay; a folder gives those of its files and of three folders in it that this format has."""
+    """Replace each folder by this format's files in it and in three of its folders."""
     found: list[Path] = []
     for source in sources:
         inside = [path for name in _FOLDERS for path in sorted((source / name).glob("*")) if _is_ours(path)]
@@ -55,7 +53,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions in the order of their file; a page that stands twice is one passage."""
+    """Questions in the order of their file; repeated pages are one passage."""
     found = _BrowseCompGold()
     for path in sources:
         _sort(path, found)
@@ -64,7 +62,8 @@ def read(sources: Sequence[Path]) -> ImportedData:
         for row in found.questions:
             for name in _OWN:
                 _add(found, row.rows(name) if row.has(name) else ())
-    questions = [_question(row, found) for row in found.questions] or _bare_questions(found)
+    whole = [_question(found, row.text("query_id"), row.text("query"), row) for row in found.questions]
+    questions = whole or [_question(found, ident, text) for ident, text in found.bare.items()]
     return ImportedData(tuple(found.passages.values()), tuple(questions), notes)
 
 
@@ -106,36 +105,15 @@ def _add(found: _BrowseCompGold, pages: Iterable[SourceRow]) -> None:
             raise DataError(f"{page.where}: the page {ident!r} has another text elsewhere; keep one of them")
 
 
-def _question(row: SourceRow, found: _BrowseCompGold) -> Question:
-    ident = row.text("query_id")
-    return Question(
-        id=ident,
-        question=row.text("query"),
-        answers=(row.text("answer"),),
-        gold_ids=tuple(_judged(found.evidence, ident) if found.evidence else _pages(row, "evidence_docs")),
-        meta=_meta(_judged(found.golds, ident) if found.golds else _pages(row, "gold_docs")),
-    )
+def _question(found: _BrowseCompGold, ident: str, text: str, row: SourceRow | None = None) -> Question:
+    answers = () if row is None else (row.text("answer"),)
+    gold_docs = _pages(found.golds, ident, row, "gold_docs")
+    meta: dict[str, Json] = {"gold_docs": [*gold_docs]} if gold_docs else {}
+    return Question(ident, text, answers, tuple(_pages(found.evidence, ident, row, "evidence_docs")), meta=meta)
 
 
-def _bare_questions(found: _BrowseCompGold) -> list[Question]:
-    return [
-        Question(
-            ident,
-            text,
-            gold_ids=tuple(_judged(found.evidence or {}, ident)),
-            meta=_meta(_judged(found.golds or {}, ident)),
-        )
-        for ident, text in found.bare.items()
-    ]
-
-
-def _judged(qrels: Qrels, ident: str) -> list[str]:
-    return [page for page, grade in qrels.get(ident, {}).items() if grade > 0]
-
-
-def _pages(row: SourceRow, name: str) -> list[str]:
-    return [page.text("docid") for page in row.rows(name)] if row.has(name) else []
-
-
-def _meta(gold_docs: list[str]) -> dict[str, Json]:
-    return {"gold_docs": [*gold_docs]} if gold_docs else {}
+def _pages(qrels: Qrels | None, ident: str, row: SourceRow | None, name: str) -> list[str]:
+    """Page ids by the qrels where there are any, else by the row's list `name`."""
+    if qrels:
+        return [page for page, grade in qrels.get(ident, {}).items() if grade > 0]
+    return [page.text("docid") for page in row.rows(name)] if row is not None and row.has(name) else []

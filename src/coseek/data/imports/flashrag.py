@@ -5,24 +5,23 @@ answers in `reward_model.ground_truth.target`; both are read, whichever a line h
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.data.imports._imported_data import ImportedData
-from coseek.data.imports._sources import SourceRow, read_rows
+from coseek.data.imports._sources import ImportedData, SourceRow, read_rows
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Lines with a question or a prompt are questions, all others passages."""
+    """Rows with a question or a prompt are questions, all others passages."""
     passages, questions = list[Passage](), list[Question]()
-    for path in sources:
-        for row in read_rows(path):
-            if row.has("question") or row.has("prompt"):
-                questions.append(_question(row))
-            else:
-                passages.append(_passage(row))
+    for row in chain.from_iterable(map(read_rows, sources)):
+        if row.has("question") or row.has("prompt"):
+            questions.append(_question(row))
+        else:
+            passages.append(_passage(row))
     if not passages:
         raise DataError('the sources hold no passage; add the corpus file, whose lines are {"id", "contents"}')
     return ImportedData(tuple(passages), tuple(questions))
@@ -46,10 +45,12 @@ def _question(row: SourceRow) -> Question:
 
 
 def _id(row: SourceRow) -> str:
-    """The line's id, behind its data set's name where it says one: files of several sets have a `train_0` of each.
-    Some lines of Search-R1 have data set, split and number instead."""
+    """The row's id after its data set's name: files of several sets repeat ids such as `train_0`.
+
+    Some rows of Search-R1 have data set, split and number instead.
+    """
     if row.has("id"):
-        return "-".join([*([row.text("data_source")] if row.has("data_source") else []), row.text("id")])
+        return "-".join([row.text(name) for name in ("data_source", "id") if row.has(name)])
     extra = row.row("extra_info")
     return "-".join([row.text("data_source"), extra.text("split"), extra.text("index")])
 
@@ -62,7 +63,7 @@ def _answers(row: SourceRow) -> list[str]:
 
 
 def _question_in_prompt(row: SourceRow) -> str:
-    """What follows the last `Question:` of the last message."""
+    """The text after the last `Question:` of the last message."""
     messages = row.rows("prompt")
     _before, marker, text = messages[-1].text("content").rpartition("Question:") if messages else ("", "", "")
     if not marker or not text.strip():

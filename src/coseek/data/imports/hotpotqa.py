@@ -1,9 +1,9 @@
-"""HotpotQA, in three layouts that are told apart by what the files hold.
+"""HotpotQA, in three layouts that are recognised by the files' contents.
 
-- The authors' own: questions that bring their passages; no other file needed.
+- The authors': questions with their own passages.
 - HippoRAG's: the same questions, and a corpus `{title: [sentence, …]}`.
-- A pool: a corpus of `{"title", "text"}` lines, a CSV whose `gold_titles` are parted by ` | ` (one question may stand
-  on several rows, for several methods), and a `{"question", "answer"}` list, which gives the answers by question.
+- A pool: a corpus of `{"title", "text"}` lines, a CSV with `gold_titles` separated by ` | ` (a question may have
+  several rows, for several methods), and a `{"question", "answer"}` list.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,16 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
 from coseek.data.imports._contexts import contexts, gold_titles, joined, own_gold, question_of
-from coseek.data.imports._imported_data import ImportedData, PassageCollector
-from coseek.data.imports._sources import SourceRow, kind_of, read_rows
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, kind_of, read_rows
 from coseek.data.question import Question
 
 
 @dataclass
 class _HotpotGold:
-    """The sources, sorted by what their rows are."""
+    """The rows of the sources by kind."""
 
     shelf: PassageCollector = field(default_factory=PassageCollector)
-    """A corpus of its own, when there is one."""
+    """The separate corpus, if any."""
     questions: list[SourceRow] = field(default_factory=list)
     pooled: list[SourceRow] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
@@ -38,21 +37,18 @@ def read(sources: Sequence[Path]) -> ImportedData:
     if found.pooled:
         return ImportedData(found.shelf.passages, tuple(_pooled_questions(found)))
     if len(found.shelf):
-        questions = [
-            _question(row, [found.shelf.titled(title, row.where) for title in gold_titles(row)])
-            for row in found.questions
-        ]
-        return ImportedData(found.shelf.passages, tuple(questions))
-    for row in found.questions:
-        for context in contexts(row):
-            found.shelf.add(context.title, context.text)
-    return ImportedData(
-        found.shelf.passages, tuple(_question(row, own_gold(row, found.shelf)) for row in found.questions)
-    )
+        gold = [[found.shelf.titled(title, row.where) for title in gold_titles(row)] for row in found.questions]
+    else:
+        for row in found.questions:
+            for context in contexts(row):
+                found.shelf.add(*context)
+        gold = [own_gold(row, found.shelf) for row in found.questions]
+    questions = [question_of(row, idents, 2) for row, idents in zip(found.questions, gold, strict=True)]
+    return ImportedData(found.shelf.passages, tuple(questions))
 
 
 def _read_titled_corpus(path: Path, shelf: PassageCollector) -> bool:
-    """HippoRAG's corpus, if that is what the file holds."""
+    """Read HippoRAG's corpus; False for another file."""
     document = read_json(path)
     if not isinstance(document, dict):
         return False
@@ -73,10 +69,6 @@ def _sort_rows(path: Path, found: _HotpotGold) -> None:
             found.answers[row.text("question")] = row.text("answer")
         else:
             found.shelf.add(row.text("title"), row.text("text"))
-
-
-def _question(row: SourceRow, gold_ids: list[str]) -> Question:
-    return question_of(row, gold_ids, 2)
 
 
 def _pooled_questions(found: _HotpotGold) -> list[Question]:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.files import Json
-from coseek.data.imports._imported_data import ImportedData, PassageCollector
-from coseek.data.imports._sources import SourceRow, read_rows
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions that are marked as unanswerable are left out and counted."""
+    """Questions marked as unanswerable are left out and counted."""
     shelf, questions = PassageCollector(), list[SourceRow]()
     for path in sources:
         for row in read_rows(path):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coseek.core.files import Json
-from coseek.data.imports._imported_data import ImportedData, PassageCollector
-from coseek.data.imports._sources import SourceRow, read_rows
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow, read_rows
 from coseek.data.question import Question
 
 

@@ -1,4 +1,4 @@
-"""Search-R1's question lines and corpus: FlashRAG's reader knows them, too."""
+"""Search-R1's questions and corpus, which FlashRAG's reader reads."""
 
 from coseek.data.imports.flashrag import read
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from coseek.core.errors import DataError
 from coseek.core.files import read_json
-from coseek.data.imports._imported_data import ImportedData, PassageCollector
-from coseek.data.imports._sources import SourceRow
+from coseek.data.imports._sources import ImportedData, PassageCollector, SourceRow
 from coseek.data.question import Question
 
 
 def read(sources: Sequence[Path]) -> ImportedData:
-    """Questions that the text does not answer (SQuAD 2) are left out and counted."""
+    """Unanswerable questions (SQuAD 2) are left out and counted."""
     shelf, questions, left_out = PassageCollector(), list[Question](), 0
     for path in sources:
         document = read_json(path)

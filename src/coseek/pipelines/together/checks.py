@@ -1,11 +1,10 @@
-"""Checking: what can be found wrong with a recipe for co-training before torch is imported and anything is written."""
+"""Checks of co-training recipes, made before torch is imported and anything is written."""
 
 from pathlib import Path
 from typing import cast
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError, ErrorList, SettingError
 from coseek.core.hub import missing
-from coseek.core.mistakes import ErrorList
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.graders.judge import is_world
@@ -18,7 +17,7 @@ from coseek.training.tracker import find_tracker
 
 
 def check_together(recipe: TogetherRecipe) -> None:
-    """Refuse a recipe that names what is not there, or whose parts do not go together: all mistakes in one error."""
+    """Refuse missing files and settings that contradict each other; all mistakes in one error."""
     wrong = ErrorList()
     wrong.of(check_recipe, recipe.agent)
     wrong.of(check_labels, recipe)
@@ -35,12 +34,12 @@ def maker_module(method: str) -> MakerModule:
 
 
 def terms_of(labels: LabellingSettings) -> MakerRequirements:
-    """What the method of these labels needs and gives."""
+    """The requirements of the labels' method."""
     return maker_module(labels.method).terms(own_settings(labels))
 
 
 def own_settings(labels: LabellingSettings) -> Settings:
-    """The method's own settings. How many runs a question has is said once, for methods that make runs as well."""
+    """The method's own settings; methods that roll out take `samples` from `labels.samples`."""
     module = maker_module(labels.method)
     own = make_settings(module.SETTINGS, labels.settings, f"labels.settings (labels.method={labels.method})")
     if not module.terms(own).rolls_out:
@@ -51,7 +50,7 @@ def own_settings(labels: LabellingSettings) -> Settings:
 
 
 def check_labels(recipe: TogetherRecipe) -> None:
-    """Refuse, before an agent is trained for them, labels that could not be made or learnt from."""
+    """Refuse labels that could not be made or trained on."""
     labels = recipe.labels
     method, terms = labels.method, terms_of(labels)
     wrong = ErrorList()
@@ -80,7 +79,7 @@ def check_labels(recipe: TogetherRecipe) -> None:
 
 
 def _check_names(recipe: TogetherRecipe) -> None:
-    """Whoever scores is there."""
+    """Refuse a missing scorer or likelihood model."""
     labels, data = recipe.labels, recipe.agent.data
     if labels.scorer == ORACLE and data.world is None and not is_world(data.folder or ""):
         raise SettingError(

@@ -1,7 +1,6 @@
-"""Labelling: the runs of a round become the labels that its retriever learns from (paper 000, algorithm 1).
+"""Labels of a co-training round, made from its agent's runs (paper 000, algorithm 1).
 
-The candidates are those of the retriever of the round before, over which the agent was trained and is run; the agent
-that goes on from them is the round's own.
+The candidates come from the retriever of the round before, over which the agent was trained and is run.
 """
 
 import random
@@ -27,11 +26,14 @@ from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
 from coseek.training.trainer.data_order import derive_seed
 
 CACHE = "frozen.sqlite"
-"""What scoring models wrote, in the run's folder: rounds share it."""
+"""Cache of the scoring models' texts, shared by all rounds."""
 
 
 def label_round(course: CoTrainingPaths, number: int) -> None:
-    """Let agent `number` answer its questions and label its searches. What they came to is written when it is over."""
+    """Run agent `number` on its questions and label its searches; writes the label counts at the end.
+
+    Raises `DataError` when no run searched, and `RunError` when faults left turns without a label.
+    """
     place, settings = course.round(number), course.recipe.labels
     if place.labelled.exists():
         return
@@ -54,14 +56,14 @@ def label_round(course: CoTrainingPaths, number: int) -> None:
     course.progress.stage(f"labels of round {number}", len(turns))
     done = make_labels(labels, maker, turns, parts.tally, lambda over, _: course.progress.advance(over))
     refuse_faults(number, done.left, done.turns, parts.tally)
-    # Calls and seconds are those of this start alone, and another one may have done the most of it.
+    # Calls and seconds count this start only, so they are not stored.
     kept = {name: value for name, value in done.to_json().items() if name not in ("counts", "seconds")}
     write_json(place.labelled, kept)
     course.progress.say(f"round {number}: {done.sets} label sets from {done.turns} search turns")
 
 
 def refuse_faults(number: int, left: int, turns: int, tally: CallCounts) -> None:
-    """A retriever that learns from what faults have left would never be told what the rest had taught it."""
+    """Raise `RunError` where faults left search turns without a label: the round would train on a biased rest."""
     if left or tally.faults.get(RUN):
         failed = ", ".join(f"{part} {count}" for part, count in sorted(tally.faults.items()) if count)
         raise RunError(
@@ -71,7 +73,7 @@ def refuse_faults(number: int, left: int, turns: int, tally: CallCounts) -> None
 
 
 def labelled(course: CoTrainingPaths, number: int) -> JsonObject:
-    """What `label_round` wrote."""
+    """The label counts of a round."""
     return cast(JsonObject, read_json(course.round(number).labelled))
 
 
@@ -83,8 +85,10 @@ def drawn(course: CoTrainingPaths, number: int) -> list[Question]:
 
 
 def rolled_out(course: CoTrainingPaths, number: int, questions: list[Question], tally: CallCounts) -> list[SearchTurn]:
-    """The searches of agent `number` over the retriever of the round before, in the order of the questions. A run that
-    a fault ended is made anew at the next start."""
+    """The searches of agent `number` over the retriever of the round before, in the order of the questions.
+
+    Runs that a fault ended are repeated.
+    """
     place, settings = course.round(number), course.recipe.labels
     if not place.questions.exists():
         save_questions(place.questions, questions)
@@ -110,7 +114,7 @@ def rolled_out(course: CoTrainingPaths, number: int, questions: list[Question], 
 
 
 def parts_of(course: CoTrainingPaths, number: int) -> LabelResources:
-    """What the labels of a round stand on."""
+    """The resources of a round's label maker."""
     settings, limits = course.recipe.labels, course.recipe.agent.limits
     scorer, world = settings.scorer, course.data_folder
     if scorer is not None and is_world(scorer):

@@ -1,4 +1,4 @@
-"""Pairs: every agent over every retriever so far, each a run folder of its own, and whether a round has helped."""
+"""Runs of every agent over every retriever, and the decision to go on with another round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,8 @@ from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.measure.score import METRICS, MetricSummary, ScoredRun, score_run, summarise
-from coseek.pipelines import generator_table as served
-from coseek.pipelines.agent_results import by_generator, metric_of
+from coseek.measure.score import METRICS, ScoredRun, summarise
+from coseek.pipelines.agent_results import metric_of, scored
 from coseek.pipelines.together.paths import CoTrainingPaths
 
 Split = Literal["test", "dev"]
@@ -25,7 +24,7 @@ class Pair:
 
     agent: int
     retriever: int | None
-    """`None` is the retriever that the agent's recipe names itself, and that no round trains."""
+    """`None` for the retriever of the agent's recipe, which no round trains."""
     split: Split = "test"
 
     def name(self, beside: str) -> str:
@@ -39,31 +38,31 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of a course."""
+    """The pairs of a co-training."""
 
     course: CoTrainingPaths
 
     @cached_property
     def metric(self) -> str:
-        """The headline."""
+        """The headline metric."""
         stop = self.course.recipe.stop
         return (stop.metric if stop is not None else None) or metric_of(self.course.agent(1))
 
     @cached_property
     def beside(self) -> str:
-        """What the table calls the retriever of the agent's recipe."""
+        """The name of the recipe's own retriever in the table."""
         return self.course.search(None).name
 
     def columns(self, rounds: int) -> list[int | None]:
-        """The retrievers of the table after so many rounds."""
+        """The retrievers of the table."""
         return [*([None] if self.course.recipe.pairs.beside else []), *range(rounds + 1)]
 
     def of(self, rounds: int) -> list[Pair]:
-        """Every pair after so many rounds."""
+        """The pairs of the table."""
         return [Pair(agent, retriever) for agent in range(rounds + 1) for retriever in self.columns(rounds)]
 
     def measure(self, rounds: int) -> None:
-        """Run what there is to run after round `rounds`; what is there already is kept."""
+        """Run the unfinished pairs after round `rounds`."""
         deciding = [Pair(rounds, rounds, "dev")] if self.course.recipe.stop is not None else []
         wanted = [*self.of(rounds), *deciding]
         self.course.progress.stage(f"pairs after round {rounds}", sum(len(self.questions(one.split)) for one in wanted))
@@ -111,28 +110,22 @@ class Pairs:
         return found
 
     def scored(self, pair: Pair) -> ScoredRun:
-        """A pair, question by question; where the agent gives no answer, by those of the recipe's generator."""
-        name, folder, training = pair.name(self.beside), self.path(pair), self.course.agent(0)
-        if by_generator(training):
-            return served.scored_by_generator(training.frozen, name, folder, list(Run(folder).trajectories()))
-        return score_run(name, Run(folder).trajectories())
+        """The scored run of a pair."""
+        return scored(self.course.first, pair.name(self.beside), self.path(pair))
 
     # --- whether to go on
 
     def decided_by(self, rounds: int) -> list[float | None]:
-        """The headline of each round's agent over its own retriever, on the dev split, from round 0 on."""
-        found = [self._on_dev(number).metrics.get(self.metric) for number in range(rounds + 1)]
+        """The headline metric of agent N over retriever N on the dev split, for rounds 0 to `rounds`."""
+        asked, seed = [question.id for question in self.questions("dev")], self.course.recipe.pairs.seed
+        runs = [self.scored(Pair(number, number, "dev")) for number in range(rounds + 1)]
+        found = [summarise(run, "all", asked, tuple(METRICS), seed).metrics.get(self.metric) for run in runs]
         return [None if one is None else one.mean for one in found]
 
     def helped(self, rounds: int) -> bool:
-        """Whether the last of so many rounds raised the headline by what the recipe asks for."""
+        """Whether the last round raised the headline metric by at least `stop.least`."""
         stop = self.course.recipe.stop
         if stop is None:
             return True
         before, after = self.decided_by(rounds)[-2:]
         return before is None or after is None or after - before >= stop.least
-
-    def _on_dev(self, number: int) -> MetricSummary:
-        asked = [question.id for question in self.questions("dev")]
-        run = self.scored(Pair(number, number, "dev"))
-        return summarise(run, "all", asked, tuple(METRICS), self.course.recipe.pairs.seed)

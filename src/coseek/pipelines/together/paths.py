@@ -1,18 +1,22 @@
-"""Course: where everything of a co-training lies, what each round's agent and retriever are told, and how they are
-opened again. Trains nothing."""
+"""Folders, recipes and opened agents and retrievers of a co-training. Trains nothing."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from coseek.agents.rollout import Agent
 from coseek.core.files import JsonObject
-from coseek.core.progress import NoProgress, Progress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.data.identities import Identities
 from coseek.models.pretrained import load_model
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.grader_settings import ORACLE
+from coseek.pipelines.part_identities import together_identities
+from coseek.pipelines.resumption import FREE
+from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.index import open_index
 from coseek.retrieval.retriever import Retriever
@@ -21,57 +25,47 @@ from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.workers import Workers, workers_here
 
 SHORT = 2**31
-"""Seeds of retrievers stay below: the library that trains them hands its seed to numpy."""
+"""Bound of the retrievers' seeds: their trainer passes the seed to numpy."""
 
 
-@dataclass(frozen=True)
 class RoundPaths:
-    """The folders of one round; round 0 is what there is before the first."""
+    """The folders of one round; round 0 is before the first."""
 
-    folder: Path
-
-    @property
-    def agent(self) -> Path:
-        return self.folder / "agent"
-
-    @property
-    def questions(self) -> Path:
-        return self.folder / "questions.jsonl"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def labels(self) -> Path:
-        return self.folder / "labels"
-
-    @property
-    def labelled(self) -> Path:
-        """What the labels came to; is there when they are done."""
-        return self.folder / "labels.json"
-
-    @property
-    def retriever(self) -> Path:
-        return self.folder / "retriever"
-
-    @property
-    def index(self) -> Path:
-        return self.folder / "index"
+    def __init__(self, folder: Path) -> None:
+        self.agent = folder / "agent"
+        self.questions = folder / "questions.jsonl"
+        self.run = folder / "run"
+        self.labels = folder / "labels"
+        self.labelled = folder / "labels.json"
+        """Label counts; written when the labels are complete."""
+        self.retriever = folder / "retriever"
+        self.index = folder / "index"
 
 
 @dataclass
-class CoTrainingPaths:
-    """One run of a recipe in a folder, as a tree of results."""
+class CoTrainingPaths(TrainingRun[TogetherRecipe]):
+    """One co-training in a folder."""
 
-    recipe: TogetherRecipe
-    folder: Path
-    progress: Progress = field(default_factory=NoProgress)
     workers: Workers = field(default_factory=workers_here)
 
-    def __post_init__(self) -> None:
-        if not self.workers.first:
-            self.progress = NoProgress()
+    def check(self) -> None:
+        check_together(self.recipe)
+
+    def identities(self) -> Identities:
+        return together_identities(self.recipe)
+
+    def bound(self, recipe: TogetherRecipe) -> JsonObject:
+        """All settings but the number of rounds and those that change no weight."""
+        tree = dump_settings(recipe)
+        del tree["about"], tree["rounds"]
+        agent = cast(dict[str, JsonObject], tree["agent"])
+        for group, names in FREE.items():
+            for name in names:
+                del agent[group][name]
+        for part in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):
+            if isinstance(part, dict):
+                del part["track"]
+        return tree
 
     def round(self, number: int) -> RoundPaths:
         return RoundPaths(self.folder / f"round-{number}")
@@ -79,14 +73,14 @@ class CoTrainingPaths:
     # --- agents
 
     def agent(self, number: int) -> AgentTraining:
-        """The training that makes, or has made, agent `number`."""
+        """The training of agent `number`."""
         if not number:
             return self.first
         return AgentTraining(self.agent_recipe(number), self.round(number).agent, self.progress, self.workers)
 
     @cached_property
     def first(self) -> AgentTraining:
-        """Data and warm start, with the retriever that the agent's recipe names itself."""
+        """The training of agent 0: data and warm start, with the retriever of the agent's recipe."""
         recipe = self._agent_recipe({"learn": "demonstrations", "stages": {}, "data": {"unseen": None}})
         return AgentTraining(recipe, self.round(0).agent, self.progress, self.workers)
 
@@ -106,27 +100,21 @@ class CoTrainingPaths:
         return Agent(training.protocol, sampler, self.made_of(number, temperature))
 
     def made_of(self, number: int, temperature: float) -> dict[str, str]:
-        """What the turns of agent `number` depend on: see `Agent.identities`."""
+        """Digests of what the turns of agent `number` depend on: see `Agent.identities`."""
         return self.agent(number).made_of("trained" if number else "warm", temperature)
 
     def agent_recipe(self, number: int) -> AgentRecipe:
-        """What follows the warm start, over the retriever of the round before."""
+        """The recipe after the warm start, over the retriever of the round before."""
         begins = number - 1 if self.recipe.agent_begins == "previous" else 0
-        folder = str(self.data_folder)
+        folder, index = str(self.data_folder), str(self.round(number - 1).index)
         above: JsonObject = {
             "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
-            "data": {
-                "world": None,
-                "imported": None,
-                "unseen": None,
-                "folder": folder,
-                "index": str(self.round(number - 1).index),
-            },
+            "data": {"world": None, "imported": None, "unseen": None, "folder": folder, "index": index},
             "policy": {"folder": str(self.policy(begins))},
             "warm_start": None,
         }
         judge = self.recipe.agent.graders.judge
-        if judge is not None and judge.model == ORACLE:  # the world is a data folder like any other now
+        if judge is not None and judge.model == ORACLE:  # `oracle` needs data.world, which is a folder here
             above["graders"] = {"judge": {"model": folder}}
         return self._agent_recipe(above)
 
@@ -139,30 +127,29 @@ class CoTrainingPaths:
     # --- retrievers
 
     def encoder(self, number: int) -> str:
-        """The encoder of a retriever, as settings name it."""
+        """The encoder of retriever `number`: a folder, or a shipped encoder's name."""
         if not number and self.recipe.start.encoder is not None:
             return self.recipe.start.encoder
         return str(self.round(number).retriever / "encoder")
 
     def search(self, number: int | None) -> Retriever:
-        """Retriever `number`, opened; `None` for the one that the agent's recipe names itself."""
+        """Retriever `number`, opened; `None` for the one of the agent's recipe."""
         return self.first.retrievers["data"] if number is None else open_index(self.round(number).index)
 
     def retriever_recipe(self, number: int) -> RetrieverRecipe | None:
-        """`None` for a retriever 0 that is not made here."""
-        if not number:
-            return self._for_the_course(self.recipe.start.recipe) if self.recipe.start.recipe is not None else None
-        own, begins = self.recipe.retriever, number - 1 if self.recipe.retriever_begins == "previous" else 0
-        given = {
-            "seed": derive_seed(self.recipe.seed, "retriever", number, own.seed) % SHORT,
-            "labels": (str(self.round(number).labels),),
-            "encoder": self.encoder(begins),
-        }
-        return self._for_the_course(own.model_copy(update=given))
-
-    def _for_the_course(self, recipe: RetrieverRecipe) -> RetrieverRecipe:
-        """With what all rounds share. One question is held out in every round or in none: a retriever begins as the one
-        before it ended, which must not have been trained on it."""
+        """The recipe of retriever `number`; `None` for a retriever 0 that is not trained here."""
+        recipe = self.recipe.start.recipe
+        if number:
+            own, begins = self.recipe.retriever, number - 1 if self.recipe.retriever_begins == "previous" else 0
+            given = {
+                "seed": derive_seed(self.recipe.seed, "retriever", number, own.seed) % SHORT,
+                "labels": (str(self.round(number).labels),),
+                "encoder": self.encoder(begins),
+            }
+            recipe = own.model_copy(update=given)
+        if recipe is None:
+            return None
+        # A question is held out in every round or in none, since a retriever starts from the one before.
         held_out = recipe.held_out
         if held_out.seed is None:
             held_out = held_out.model_copy(update={"seed": derive_seed(self.recipe.seed, "held out") % SHORT})
@@ -176,7 +163,7 @@ class CoTrainingPaths:
     # --- runs
 
     def run_settings(self, agent: int, retriever: int | None, asked: JsonObject, temperature: float) -> JsonObject:
-        """What a run folder says, so that the other commands can read it. `asked` says which questions."""
+        """The settings in a run folder's `run.yaml`; `asked` names the questions."""
         recipe = self.recipe.agent
         who: JsonObject = {
             "name": str(self.policy(agent)),

@@ -1,26 +1,24 @@
-"""Results: every agent over every retriever, the way through the rounds, what was labelled; a table and a page."""
+"""The table and report of co-training: every agent over every retriever, the rounds, and the labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from coseek.core.files import Json, JsonObject, atomic_write, read_json, write_json
-from coseek.core.settings import dump_settings
+from coseek.core.files import JsonObject, read_json
 from coseek.measure.intervals import Interval
 from coseek.measure.plots import Series, Svg, line_plot
-from coseek.measure.report import (
-    FilesSection,
-    PlotSection,
-    Section,
-    SettingsSection,
-    TableSection,
-    TextSection,
-    write_report,
-)
-from coseek.measure.score import METRICS, Comparison, Scores, compare, groups_of, summaries_of
-from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, main_table, scores_json, show
+from coseek.measure.report import PlotSection, Section, TableSection, write_report
+from coseek.measure.score import METRICS, Scores, groups_of
+from coseek.measure.table import Table, scores_json, show
 from coseek.pipelines import generator_table as served
-from coseek.pipelines.agent_results import by_generator
+from coseek.pipelines.agent_results import (
+    RESULT_FILES,
+    by_generator,
+    closing_sections,
+    means_and_differences,
+    scores_of,
+)
+from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.together.labelling import labelled
 from coseek.pipelines.together.pairs import Pair, Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths
@@ -28,7 +26,7 @@ from coseek.pipelines.together.paths import CoTrainingPaths
 
 @dataclass(frozen=True)
 class Results:
-    """What a co-training of so many rounds came to."""
+    """The results of a co-training after `rounds` rounds."""
 
     course: CoTrainingPaths
     pairs: Pairs
@@ -40,16 +38,10 @@ class Results:
     def of(cls, course: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
         asked, seed = list(pairs.questions("test")), course.recipe.pairs.seed
         metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
-        by = served.GROUPS if by_generator(course.first) else ("hops",)
+        groups = groups_of(asked, served.GROUPS if by_generator(course.first) else ("hops",)).items()
         runs = {pair: pairs.scored(pair) for pair in pairs.of(rounds)}
-        groups = groups_of(asked, by)
-        found = summaries_of(list(runs.values()), asked, by, metrics, seed)
-        compared: list[Comparison] = [
-            compare(runs[against], runs[pair], group, idents, metrics, seed)
-            for pair, against in compared_pairs(rounds, course.recipe.pairs.beside)
-            for group, idents in groups.items()
-        ]
-        return cls(course, pairs, rounds, Scores(found.summaries, tuple(compared), found.stops))
+        compared = compared_pairs(rounds, course.recipe.pairs.beside)
+        return cls(course, pairs, rounds, scores_of(runs, compared, groups, metrics, seed))
 
     # --- tables
 
@@ -67,17 +59,16 @@ class Results:
         return Table((metric, *names), tuple(rows))
 
     def headline(self) -> Table:
-        """The grid in the metric that the agents were paid for, with what must be said."""
+        """The grid of the headline metric, with its notes."""
         grid = self.grid(self.pairs.metric)
-        questions = len(self.pairs.questions("test"))
-        notes = [
-            f"Greedy, on {questions} questions of the test split, with 95 % bootstrap intervals over questions. Agent "
-            "N was trained over retriever N-1, retriever N on the runs of agent N."
-        ]
-        return Table(grid.columns, grid.rows, (*notes, *self.decisions()))
+        note = (
+            f"Greedy, on {len(self.pairs.questions('test'))} questions of the test split, with 95 % bootstrap "
+            "intervals over questions. Agent N was trained over retriever N-1, retriever N on the runs of agent N."
+        )
+        return Table(grid.columns, grid.rows, (note, *self.decisions()))
 
     def decisions(self) -> list[str]:
-        """Whether the rounds helped, on the questions that decide it."""
+        """Sentences about early stopping and the best round."""
         recipe = self.course.recipe
         if recipe.stop is None:
             return [f"Rounds: {self.rounds}, without early stopping."]
@@ -94,14 +85,14 @@ class Results:
 
     @property
     def best(self) -> int:
-        """The round with the best headline on the dev split, the earlier one of equals; without one, the last."""
+        """The first round with the highest headline metric on dev; the last round without early stopping."""
         if self.course.recipe.stop is None:
             return self.rounds
         readings = [float("-inf") if one is None else one for one in self.pairs.decided_by(self.rounds)]
         return readings.index(max(readings))
 
     def label_table(self) -> Table:
-        """What the runs of each round taught."""
+        """Counts of the labels of each round."""
         columns = ("turns", "labelled", "sets")
         rows = []
         for number in range(1, self.rounds + 1):
@@ -112,7 +103,7 @@ class Results:
         return Table(("round", *columns, "without a label"), tuple(rows), ("Search turns of the round's runs.",))
 
     def retriever_table(self) -> Table | None:
-        """What each retriever finds for labelled turns of questions that it was not trained on."""
+        """Each retriever's metrics on held-out turns."""
         rows: list[tuple[str, ...]] = []
         readings: list[str] = []
         for number in range(1, self.rounds + 1):
@@ -129,16 +120,10 @@ class Results:
 
     def tables(self) -> dict[str, Table]:
         """Heading → table."""
-        component = by_generator(self.course.first)
-        means, paired = (served.MAIN, served.PAIRED) if component else (MAIN, PAIRED)
         found = {"Every pair": self.headline(), "Searches a question": self.grid("searches", 2)}
         if self.pairs.metric != "recall":
             found["Gold passages found"] = self.grid("recall")
-        found |= {
-            "Means": main_table(self.scores, means),
-            "Differences": comparison_table(self.scores, paired),
-            "Labels": self.label_table(),
-        }
+        found |= {**means_and_differences(self.course.first, self.scores), "Labels": self.label_table()}
         held_out = self.retriever_table()
         return found if held_out is None else {**found, "Held-out turns": held_out}
 
@@ -147,27 +132,21 @@ class Results:
     def write(self) -> Table:
         """`table.md`, `table.json` and `report.html`; returns the headline."""
         tables, folder = self.tables(), self.course.folder
-        parts = [f"# {self.course.recipe.about or 'An agent and a retriever, trained together'}\n"]
-        parts += [f"## {name}\n\n{table.markdown()}" for name, table in tables.items()]
-        with atomic_write(folder / "table.md") as file:
-            file.write("\n".join(parts))
-        write_json(folder / "table.json", self.to_json())
         title = self.course.recipe.about or "An agent and a retriever, trained together"
+        parts = [f"# {title}\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]
+        write_tables(folder, "\n".join(parts), self.to_json())
         write_report(folder / "report.html", title, self.sections(tables))
         return tables["Every pair"]
 
     def to_json(self) -> JsonObject:
-        decided: list[Json] = []
-        if self.course.recipe.stop is not None:
-            decided = list(self.pairs.decided_by(self.rounds))
-        labels: list[Json] = [labelled(self.course, number) for number in range(1, self.rounds + 1)]
+        recipe = self.course.recipe
         return {
             "rounds": self.rounds,
-            "stopped_early": self.rounds < self.course.recipe.rounds,
+            "stopped_early": self.rounds < recipe.rounds,
             "best_round": self.best,
             "metric": self.pairs.metric,
-            "dev": decided,
-            "labels": labels,
+            "dev": [*self.pairs.decided_by(self.rounds)] if recipe.stop is not None else [],
+            "labels": [labelled(self.course, number) for number in range(1, self.rounds + 1)],
             **scores_json(self.scores),
         }
 
@@ -182,18 +161,11 @@ class Results:
             for metric, text in captions.items()
         ]
         shown: list[Section] = [TableSection(name, table) for name, table in tables.items()]
-        again = f"coseek train together {self.course.folder}/recipe.yaml --out ANOTHER"
-        return [
-            shown[0],
-            *plots,
-            *shown[1:],
-            SettingsSection("Settings", dump_settings(self.course.recipe)),
-            FilesSection("Files", self.files()),
-            TextSection("Again", again),
-        ]
+        command = f"coseek train together {self.course.folder}/recipe.yaml --out ANOTHER"
+        return [shown[0], *plots, *shown[1:], *closing_sections(self.course.recipe, self.files(), command)]
 
     def plot(self, metric: str) -> Svg:
-        """One metric along the way: (agent 0, retriever 0), (1, 0), (1, 1), (2, 1), …"""
+        """One metric over (agent 0, retriever 0), (1, 0), (1, 1), (2, 1), …"""
         points = [
             (agent / 2 + retriever / 2, found)
             for agent, retriever in way(self.rounds)
@@ -211,29 +183,26 @@ class Results:
         return line_plot([line], "round", metric)
 
     def files(self) -> dict[str, str]:
-        """Path → what it is, of every file a reader may want."""
+        """Path → description of the result files."""
         course, best = self.course, self.best
-        named = {
-            str(course.folder / "report.html"): "the report",
-            str(course.folder / "table.md"): "all tables",
-            str(course.folder / "table.json"): "the same for programs",
+        return {
+            **{str(course.folder / name): what for name, what in RESULT_FILES.items()},
             str(course.folder / "pairs"): "a run folder for every pair",
             str(course.policy(best)): f"agent {best}, of the best round on the dev split",
             course.encoder(best): f"encoder {best}, of the same round",
             str(course.round(best).index): "the corpus in its vectors, for --retriever",
             str(course.folder / "recipe.yaml"): "the recipe, with versions and commit",
         }
-        return named
 
 
 def way(rounds: int) -> list[tuple[int, int]]:
-    """(agent, retriever) as training goes: every one is trained over the other as it stood."""
+    """The (agent, retriever) pairs in the order of training."""
     return [(0, 0), *(step for number in range(1, rounds + 1) for step in ((number, number - 1), (number, number)))]
 
 
 def compared_pairs(rounds: int, beside: bool) -> Sequence[tuple[Pair, Pair]]:
-    """What is compared question by question: each step of the way with the one before, the last with the first, and
-    the last retriever with the one that no round trained."""
+    """The paired comparisons: each pair of `way` with the one before, the last with the first, and the last retriever
+    with the one of the agent's recipe."""
     steps = [Pair(agent, retriever) for agent, retriever in way(rounds)]
     compared = list(zip(steps[1:], steps, strict=False))
     compared.append((steps[-1], steps[0]))

@@ -1,84 +1,62 @@
-"""Co-training, from a recipe to a table: round by round an agent, its runs, labels, a retriever, an index, every pair.
+"""Co-training: each round trains an agent, labels its runs, trains a retriever, builds an index and measures all pairs.
 
-    OUT/recipe.yaml                      the whole recipe, versions and commit
+    OUT/recipe.yaml                      the recipe, versions and commit
     OUT/round-0/agent                    the data, and the agent after its warm start (a folder of `coseek train agent`)
-    OUT/round-0/retriever                the first encoder, where it is made from nothing
+    OUT/round-0/retriever                the first encoder, where it is trained here
     OUT/round-N/agent                    agent N, trained over the index of the round before
     OUT/round-N/questions.jsonl, run     its runs over that index
-    OUT/round-N/labels, labels.json      what they teach, and what that came to
+    OUT/round-N/labels, labels.json      the labels of these runs, and their counts
     OUT/round-N/retriever                retriever N (a folder of `coseek train retriever`)
-    OUT/round-N/index                    the corpus in its vectors
-    OUT/pairs/agent-N.retriever-M        a run folder for every pair; those of the dev split decide whether to go on
+    OUT/round-N/index                    the index of retriever N
+    OUT/pairs/agent-N.retriever-M        a run folder for every pair; pairs on dev decide whether to go on
     OUT/table.md, table.json, report.html
 
-Every part leaves its result and is passed over when that is there, and the long ones have checkpoints of their own, so
-a run that is killed anywhere goes on where it was.
+A part whose result exists is skipped, and the trainings write checkpoints, so a killed run resumes.
 """
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import cast
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 
-from coseek.core.files import JsonObject
-from coseek.core.lock import Lock, kept_lock
-from coseek.core.settings import dump_settings
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.encoder import RetrieverTraining
-from coseek.pipelines.part_identities import together_identities
-from coseek.pipelines.resumption import FREE
-from coseek.pipelines.run_record import begin
-from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together.labelling import label_round
 from coseek.pipelines.together.pairs import Pairs
 from coseek.pipelines.together.paths import CoTrainingPaths
-from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.index import build_index
 from coseek.retrieval.resumable_build import INDEX_CARD
 
 
 @dataclass
 class CoTraining:
-    """Drives a course."""
+    """The training of an agent and a retriever in rounds."""
 
     course: CoTrainingPaths
-    _lock: Lock | None = field(default=None, init=False, repr=False, compare=False)
-    """The first worker's claim to the folder, from `begin` on."""
 
     @cached_property
     def pairs(self) -> Pairs:
         return Pairs(self.course)
 
     def begin(self, resume: bool) -> None:
-        """Write the recipe down, or check that it is the one that the folder was begun with; lock the folder."""
-        self.course.recipe = self.course.workers.agree(lambda: self._begun(resume))
-
-    def _begun(self, resume: bool) -> TogetherRecipe:
-        course = self.course
-        with kept_lock(course.folder) as self._lock:
-            check_together(course.recipe)
-            identities = together_identities(course.recipe)
-            return begin(course.folder, course.recipe, resume, bound, identities, say=course.progress.say)
+        """Start or resume in the course's folder: see `TrainingRun.begin`."""
+        self.course.begin(resume)
 
     def train(self) -> int:
-        """All rounds; returns how many there were: fewer than the recipe allows when one did not help."""
+        """Train all rounds; returns their number, below the recipe's when a round did not help."""
         recipe = self.course.recipe
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         self._start()
         for number in range(1, recipe.rounds + 1):
             self._round(number)
-            if number < recipe.rounds and not self._helped(number):
+            if number < recipe.rounds and not self.course.workers.agree(partial(self.pairs.helped, number)):
                 self.course.progress.say(f"round {number} did not help; there is no other")
                 return number
         return recipe.rounds
 
-    def _helped(self, number: int) -> bool:
-        return self.course.workers.agree(lambda: self.pairs.helped(number))
-
     def _start(self) -> None:
-        """The data, agent 0 and retriever 0."""
+        """Make the data, agent 0 and retriever 0."""
         training = self.course.agent(0)
         if training.recipe.warm_start is not None:
             train_agent(training)
@@ -88,7 +66,7 @@ class CoTraining:
         self._retriever(0)
 
     def _round(self, number: int) -> None:
-        """An agent, its labels, a retriever."""
+        """Train an agent, label its runs, train a retriever."""
         course = self.course
         course.progress.say(f"round {number}: agent {number} learns over retriever {number - 1}")
         train_agent(course.agent(number))
@@ -99,7 +77,7 @@ class CoTraining:
         self._retriever(number)
 
     def _retriever(self, number: int) -> None:
-        """Train retriever `number`, index the corpus with it, and measure the pairs that there are now."""
+        """Train retriever `number`, index the corpus with it, and measure the new pairs."""
         course = self.course
         recipe, place = course.retriever_recipe(number), course.round(number)
         if recipe is not None:
@@ -114,40 +92,22 @@ class CoTraining:
         course.workers.wait()
 
     def _index(self, number: int) -> None:
-        """The corpus in the vectors of encoder `number`."""
+        """Index the corpus with encoder `number`."""
         course, out = self.course, self.course.round(number).index
         if (out / INDEX_CARD).exists():
             return
-        said = False
+        totals: list[int] = []
 
         def tell(_: str, done: int, total: int) -> None:
-            nonlocal said
-            if not said:
+            if not totals:
                 course.progress.stage(f"index {number}", total)
-            said = True
+            totals.append(total)
             course.progress.advance(done)
 
         build_index(course.data_folder, course.recipe.index.retriever, out, course.index_settings(number), tell)
 
 
 def train_agent(training: AgentTraining) -> None:
-    """One agent, or what is left of its training."""
+    """Train one agent, or resume its training."""
     training.begin(resume=True)
     training.train()
-
-
-def bound(recipe: TogetherRecipe) -> JsonObject:
-    """A recipe without what may change when a run goes on: how many rounds, and what moves no weight."""
-    tree = dump_settings(recipe)
-    del tree["about"], tree["rounds"]
-    agent = tree["agent"]
-    assert isinstance(agent, dict)
-    for group, names in FREE.items():
-        settings = agent[group]
-        assert isinstance(settings, dict)
-        for name in names:
-            del settings[name]
-    for part in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):
-        if isinstance(part, dict):
-            del part["track"]
-    return tree
