@@ -230,7 +230,7 @@ class HttpClient:
         self._end()
 
     def __repr__(self) -> str:
-        return f"Calls({self.base!r})"
+        return f"HttpClient({self.base!r})"
 
     async def _call(self, request: "_Request", read: Callable[[bytes], T]) -> T:
         async with self._room:

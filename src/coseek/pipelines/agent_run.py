@@ -19,7 +19,7 @@ from coseek.retrieval.retriever import Retriever
 
 
 class RunSettings(Settings):
-    """Everything that decides what `coseek run` writes."""
+    """The settings of `coseek run`."""
 
     questions: str
     """The questions file, or the data-set folder."""
@@ -30,13 +30,13 @@ class RunSettings(Settings):
     retriever: str
     """An index folder, a URL, or a YAML file."""
     agent: AgentSettings
-    """Who answers."""
+    """The agent."""
     limits: Limits
-    """Budgets of every episode."""
+    """Limits of every episode."""
     samples: int = 1
-    """Trajectories a question."""
+    """Trajectories of each question."""
     seed: int = 0
-    """Seed of the run; each trajectory's own seed follows from it, the question's id and the sample's number."""
+    """Seed of the run; a trajectory's seed follows from it, the question's id and the sample's number."""
 
 
 def check_run(

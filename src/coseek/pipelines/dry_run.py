@@ -242,7 +242,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         engine.pop("over", None)
     if "model" in engine:
         engine = {**engine, "model": model, "questions": None}
-    frozen, asked = recipe.graders, {"model": model, "prompt": "generator"}
+    graders, asked = recipe.graders, {"model": model, "prompt": "generator"}
     rows: JsonObject = {"micro_batch_tokens": 4096}
     sft: JsonObject = {
         "steps": 1, "tokens_per_step": 512, "repeat_steps": 0, "varied_steps": 0, "rounds": 1, "gate": None,
@@ -261,8 +261,8 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         "rejection": {"samples": 1, "at_least": -1e9, "sft": sft},
         "select": {"hops": None, "most": 4},
         "graders": {
-            **({"generator": {**asked, "max_answer_tokens": 8, "counted_by": None}} if frozen.generator else {}),
-            **({"judge": {"model": ORACLE}} if frozen.judge else {}),
+            **({"generator": {**asked, "max_answer_tokens": 8, "counted_by": None}} if graders.generator else {}),
+            **({"judge": {"model": ORACLE}} if graders.judge else {}),
             "baseline": {"folder": None},
         },
         "concurrency": 8,

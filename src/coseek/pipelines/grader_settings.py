@@ -27,31 +27,31 @@ from coseek.rewards.reward import RewardFunction
 ORACLE = "oracle"
 """As a judge's model: the oracle of the laptop world that the run is trained in."""
 CACHE = "frozen.sqlite"
-"""Cache of the graders' texts in the run's folder."""
+"""Cache of the graders' and scorers' texts in a training's folder."""
 
 
 class BaselineSettings(Settings):
-    """Naive RAG, which a gain is measured against."""
+    """Naive RAG, the baseline of gains."""
 
     folder: str | None = None
-    """Where `baselines.jsonl` stands, or is made; the run's own folder when not set."""
+    """Folder of `baselines.jsonl`; the run's folder when not set."""
     passages: int = Field(default=3, ge=1)
     """Passages of the one search (004: 3, as many as the agent's searches find)."""
 
 
 class GraderSettings(Settings):
-    """Models that are asked during training and never trained."""
+    """Models that rewards ask during training and that are not trained."""
 
     generator: GeneratorSettings | None = None
     """Answers from the passages that a run serves."""
     judge: JudgeSettings | None = None
-    """Says whether an answer is right; `model: oracle` is the oracle of the run's laptop world."""
+    """Grades answers; `model: oracle` is the oracle of the run's laptop world."""
     baseline: BaselineSettings = BaselineSettings()
-    """Computed before training where a reward asks for it."""
+    """Computed before training where a reward needs it."""
     max_rows: int = Field(default=64, ge=1)
-    """Texts that a local model writes at once: a matter of memory and speed, not of the result."""
+    """Batch size of local models; results do not depend on it."""
     precision: SamplingPrecision = "float32"
-    """Of a local model's weights and cache; `auto` is what is fastest on this machine for the narrowest of them."""
+    """Precision of local models' weights and cache; `auto` is the fastest one here for the narrowest of them."""
 
 
 @dataclass(frozen=True)

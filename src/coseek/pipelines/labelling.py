@@ -29,24 +29,24 @@ from coseek.retrieval.index import IndexCard
 
 
 class LabelSettings(Settings):
-    """Everything that decides what `coseek label` writes, besides the method's own settings."""
+    """The settings of `coseek label`, besides the method's own."""
 
     runs: list[str]
     """The run folders whose searches are labelled."""
     count: int | None = None
     """Only the first so many questions."""
     method: str
-    """How labels are made."""
+    """The labelling method."""
     retriever: str
-    """The current retriever, whose passages are weighed."""
+    """The current retriever, which finds the candidates."""
     agent: AgentSettings | None = None
-    """Who goes on from passages, for methods that ask."""
+    """The agent of continuations, for methods that need one."""
     limits: Limits = Limits()
-    """Its budgets."""
+    """The agent's limits."""
     scorer: str | None = None
-    """Who scores passages, for methods that ask."""
+    """Scorer of passages, for methods that need one."""
     likelihood: str | None = None
-    """Which model says how likely answers are, for methods that ask."""
+    """Model of answer likelihoods, for methods that need one."""
 
 
 def label_settings(

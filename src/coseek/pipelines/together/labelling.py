@@ -21,12 +21,10 @@ from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import make_labels
 from coseek.labels.maker import RUN, RolloutMaker
 from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
+from coseek.pipelines.grader_settings import CACHE
 from coseek.pipelines.together.checks import maker_module, own_settings, terms_of
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
 from coseek.training.trainer.data_order import derive_seed
-
-CACHE = "frozen.sqlite"
-"""Cache of the scoring models' texts, shared by all rounds."""
 
 
 def label_round(course: CoTrainingPaths, number: int) -> None:
