@@ -284,9 +284,9 @@ def test_every_service_is_tried() -> None:
 def test_a_service_holds_every_row_once_after_kills_and_resumption(
     service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # Trackio reads it when it is imported
     if service != "tensorboard":  # the development extra has that one
         pytest.importorskip(service)
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     out, said = tmp_path / "out", list[str]()
     path = out / "rl" / "metrics.jsonl"
