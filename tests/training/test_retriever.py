@@ -220,7 +220,7 @@ def test_our_recipes_are_recipes(name: str) -> None:
 
 
 def test_our_recipes_are_in_the_docs() -> None:
-    page = (ROOT / "docs" / "retriever-training.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "train-a-retriever.md").read_text(encoding="utf-8")
     assert [name for name in retriever_recipe_names() if f"| `{name}` |" not in page] == []
 
 
