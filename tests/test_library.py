@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.training.test_agent import TINY
+from tests.pipelines.test_agent import TINY
 
 import coseek
 from coseek.cli.main import main

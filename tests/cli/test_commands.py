@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Type
-from tests.machine.paces import FAST, SLOW, processor
+from tests.hardware.paces import FAST, SLOW, processor
 from tests.serve.model_live import tiny_policy
 
 from coseek.data.dataset import Dataset

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tests.cli.conftest import Type
-from tests.machine.paces import FAST, SLOW, begun_anew, kept
+from tests.hardware.paces import FAST, SLOW, begun_anew, kept
 
 from coseek.cli.commands.doctor import CHECKS, CheckStatus, Finding, as_table, check, exact_search, precision
 from coseek.cli.extras import EXTRA_OF

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Type
 from tests.cli.test_resume import rows
-from tests.training.test_agent import TINY
+from tests.pipelines.test_agent import TINY
 
 from coseek.data.run import Run
 from coseek.labels.label_folder import LabelFolder

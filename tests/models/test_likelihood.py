@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.machine.paces import FAST, SLOW, processor
+from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, SMALL, TEXTS, logits_of, network
 
 from coseek.core.errors import DataError, SettingError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.machine.paces import FAST, SLOW, processor
+from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, VOCABULARY, converse, logits_of, network, request, transcript
 from transformers import PreTrainedModel
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.pipelines.test_agent import TINY
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.echo import settings_of, train
 from tests.training.retriever_run import train as train_retriever
 from tests.training.retriever_run import weights_of
-from tests.training.test_agent import TINY
 from tests.training.tiny_labels import write_labels
 
 from coseek.cli.main import main

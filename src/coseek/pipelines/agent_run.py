@@ -6,10 +6,9 @@ from pathlib import Path
 from coseek.agents.factory import AgentSettings, limits_for, open_agent, settled_for, spent
 from coseek.agents.rollout import Limits
 from coseek.agents.run_questions import run_questions
-from coseek.core.errors import DataError, SettingError, nearest
+from coseek.core.errors import DataError, ErrorList, SettingError, nearest
 from coseek.core.files import check_output_folder
 from coseek.core.lock import lock_folder
-from coseek.core.mistakes import ErrorList
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question, load_questions

@@ -7,6 +7,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.pipelines.test_agent import TINY
+from tests.training.tiny import agent, environment, trajectory
 
 from coseek.agents.rollout import Agent, Limits
 from coseek.core.errors import DataError, SettingError, UnknownName
@@ -23,9 +25,6 @@ from coseek.rewards.reward import make_reward
 from coseek.training.sft.settings import RejectionSettings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
-
-from .test_agent import TINY
-from .tiny import agent, environment, trajectory
 
 PAPERS = (
     "search-r1-ppo", "search-r1-grpo", "qagent", "s3", "deepretrieval", "r1", "sft", "rejection-sampling", "zerosearch",

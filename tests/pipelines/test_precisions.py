@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.machine.paces import FAST, SLOW, processor
+from tests.hardware.paces import FAST, SLOW, processor
+from tests.pipelines.test_recipes import PAPERS
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings, dump_settings
@@ -18,8 +19,6 @@ from coseek.pipelines.run_record import FILE, begin, resolve_recipe
 from coseek.pipelines.together_recipe import load_together_recipe
 from coseek.training.encoder.recipe import load_retriever_recipe, retriever_recipe_names
 from coseek.training.sft.settings import SftSettings
-
-from .test_recipes import PAPERS
 
 GIVEN = ["data.imported.sources=[x]"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.labels.small import Faulty
-from tests.training.test_together import recipe
+from tests.pipelines.test_together import recipe
 
 from coseek.agents.rollout import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings

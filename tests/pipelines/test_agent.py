@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import pytest
-from tests.data.test_lock import holder
+from tests.core.test_lock import holder
 
 from coseek.core.errors import DataError, InUse, SettingError, UserError
 from coseek.data.run import Run

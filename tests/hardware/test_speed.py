@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.hardware.paces import FAST, SLOW, begun_anew, kept, processor
 
 from coseek.core.files import read_json
 from coseek.hardware import speed
@@ -14,8 +15,6 @@ from coseek.hardware.host import Host
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import FEW, MANY, WIDE, Timing, cache_file, fastest, precision_of, precision_pace, warning
 from coseek.training.trainer.settings import LearnerSettings
-
-from .paces import FAST, SLOW, begun_anew, kept, processor
 
 BENCHMARK = Path(speed.__file__).with_name("benchmark.py")
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.machine.paces import FAST, SLOW, processor
+from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import SMALL, TEXTS
 
 from coseek.core.errors import DataError, ModelError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.machine.paces import kept
+from tests.hardware.paces import kept
 from tests.retrieval.brute import unit_rows
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 

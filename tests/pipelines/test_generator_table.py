@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
+from tests.pipelines.test_agent import TINY
 from tests.scripted import Scripted
 
 from coseek.core.errors import RetrieverError, SettingError
@@ -28,8 +29,6 @@ from coseek.pipelines.grader_settings import Graders, GraderSettings
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.training.rl.monitor import alarm_steps
-
-from .test_agent import TINY
 
 ROOT = Path(__file__).parents[2]
 SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",), hops=1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.test_agent import TINY
+from tests.pipelines.test_agent import TINY
 
 from coseek.core.errors import SettingError
 from coseek.data.run import Run
