@@ -76,7 +76,7 @@ class RlSettings(Settings):
     OLD_NAMES: ClassVar[dict[str, str]] = {"health": "monitor"}
 
     algorithm: str = "grpo"
-    """A name (`coseek train agent --settings` lists them), or the path of a Python file: see `rl/algorithm.py`."""
+    """`grpo`, `rloo`, `reinforce-pp`, `ppo`, or the path of a Python file: see `rl/algorithm.py`."""
     algorithm_settings: dict[str, object] = Field(default_factory=dict)
     """What the algorithm can be told, such as `{scale_by_std: false}`."""
     backend: str = "local"
