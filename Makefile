@@ -30,7 +30,7 @@ quickstart: env
 
 # One test process a core, and one thread each: two processes of two threads would wait for each other.
 WORKERS ?= 2
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: env
 	$(PYTEST)

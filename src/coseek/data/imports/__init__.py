@@ -184,8 +184,8 @@ def _other_splits(out: Path, corpus: Corpus) -> dict[str, list[Question]]:
         return {}
     if not out.is_dir():
         raise DataError(f"{out} is a file; choose a folder for the data set")
-    ours = re.compile(rf"corpus\.jsonl|{re.escape(_CARD)}|questions\..*\.jsonl", re.DOTALL)
-    if strangers := [path.name for path in out.iterdir() if not ours.fullmatch(path.name)]:
+    ours = {"corpus.jsonl", _CARD, *(path.name for path in out.glob("questions.*.jsonl"))}
+    if strangers := [path.name for path in out.iterdir() if path.name not in ours]:
         raise DataError(f"{out} holds other files ({strangers[0]}); choose an empty or new folder for the data set")
     there = out / "corpus.jsonl"
     if there.exists() and CorpusFile.scan(there).digest != corpus.digest:  # scanned, not loaded, to save memory
