@@ -6,12 +6,13 @@ STAMP  := .venv/made-from-these-files
 # Where the quickstart puts its files.
 OUT    ?= runs/quickstart
 
-.PHONY: help env quickstart test quick check clean
+.PHONY: help env quickstart test quick unit check clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
 	@echo "make quick        install, then the tests that take seconds"
+	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make check        install, then lint, format and types"
 	@echo "make env          only install, into .venv; does nothing when nothing changed"
 
@@ -37,6 +38,10 @@ test: env
 
 quick: env
 	$(PYTEST) -m "not slow"
+
+UNITS := core data hardware world models agents measure rewards graders
+unit: env
+	$(PYTEST) -m "not slow" $(UNITS:%=tests/%)
 
 check: env
 	$(BIN)/ruff check .
