@@ -157,15 +157,17 @@ def test_a_metric_that_is_missing_raises_no_alarm_and_is_named_once() -> None:
     said = Said()
     health = Monitor(SETTINGS, [], said)
     for step in range(20):
-        assert health.look({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0}) == {"alarms": 0.0}
-    assert "monitor: there is no answered to watch for no-answer" in said.lines
+        assert health.update({"step": step + 1, "search_rate": 0.9, "truncated": 0.0, "searches": 1.0}) == {
+            "alarms": 0.0
+        }
+    assert "monitor: no metric answered, so alarm no-answer cannot be raised" in said.lines
     assert len(said.lines) == len(set(said.lines)) and not any("no-search" in line for line in said.lines)
 
 
 def test_a_new_alarm_is_said_once_and_written_as_long_as_it_lasts() -> None:
     said = Said()
     health = Monitor(SETTINGS, [], said)
-    told = [health.look({**one, "step": step + 1}) for step, one in enumerate(history(answered=0.3))]
+    told = [health.update({**one, "step": step + 1}) for step, one in enumerate(history(answered=0.3))]
     assert told[-1] == {"alarms": 1.0, "alarm/no-answer": 1.0} and told[9] == {"alarms": 0.0}
     assert len(said.lines) == 1 and "alarm no-answer in step" in said.lines[0]
 

@@ -119,7 +119,7 @@ def test_an_algorithm_that_is_named_nowhere_else_trains_nothing_in_silence(here:
         (
             "from coseek.training.rl.algorithm import GroupSettings as SETTINGS\n"
             "def advantages(step, settings): return step.rewards_B\n",
-            "one number for each token",
+            "one number per token",
         ),
         (
             "from coseek.training.rl.algorithm import CriticSettings as SETTINGS\n"

@@ -1,1 +1,1 @@
-"""Training: the outer loops. Knows nothing of HTTP or terminals. Importing this package does not import torch."""
+"""Training: the training loops. Uses no HTTP and no terminal. Importing this package does not import torch."""

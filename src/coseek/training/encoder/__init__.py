@@ -1,1 +1,1 @@
-"""Training retrievers: labels, or lessons in throw-away worlds, become an encoder folder."""
+"""Encoder training: train a retriever's encoder on labels or on synthetic labels."""

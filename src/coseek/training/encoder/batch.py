@@ -1,12 +1,12 @@
-"""Batch: the rows of an update as tensors: every different text once, and who is whose positive and negative.
+"""Batch: the examples of an update as tensors: each distinct text once, and the positives and negatives of each row.
 
-The passages of a batch stand in *slots*, one for each passage of each row, as in the formula of the loss; a passage
-that stands in several slots is encoded once.
+A batch has one *slot* for each passage of each row, as in the formula of the loss. A passage in several slots is
+encoded once.
 
-False negatives. Two rows of the same question, or with the same words for the encoder to read, are *kin*:
-what is right for one is not wrong for the other. A slot is no negative of a row when it holds the positive of the row
-or of its kin (the same id or the same text), whoever gives it, the row's own labels included; nor when it comes from
-another row of the same question. Every worker sees the rows of all, so all mask alike.
+False negatives. Two rows are *kin* if they have the same question or the same query text: a positive of one is no
+negative of the other. A slot is no negative of a row if it holds the positive of the row or of its kin (the same id or
+the same text), even if the row's own labels list it as a negative. Nor is it one if it comes from another row of the
+same question. Every worker has the rows of all workers, so all use the same mask.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -20,24 +20,24 @@ from coseek.training.encoder.examples import ExamplePassage, TrainingExample
 
 @dataclass(frozen=True)
 class EncoderBatch:
-    """B rows with S slots, U different passages and V different queries."""
+    """B rows with S slots, U distinct passages and V distinct queries."""
 
     queries: tuple[str, ...]
     passages: tuple[str, ...]
     query_B: Tensor
-    """Place of each row's query in `queries`."""
+    """Index of each row's query in `queries`."""
     passage_S: Tensor
-    """Place of each slot's passage in `passages`."""
+    """Index of each slot's passage in `passages`."""
     allowed_BS: Tensor
-    """Whether the slot is in the row's sum: its positive and its negatives."""
+    """Whether the slot is in the denominator of the row: its positive and its negatives."""
     positive_B: Tensor
     """The slot of each row's positive (`contrastive`)."""
     targets_BS: Tensor
-    """What each slot deserves of each row's probability (`kl`); 0 where it says nothing."""
+    """Target probability of each slot for each row (`kl`); 0 at other rows' slots."""
 
     @classmethod
     def contrastive(cls, rows: Sequence[TrainingExample], in_batch: bool) -> "EncoderBatch":
-        """Each row's positive and negatives, and, with `in_batch`, those of all other rows."""
+        """Make a batch of each row's positive and negatives, with `in_batch` also those of all other rows."""
         slots = [(number, given) for number, row in enumerate(rows) for given in (row.positive, *row.negatives)]
         owner_S = torch.tensor([number for number, _ in slots])
         own_BS = owner_S == torch.arange(len(rows))[:, None]
@@ -54,7 +54,7 @@ class EncoderBatch:
 
     @classmethod
     def weighed(cls, rows: Sequence[TrainingExample]) -> "EncoderBatch":
-        """Each row's candidates with their targets; other rows are no business of it."""
+        """Make a batch of each row's candidates with their targets. Other rows' slots are masked."""
         slots = [given for row in rows for given in row.candidates]
         owner_S = torch.tensor([number for number, row in enumerate(rows) for _ in row.candidates])
         own_BS = owner_S == torch.arange(len(rows))[:, None]
@@ -71,7 +71,7 @@ class EncoderBatch:
         positive_B: Tensor,
         targets_BS: Tensor,
     ) -> "EncoderBatch":
-        # The longest first: micro-batches of texts of one length are padded little.
+        # Longest first: micro-batches of texts of similar length need little padding.
         queries = _longest_first(row.query for row in rows)
         passages = _longest_first(given.text for given in slots)
         query_at = {text: place for place, text in enumerate(queries)}
@@ -92,11 +92,11 @@ def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _same(keys_M: Tensor, keys_N: Tensor) -> Tensor:
-    """Which of the one equals which of the other (M × N)."""
+    """Return the pairwise equality of two lists of keys, shape M × N."""
     return keys_M[:, None] == keys_N
 
 
 def _numbered(keys: Sequence[Hashable]) -> Tensor:
-    """Equal keys, equal numbers."""
+    """Number the keys; equal keys get equal numbers."""
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])

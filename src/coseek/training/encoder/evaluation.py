@@ -1,11 +1,11 @@
-"""Evaluation of an encoder: does it find, among many passages, the one that was labelled for a held-out turn?
+"""Evaluation: the retrieval metrics of an encoder on held-out turns.
 
-A turn's rank is the place of its positive in the exact order of all passages; equal scores stand in the pool's order,
-as they do in an index. Readings are means over turns:
+A turn's rank is the position of its positive in the exact ranking of all passages, from 1. Ties are broken by the order
+of the pool, as in an index. Metrics are means over turns:
 
-    recall@k   share of turns whose positive is among the best k
+    recall@k   share of turns whose positive is in the top k
     mrr        mean of 1 / rank
-    gold@k     share of the question's gold passages among the best k, where it has some
+    gold@k     share of the question's gold passages in the top k, over questions with gold passages
 """
 
 import random
@@ -33,12 +33,12 @@ from coseek.training.encoder.recipe import HeldOutSettings
 Ranks: TypeAlias = NDArray[np.int64]
 
 BATCH = 64
-"""Texts encoded at once."""
+"""Texts per batch."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Turns that are looked at, in named groups, and the passages that are searched."""
+    """Held-out turns, in named groups, and the pool of passages that is searched."""
 
     groups: Mapping[str, Sequence[LabelSet]]
     pool: Sequence[Passage]
@@ -47,8 +47,11 @@ class HeldOut:
     def of(
         cls, groups: Mapping[str, Sequence[LabelSet]], others: Sequence[Passage], settings: HeldOutSettings, seed: int
     ) -> "HeldOut":
-        """At most `turns` turns, drawn, and at most `passages` passages: those turns' positives and gold passages, then
-        `others`, drawn. Passages of one text are one, under the first one's id."""
+        """Sample at most `turns` turns, and a pool of at most `passages` passages.
+
+        The pool holds the turns' positives and gold passages, filled up with a sample of `others`. Passages with equal
+        texts are one passage, with the id of the first.
+        """
         rng = random.Random(f"{seed}/held out")
         every = [(name, label) for name, labels in groups.items() for label in labels]
         kept = set(rng.sample(range(len(every)), min(len(every), settings.turns)))
@@ -63,7 +66,7 @@ class HeldOut:
         rest = list({passage_text(one): one for one in reversed(others) if passage_text(one) not in texts}.values())
         room = max(0, settings.passages - len(texts))
         pool = [*needed, *(rng.sample(rest, room) if room < len(rest) else rest)]
-        rng.shuffle(pool)  # equals stand in the pool's order, so it must say nothing
+        rng.shuffle(pool)  # ties are broken by the pool's order, so it must be random
         once = {passage_text(passage): passage for passage in reversed(pool)}
         return cls({name: labels for name, labels in chosen.items() if labels}, list(once.values()))
 
@@ -73,7 +76,7 @@ class HeldOut:
 
 
 def ranks_of(scores_QU: NDArray[np.float32], row_Q: Ranks) -> Ranks:
-    """Place of one row a query in the order of falling scores, from 1; equal scores in the order of rows."""
+    """Return the rank of one row per query by descending score, from 1; ties in the order of rows. Shape Q."""
     own_Q1 = np.take_along_axis(scores_QU, row_Q[:, None], axis=1)
     above_QU = scores_QU > own_Q1
     level_QU = (scores_QU == own_Q1) & (np.arange(scores_QU.shape[1]) < row_Q[:, None])
@@ -82,24 +85,24 @@ def ranks_of(scores_QU: NDArray[np.float32], row_Q: Ranks) -> Ranks:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What one searcher made of what is held out: per turn, in the order of `HeldOut.labels`."""
+    """Ranks that one searcher gives the held-out turns, in the order of `HeldOut.labels`."""
 
     ranks: Ranks
-    """Of the positives."""
+    """Ranks of the positives."""
     gold: tuple[tuple[int, ...] | None, ...]
     """Ranks of the question's gold passages; `None` for a question without any in the pool."""
 
-    def readings(self, held_out: HeldOut, k: Sequence[int]) -> dict[str, float]:
-        """Means over all turns, and over each group's where there are several."""
+    def metrics(self, held_out: HeldOut, k: Sequence[int]) -> dict[str, float]:
+        """Return the means over all turns, and over each group's turns if there are several groups."""
         everything = self._means(range(len(self.ranks)), k)
-        readings = {f"held/{name}": value for name, value in everything.items()}
+        metrics = {f"held/{name}": value for name, value in everything.items()}
         start = 0
         for group, labels in held_out.groups.items():
             here = range(start, start + len(labels))
             start += len(labels)
             if len(held_out.groups) > 1:
-                readings |= {f"held/{group}/{name}": value for name, value in self._means(here, k).items()}
-        return readings
+                metrics |= {f"held/{group}/{name}": value for name, value in self._means(here, k).items()}
+        return metrics
 
     def _means(self, turns: range, k: Sequence[int]) -> dict[str, float]:
         ranks = self.ranks[list(turns)]
@@ -122,7 +125,7 @@ class EvaluationResult:
         return cls(np.array(row["ranks"], dtype=np.int64), tuple(None if one is None else tuple(one) for one in gold))
 
     def values(self, name: str) -> list[float]:
-        """`mrr` or `recall@K` of every turn."""
+        """Return `mrr` or `recall@K` of each turn."""
         if name == "mrr":
             return [1.0 / rank for rank in self.ranks.tolist()]
         depth = int(name.removeprefix("recall@"))
@@ -130,7 +133,7 @@ class EvaluationResult:
 
 
 class EncoderEvaluator:
-    """Looks at what is held out with an encoder as it is now."""
+    """Evaluates an encoder on held-out turns."""
 
     def __init__(self, held_out: HeldOut, card: EncoderCard, seen: Seen) -> None:
         self.held_out, self._card = held_out, card
@@ -140,7 +143,7 @@ class EncoderEvaluator:
         self._rows_by_id: dict[str, int] = {passage.id: row for row, passage in enumerate(held_out.pool)}
 
     def look(self, model: SentenceTransformer) -> EvaluationResult:
-        """With the encoder's prompts, lengths and normalisation: as an index would be made and asked."""
+        """Evaluate the model with the prompts, lengths and normalisation of the card, as in retrieval."""
         card, encoder = self._card, Encoder(model)
         passages_UD = encoder.encode(
             self._texts, card.passage_prompt, card.passage_tokens, BATCH, normalise=card.normalise
@@ -148,19 +151,19 @@ class EncoderEvaluator:
         queries_QD = encoder.encode(
             self._queries, card.query_prompt, card.query_tokens, BATCH, normalise=card.normalise
         )
-        return self._found(queries_QD @ passages_UD.T)
+        return self._result(queries_QD @ passages_UD.T)
 
     def bm25(self) -> EvaluationResult:
-        """BM25, which sees the query alone. What it does not find stands behind all that it finds."""
+        """Evaluate BM25, which reads the query alone. Passages that it does not return rank last."""
         corpus = Corpus([Passage(str(row), one.title, one.text) for row, one in enumerate(self.held_out.pool)])
         asked = [label.query.text for label in self.held_out.labels]
         scores_QU = np.full((len(asked), len(corpus)), -1.0, dtype=np.float32)
         for scores_U, hits in zip(scores_QU, Bm25.over(corpus).search(asked, len(corpus)), strict=True):
             for hit in hits:
                 scores_U[int(hit.passage.id)] = hit.score
-        return self._found(scores_QU)
+        return self._result(scores_QU)
 
-    def _found(self, scores_QU: Vectors) -> EvaluationResult:
+    def _result(self, scores_QU: Vectors) -> EvaluationResult:
         labels = self.held_out.labels
         positives = [self._row[passage_text(label.passage(label.positive))] for label in labels]
         gold: list[tuple[int, ...] | None] = []
@@ -172,15 +175,15 @@ class EncoderEvaluator:
 
 
 class HeldOutEvaluator(BaseEvaluator):
-    """The looker as the library's trainer calls it."""
+    """Adapter that lets the library's trainer call an `EncoderEvaluator`."""
 
-    def __init__(self, looker: EncoderEvaluator, k: Sequence[int]) -> None:
+    def __init__(self, evaluator: EncoderEvaluator, k: Sequence[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.primary_metric = "held/mrr"
-        self._looker, self._k = looker, k
+        self._evaluator, self._k = evaluator, k
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
         assert isinstance(model, SentenceTransformer)
-        return self._looker.look(model).readings(self._looker.held_out, self._k)
+        return self._evaluator.look(model).metrics(self._evaluator.held_out, self._k)

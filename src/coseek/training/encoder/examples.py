@@ -1,4 +1,4 @@
-"""Row: one label set as a trainer sees it, and which rows, with which negatives, make up which update. No torch."""
+"""Examples: label sets as training examples, and their order over the updates. Does not import torch."""
 
 import hashlib
 import random
@@ -16,12 +16,12 @@ from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import passage_text
 
 Seen: TypeAlias = Callable[[Query], str]
-"""What an encoder's view makes of a query."""
+"""Query → the text that the encoder's view makes of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExamplePassage:
-    """A passage of a row."""
+    """A passage of an example."""
 
     id: str
     text: str
@@ -33,20 +33,20 @@ class ExamplePassage:
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """What one search asked, and the passages that were labelled for it."""
+    """A search query with its labelled passages."""
 
     turn: tuple[str, ...]
-    """Which turn of which trajectory, for people; rows of one turn share it."""
+    """Key of the turn, for display; examples of one turn share it."""
     question: str
-    """What the run was asked; rows of one question share it."""
+    """The question of the trajectory; examples of one question share it."""
     query: str
-    """What the encoder is shown: the query through its view, without the prompt. What is right for one row is never
-    wrong for another with the same question or the same query (`batch.py`)."""
+    """Input of the encoder: the query in its view, without the prompt. A positive of one example is never a negative of
+    another with the same question or the same query (`batch.py`)."""
     positive: ExamplePassage
     negatives: tuple[ExamplePassage, ...]
-    """In the label set's order."""
+    """In the order of the label set."""
     candidates: tuple[ExamplePassage, ...] = ()
-    """What `targets` weigh; empty where there are none."""
+    """Passages of `targets`; empty without targets."""
     targets: tuple[float, ...] = ()
 
     @classmethod
@@ -64,22 +64,24 @@ class TrainingExample:
 
 
 def read_labels(folders: Iterable[str]) -> list[LabelSet]:
-    """All label sets of some label folders, in their order."""
+    """Read all label sets of the label folders, in their order. Raises `DataError` for an empty folder."""
     labels: list[LabelSet] = []
     for name in folders:
         found = list(LabelFolder(Path(name)).sets())
         if not found:
             raise DataError(
-                f"{name} holds no label sets; its dropped.jsonl says why turns gave none, and turns that faults left "
-                "undone, which are not in there, are tried again by `coseek label` with --resume"
+                f"{name} holds no label sets; its dropped.jsonl gives the reason for each turn without labels; turns "
+                "that faults left unlabelled are not listed there, and `coseek label --resume` tries them again"
             )
         labels += found
     return labels
 
 
 def split_by_question(labels: Sequence[LabelSet], share: float, seed: int) -> tuple[list[LabelSet], list[LabelSet]]:
-    """(to train on, held out). A question's turns stay together, and whether it is held out follows from its text and
-    the seed alone: not from the other questions, their order, or the data set's ids."""
+    """Split into (training, held-out) label sets. All turns of a question go to one side.
+
+    The side depends on the question's text and the seed alone: not on other questions, their order, or ids.
+    """
 
     def held(text: str) -> bool:
         digest = hashlib.blake2b(f"{seed}/{text}".encode(), digest_size=8).digest()
@@ -92,21 +94,23 @@ def split_by_question(labels: Sequence[LabelSet], share: float, seed: int) -> tu
 
 @dataclass(frozen=True, eq=False)
 class ExampleOrder:
-    """Which rows make up which update: a pure function of the seed and the update's number, so there is nothing to
-    save. Every epoch is the rows in a new shuffle; an update may reach over the end of one."""
+    """The examples of each update, a pure function of the seed and the update's number, so no state is saved.
+
+    Every epoch shuffles the examples anew. An update may span two epochs.
+    """
 
     rows: Sequence[TrainingExample]
     batch_size: int
     negatives: int
-    """Negatives of a row at most; of more, so many are drawn, others in every epoch."""
+    """Maximum negatives per example; from more, a new sample is drawn every epoch."""
     seed: int
 
     def steps(self, epochs: float) -> int:
-        """Updates of so many epochs."""
+        """Return the number of updates in `epochs` epochs."""
         return max(1, round(epochs * len(self.rows) / self.batch_size))
 
     def batch(self, step: int) -> list[TrainingExample]:
-        """The rows of update `step`, from 0. A row is in it once, even where there are fewer rows than it has room."""
+        """Return the examples of update `step`, from 0. Each occurs once, even if there are fewer than `batch_size`."""
         chosen: dict[int, int] = {}
         for position in range(step * self.batch_size, (step + 1) * self.batch_size):
             epoch, place = divmod(position, len(self.rows))

@@ -1,7 +1,7 @@
-"""The laptop encoder: a sentence-transformers folder of stock modules, small enough to be trained from nothing.
+"""Laptop encoder: a sentence-transformers folder of stock modules, small enough to train from random weights.
 
-A BERT of one layer with pieces of words learnt from laptop worlds. `[SEP]` is a special token of its tokenizer, so
-that views that separate work on it; all bytes are in the vocabulary, so that no name is unknown.
+It is a BERT of one layer with a tokenizer trained on laptop worlds. `[SEP]` is a special token of the tokenizer, as
+views with separators need. All bytes are in the vocabulary, so no name is unknown.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ PAD, FIRST, LAST = "[PAD]", "[CLS]", "[SEP]"
 
 
 def make_laptop_encoder(settings: LaptopEncoderSettings, texts: Iterable[str], folder: Path, seed: int) -> None:
-    """Write an untrained encoder and a tokenizer learnt from `texts`, in one rename."""
+    """Write an untrained encoder and a tokenizer trained on `texts`, atomically."""
     if settings.hidden % settings.heads:
         raise SettingError(f"heads must divide hidden; got hidden {settings.hidden}, heads {settings.heads}")
     tokenizer = learn_tokenizer(texts, settings.vocabulary)
@@ -42,7 +42,7 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
         num_attention_heads=settings.heads,
         intermediate_size=settings.feed_forward,
         max_position_embeddings=settings.max_tokens,
-        hidden_dropout_prob=0.0,  # throw-away worlds are endless: there is nothing to overfit to
+        hidden_dropout_prob=0.0,  # training worlds are unlimited, so there is no overfitting
         attention_probs_dropout_prob=0.0,
         pad_token_id=tokenizer.pad_token_id,
     )
@@ -57,7 +57,7 @@ def _write(settings: LaptopEncoderSettings, tokenizer: "PreTrainedTokenizerFast"
 
 
 def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> "PreTrainedTokenizerFast":
-    """Byte-level BPE without case; the same texts give the same tokenizer (the library's word pieces would not)."""
+    """Train a lower-cased byte-level BPE. Equal texts give equal tokenizers, unlike with the library's WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 

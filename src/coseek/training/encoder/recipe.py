@@ -1,4 +1,4 @@
-"""Recipe of a retriever: everything that decides how an encoder is trained and measured. Does not import torch."""
+"""Recipe: all settings of the training and evaluation of a retriever's encoder. Does not import torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,175 +19,175 @@ RECIPES = Path(__file__).parent.parent.parent / "recipes" / "retriever"
 
 
 class LaptopEncoderSettings(Settings):
-    """The shape of an encoder that is made from nothing; the defaults make about 0.6 M parameters."""
+    """Shape of an encoder with random initial weights; the defaults make about 0.6 M parameters."""
 
     hidden: int = Field(default=128, ge=8)
-    """Width of the network and of its vectors."""
+    """Hidden size, and dimension of the vectors."""
     layers: int = Field(default=1, ge=1)
     """Attention layers."""
     heads: int = Field(default=4, ge=1)
-    """Heads of an attention layer; `hidden` is divided among them."""
+    """Attention heads; they must divide `hidden`."""
     feed_forward: int = Field(default=256, ge=8)
-    """Inner width of the feed-forward part."""
+    """Inner size of the feed-forward part."""
     vocabulary: int = Field(default=3000, ge=300)
-    """At most so many pieces of words are learnt from the texts, bytes and special tokens included."""
+    """Maximum vocabulary size of the tokenizer, bytes and special tokens included."""
     max_tokens: int = Field(default=256, ge=8)
-    """Longest text that it can read."""
+    """Maximum length of a text, in tokens."""
     pooling: Literal["mean", "cls"] = "mean"
-    """How the vectors of the tokens become one."""
+    """Pooling of the token vectors."""
 
 
 class SyntheticSettings(Settings):
-    """Labels without a trajectory: in throw-away laptop worlds, every step of a question's plan is a search, its gold
-    passage the positive and what BM25 finds besides it the negatives."""
+    """Synthetic labels from laptop worlds made for training. Every step of a question's plan is a search, its gold
+    passage is the positive, and the other passages that BM25 finds are the negatives."""
 
     worlds: int = Field(default=16, ge=1)
-    """How many worlds; no fact of a measured world is in them."""
+    """Number of worlds. They share no fact with a world used for evaluation."""
     world: WorldSettings = WorldSettings(size="compact", train=500, dev=0, test=0)
-    """What a world is like; each has another seed."""
+    """Settings of a world; each has a different seed."""
     held_out: WorldSettings = WorldSettings(seed=8, size="small", train=0, dev=400, test=0)
-    """The world that is looked at, its split dev; the pool is its corpus."""
+    """World for the evaluation, on its split dev; the pool is its corpus."""
     kinds: dict[Literal["name+type", "name", "name+relation", "sub-question", "short name+relation"], float] = Field(
         default={"name+type": 1.0, "name": 1.0, "name+relation": 1.0, "sub-question": 2.0, "short name+relation": 1.0}
     )
-    """Kinds of query, and how often each is drawn for a step of a plan."""
+    """Kinds of query, and the weight with which each is drawn for a step of a plan."""
     candidates: int = Field(default=12, ge=2)
-    """What BM25 finds at most, the positive left out."""
+    """Maximum number of passages from BM25, without the positive."""
 
 
 class RetrieverLoss(Settings):
-    """What is lowered. `loss.py` has the formulas."""
+    """The training loss. `loss.py` gives the formulas."""
 
     kind: Literal["contrastive", "kl"] = "contrastive"
-    """`contrastive`: the positive against all others (000, eq. 5). `kl`: the retriever's distribution over a turn's
-    candidates against the labels' `targets` (REPLUG)."""
+    """`contrastive`: the positive against all other passages (Agentic-R, eq. 5). `kl`: KL divergence of the retriever's
+    distribution over a turn's candidates from the labels' `targets` (REPLUG)."""
     temperature: float = Field(default=0.01, gt=0.0)
-    """Scores are divided by it."""
+    """Divisor of the scores."""
     negatives: int = Field(default=15, ge=0)
-    """Negatives of a row at most; of more, so many are drawn anew every epoch (`contrastive`)."""
+    """Maximum negatives per row; from more, a new sample is drawn every epoch (`contrastive`)."""
     in_batch: bool = True
-    """Whether the passages of other rows are negatives, too, those of all workers included (`contrastive`)."""
+    """Use the passages of other rows, those of all workers included, as negatives too (`contrastive`)."""
 
 
 class RetrieverUpdates(Settings):
-    """How the encoder is run and stepped."""
+    """Batches, precision and optimiser of the training."""
 
     epochs: float = Field(default=2.0, gt=0.0)
     """Passes over the rows."""
     steps: int | None = Field(default=None, ge=1)
-    """Updates; in place of `epochs` when given."""
+    """Updates; replaces `epochs` if set."""
     batch_size: int = Field(default=32, ge=2)
-    """Rows in an update, those of all workers together."""
+    """Rows per update, over all workers."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Tokens that go through the encoder at once: a matter of memory and speed, not of the result."""
+    """Maximum tokens per forward pass. It changes memory and speed, not the result."""
     cached: bool = True
-    """A batch of several micro-batches is encoded twice, and only one micro-batch's activations are kept at a time
-    (GradCache, Gao et al. 2021): the same gradient, a third slower, and far less memory. False keeps them all."""
+    """Encode a batch of several micro-batches twice and keep the activations of one micro-batch at a time (GradCache,
+    Gao et al. 2021): the same gradient, a third slower, and far less memory. False keeps all activations."""
     precision: TrainingPrecision = "float32"
-    """Arithmetic of the forward pass; weights and optimiser are float32 either way. `auto`: what is fastest here."""
+    """Precision of the forward pass; weights and optimiser stay float32. `auto`: the fastest on this machine."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=2e-5, decay="linear", decay_from=0.0)
     """AdamW and its schedule."""
     lora: LoraSettings | None = None
-    """Train low-rank adapters, which are added to the weights at the end."""
+    """Train low-rank adapters, which are merged into the weights at the end."""
     freeze_layers: int = Field(default=0, ge=0)
-    """The token embeddings and so many layers above them stay as they are; 0 trains everything."""
+    """Freeze the token embeddings and so many layers above them; 0 trains everything."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Share of activations that are dropped in training; as the encoder's own files say when not set."""
+    """Dropout probability in training; that of the encoder's own files if not set."""
     start_share: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the weights it began with in those that are kept, for texts unlike the labels (WiSE-FT, Wortsman et
-    al. 2022). What is looked at while training is the trained weights alone."""
+    """Share of the initial weights in the saved weights, for texts unlike the labels (WiSE-FT, Wortsman et al. 2022).
+    Evaluations during training use the trained weights alone."""
     log_every: int = Field(default=10, ge=1)
-    """Updates between lines of metrics."""
+    """Updates between rows of metrics."""
     checkpoint_every: int = Field(default=100, ge=1)
-    """Updates between checkpoints; a run goes on from the last one."""
+    """Updates between checkpoints; a run resumes from the last one."""
 
 
 class HeldOutSettings(Settings):
-    """What is looked at while the encoder is trained: labelled turns of questions that it is not trained on."""
+    """Evaluation during training, on labelled turns of questions that are not trained on."""
 
     share: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Share of the *questions* that are held out, all their turns with them; 0 looks at nothing."""
+    """Share of *questions* that are held out with all their turns; 0 evaluates nothing."""
     seed: int | None = None
-    """Which questions follows from it and from their words; the recipe's seed when not set. An encoder that begins as
-    another one ended takes the seed of that one, or it is looked at with questions that it was trained on."""
+    """Decides, with a question's text, whether it is held out; the recipe's seed if not set. To continue training from
+    another trained encoder, set its seed, or questions that it was trained on are held out."""
     turns: int = Field(default=500, ge=1)
-    """Turns that are looked at, at most."""
+    """Maximum number of turns to evaluate."""
     every: int = Field(default=0, ge=0)
-    """Updates between two looks; 0 looks before the first and after the last only."""
+    """Updates between evaluations; 0 evaluates only before the first and after the last update."""
     corpus: str | None = None
-    """`corpus.jsonl` that is searched; all passages of the labels when not set."""
+    """`corpus.jsonl` to search; all passages of the labels if not set."""
     passages: int = Field(default=5000, ge=2)
-    """Passages that are searched, at most: the positives and gold passages, and others drawn."""
+    """Maximum number of passages to search: the positives and gold passages, and a sample of others."""
     k: tuple[int, ...] = (1, 3, 5)
-    """Depths at which recall is taken."""
+    """Values of k for recall@k."""
     keep: Literal["last", "best"] = "last"
-    """Which weights are the result: those at the end, or those of the look with the best `mrr`."""
+    """Which weights are saved: those at the end, or those of the evaluation with the best `mrr`."""
     bm25: bool = True
-    """Measure BM25 on the same turns for the table."""
+    """Evaluate BM25 on the same turns for the table."""
 
 
 class RetrieverRecipe(Settings):
-    """How one encoder is trained and measured."""
+    """Settings of the training and evaluation of one encoder."""
 
     about: str = ""
-    """One line for people."""
+    """One line of description."""
     seed: int = 0
-    """Everything random in the run follows from it, but for the held-out world, which has a seed of its own."""
+    """Seed of all randomness in the run, except for the held-out world, which has its own seed."""
     labels: tuple[str, ...] = ()
     """Label folders, as `coseek label` writes them."""
     lessons: SyntheticSettings | None = None
-    """Throw-away laptop worlds in place of labels."""
+    """Synthetic labels from laptop worlds, in place of label folders."""
     encoder: str | None = "minilm"
-    """Where it begins: a sentence-transformers folder, or an encoder that a package ships; none makes one."""
+    """Initial encoder: a sentence-transformers folder, or one that a package ships; none creates one."""
     laptop: LaptopEncoderSettings = LaptopEncoderSettings()
-    """The shape of one that is made (`encoder: null`)."""
+    """Shape of a created encoder (`encoder: null`)."""
     view: View | None = None
-    """The query view that it is trained with and then asked with; none for the query alone, and no promise."""
+    """Query view in training and in searches. None: the query alone, and the encoder records no view."""
     query_prompt: str | None = None
-    """Written before each query; as the encoder's card says when not set."""
+    """Prefix of each query; that of the encoder's card if not set."""
     passage_prompt: str | None = None
-    """Written before each passage; as the encoder's card says when not set."""
+    """Prefix of each passage; that of the encoder's card if not set."""
     query_tokens: int | None = Field(default=None, ge=1)
-    """Queries are cut to so many tokens, or to what the encoder can read; as its card says when not set."""
+    """Maximum tokens of a query, at most what the encoder can read; that of its card if not set."""
     passage_tokens: int | None = Field(default=None, ge=1)
-    """Passages are cut to so many tokens, or to what the encoder can read; as its card says when not set."""
+    """Maximum tokens of a passage, at most what the encoder can read; that of its card if not set."""
     pooling: Literal["mean", "lasttoken", "cls"] | None = None
-    """How the vectors of the tokens become one; as the encoder does it when not set."""
+    """Pooling of the token vectors; that of the encoder if not set."""
     loss: RetrieverLoss = RetrieverLoss()
-    """What is lowered."""
+    """The training loss."""
     training: RetrieverUpdates = RetrieverUpdates()
-    """How the encoder is run and stepped."""
+    """Batches, precision and optimiser."""
     held_out: HeldOutSettings = HeldOutSettings()
-    """What is looked at while it is trained."""
+    """Evaluation on held-out turns."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads; as many as there are cores when not set. Results are the same only for the same number."""
+    """CPU threads; the number of cores if not set. Results are equal only for equal numbers of threads."""
     track: tuple[str, ...] = ()
     """Experiment trackers that are sent every row of `metrics.jsonl`: tensorboard, wandb, trackio, mlflow, or the path
-    of a Python file. They change no result, and may change when a run goes on."""
+    of a Python file. They change no result, and may change when a run is resumed."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "RetrieverRecipe":
         if bool(self.labels) == (self.lessons is not None):
             raise SettingError(
-                "a retriever learns either from labels (--labels FOLDER, made by `coseek label`) or from lessons"
+                "a retriever is trained on either labels (--labels FOLDER, made by `coseek label`) or lessons; give one"
             )
         if self.loss.kind == "kl" and self.lessons is not None:
             raise SettingError(
-                "lessons have no targets; the loss `kl` needs labels of a method that gives some (replug)"
+                "lessons have no targets; the loss `kl` needs labels with targets, as the method replug makes them"
             )
         return self
 
 
 def retriever_recipe_names() -> list[str]:
-    """The recipes that are ours."""
+    """Return the names of the recipes of this package."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequence[str] = ()) -> RetrieverRecipe:
-    """One of our recipes by name, or a file; then `a.b=c` overrides; then label folders in place of its own."""
+    """Load a recipe by name or from a file. `labels` replace its label folders, then `a.b=c` overrides apply."""
     path = find_yaml("retriever recipe", RECIPES, name)
     tree = read_yaml(path, "recipe")
-    if isinstance(inside := tree.get("recipe"), dict):  # what a run wrote down, with versions and commit beside it
+    if isinstance(inside := tree.get("recipe"), dict):  # a run's record, which also holds versions and commit
         tree = inside
     if labels:
         tree = {**tree, "labels": [*labels], "lessons": None}
@@ -197,6 +197,6 @@ def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequ
 
 
 def _filled(tree: JsonObject) -> JsonObject:
-    """A recipe that names groups with no line below them (`training:`) means their defaults."""
+    """Replace groups that are empty in the file (`training:`) by their defaults."""
     groups = ("laptop", "loss", "training", "held_out")
     return {name: {} if value is None and name in groups else value for name, value in tree.items()}

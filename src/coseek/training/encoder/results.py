@@ -1,4 +1,4 @@
-"""Results: what a trained encoder finds for held-out turns, beside BM25 and what it began as."""
+"""Results: metrics of a trained encoder on held-out turns, beside BM25 and the encoder before training."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,10 @@ ALL = "all"
 
 
 def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> Table:
-    """One line a searcher and group, a column a metric; the last lines say how far training moved the means.
+    """Make a table with one row per searcher and group, one column per metric, and last the change by training.
 
-    The interval of a mean is a bootstrap over turns. Turns of one question are not independent, so where questions
-    have many turns it is narrower than the truth: a comparison of agents belongs to `coseek score`.
+    The interval of a mean is a bootstrap over turns. Turns of one question are not independent, so with many turns per
+    question the interval is too narrow. Compare agents with `coseek score`.
     """
     metrics = [*(f"recall@{depth}" for depth in recipe.held_out.k), "mrr"]
     rows: list[tuple[str, ...]] = []
@@ -30,14 +30,14 @@ def results_table(found: Mapping[str, EvaluationResult], held_out: HeldOut, reci
             rows.append((name, group, str(len(turns)), *cells))
     if "before" in found and "trained" in found:
         everything = places(held_out)[ALL]
-        cells = [_moved(found, metric, recipe.seed) for metric in metrics]
+        cells = [_change(found, metric, recipe.seed) for metric in metrics]
         rows.append(("trained − before", ALL, str(len(everything)), *cells))
     note = f"{len(held_out.pool)} passages are searched; no question of these turns was trained on."
     return Table(("searcher", "turns of", "turns", *metrics), tuple(rows), (note,))
 
 
 def places(held_out: HeldOut) -> dict[str, list[int]]:
-    """Group → places of its turns; all of them first."""
+    """Return group → indices of its turns. The group of all turns comes first."""
     groups: dict[str, list[int]] = {ALL: list(range(len(held_out.labels)))}
     start = 0
     for name, labels in held_out.groups.items():
@@ -47,19 +47,19 @@ def places(held_out: HeldOut) -> dict[str, list[int]]:
     return groups
 
 
-def _moved(found: Mapping[str, EvaluationResult], metric: str, seed: int) -> str:
+def _change(found: Mapping[str, EvaluationResult], metric: str, seed: int) -> str:
     before, after = (
         {str(turn): value for turn, value in enumerate(found[name].values(metric))} for name in ("before", "trained")
     )
-    moved = paired_difference(before, after, np.random.default_rng(seed))
-    return str(moved.difference) if moved is not None else "–"
+    change = paired_difference(before, after, np.random.default_rng(seed))
+    return str(change.difference) if change is not None else "–"
 
 
 def results_json(found: Mapping[str, EvaluationResult], held_out: HeldOut, recipe: RetrieverRecipe) -> JsonObject:
-    """The readings of each searcher, for programs."""
-    readings: dict[str, Json] = {}
+    """Return the metrics of each searcher, for programs."""
+    metrics: dict[str, Json] = {}
     for name, one in found.items():
-        readings[name] = {
-            reading.removeprefix("held/"): value for reading, value in one.readings(held_out, recipe.held_out.k).items()
+        metrics[name] = {
+            metric.removeprefix("held/"): value for metric, value in one.metrics(held_out, recipe.held_out.k).items()
         }
-    return {"turns": len(held_out.labels), "passages": len(held_out.pool), "searchers": readings}
+    return {"turns": len(held_out.labels), "passages": len(held_out.pool), "searchers": metrics}

@@ -1,8 +1,8 @@
-"""Lessons: labels for an encoder that has seen nothing yet, from the plans of questions in throw-away laptop worlds.
+"""Synthetic labels: label sets for an encoder, made from the plans of questions in laptop worlds.
 
-Each step of a plan is a search: its query is one of several kinds, the passage that tells the fact is the positive,
-and the best of what BM25 finds besides are the negatives: look-alikes, namesakes, former values, and other passages
-that name the thing. What happens to tell the fact as well (a marriage, told by the other side) is no negative.
+Each step of a plan is a search. Its query is one of several kinds, and the passage that states the fact is the
+positive. The negatives are the other top passages of BM25: look-alikes, namesakes, former values, and other passages
+that name the entity. A passage that also states the fact (a marriage, stated by the other spouse) is no negative.
 """
 
 import random
@@ -21,11 +21,11 @@ from coseek.world.questions import Step, kind_of, plan_of
 from coseek.world.world import World, make_world
 
 TOKENIZER_WORLDS = 6
-"""Worlds whose text the tokenizer learns from: every word of the language is in them."""
+"""Worlds whose texts the tokenizer is trained on. They contain every word of the language."""
 
 
 def _short(step: Step) -> str:
-    """The last word of the mention that is part of a name: what several things are called."""
+    """Return the last capitalised word of the mention, a name that several entities share."""
     named = [word for word in step.mention.split() if word[0].isupper()]
     return named[-1] if named else step.mention
 
@@ -37,18 +37,18 @@ KINDS: Mapping[str, Callable[[Step], str]] = {
     "sub-question": lambda step: step.sub_question,
     "short name+relation": lambda step: f"{_short(step)} {step.relation}",
 }
-"""What an agent may type for a step; the last one is ambiguous."""
+"""Kinds of query for a step of a plan. The last one is ambiguous."""
 
 
 def throw_away_worlds(settings: SyntheticSettings, seed: int) -> Iterator[World]:
-    """Worlds that share their words with every other one, and no fact."""
+    """Make worlds that share their vocabulary and no facts."""
     for number in range(settings.worlds):
         own = derive_seed(seed, "retriever world", number) % 2**31
         yield make_world(settings.world.model_copy(update={"seed": own}))
 
 
 def texts_of(world: World) -> Iterator[str]:
-    """What the tokenizer learns from."""
+    """Yield the texts that the tokenizer is trained on."""
     for passage in world.corpus:
         yield f"{passage.title} {passage.text}"
     for questions in world.questions.values():
@@ -57,13 +57,13 @@ def texts_of(world: World) -> Iterator[str]:
 
 
 def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed: int) -> dict[str, list[LabelSet]]:
-    """Label sets by kind of query: one a step of every plan, its kind drawn."""
+    """Return label sets by kind of query: one per step of every plan, of a random kind."""
     rng = random.Random(f"{seed}/lessons/{world.settings.seed}")
     names, weights = list(settings.kinds), list(settings.kinds.values())
     drawn: list[tuple[str, Question, int, Step]] = []
     for question in world.questions[split]:
         if kind_of(question) == "constraint":
-            continue  # its plan has no mention: the question itself is what is searched for
+            continue  # its plan has no mention: the query would be the question itself
         for hop, step in enumerate(plan_of(question)):
             drawn.append((rng.choices(names, weights)[0], question, hop, step))
     queries = [KINDS[kind](step) for kind, _, _, step in drawn]
@@ -77,13 +77,13 @@ def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed
 def _label(world: World, question: Question, hop: int, step: Step, query: str, hits: list[Hit]) -> LabelSet:
     gold = world.corpus.by_id(step.gold_id)
 
-    def tells(passage: Passage) -> bool:
+    def supports(passage: Passage) -> bool:
         return world.oracle.relevance(question, passage, hop) >= SUPPORT
 
     others = [
         Candidate(hit.passage, rank)
         for rank, hit in enumerate(hits, start=1)
-        if hit.passage.id != gold.id and not tells(hit.passage)
+        if hit.passage.id != gold.id and not supports(hit.passage)
     ]
     rank = next((rank for rank, hit in enumerate(hits, start=1) if hit.passage.id == gold.id), 0)
     return LabelSet(

@@ -1,8 +1,8 @@
-"""The trainer: sentence-transformers' own, with our order of rows, our loss, our schedule and our files.
+"""Trainer: sentence-transformers' trainer with our data order, loss, schedule and files.
 
-What is ours in it: an update's rows follow from the seed and its number (`rows.Order`), so a run that goes on skips
-what was done; a checkpoint holds the weights as they are trained, adapters and all, where `metrics.jsonl` ended, and
-what its next line is made of so far; it counts once `trainer_state.json`, which is written last, is whole.
+The examples of an update depend on the seed and its number alone (`ExampleOrder`), so a resumed run skips the updates
+that are done. A checkpoint holds the trained weights with their adapters, the length of `metrics.jsonl`, and the sums
+of its next row. It is valid once `trainer_state.json`, which is written last, can be read.
 """
 
 import time
@@ -45,16 +45,16 @@ STATE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class CheckpointNotes:
-    """What a checkpoint knows besides weights and the library's own state."""
+    """State of a checkpoint besides the weights and the library's own state."""
 
     metrics_bytes: int = 0
-    """Where the log ended."""
+    """Length of `metrics.jsonl`."""
     sums: Mapping[str, float] = field(default_factory=dict)
-    """What the log's next line is made of so far (`RetrieverObjective.sums`)."""
+    """Sums of the next row of metrics (`RetrieverObjective.sums`)."""
 
     @classmethod
     def of(cls, checkpoint: Path | None) -> "CheckpointNotes":
-        """Those of a checkpoint; none yet for a run that begins."""
+        """Read the notes of a checkpoint; empty for a new run."""
         if checkpoint is None:
             return cls()
         row = cast(JsonObject, read_json(checkpoint / NOTES))
@@ -65,7 +65,7 @@ class CheckpointNotes:
 
 
 class UpdateSampler(Sampler[list[int]]):
-    """The numbers of the updates, each alone in its list: the data set knows which rows an update has."""
+    """Yields the numbers of the updates, one per batch: the data set returns an update's examples."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -78,7 +78,7 @@ class UpdateSampler(Sampler[list[int]]):
 
 
 class UpdateDataset(torch.utils.data.Dataset[list[TrainingExample]]):
-    """The rows of every update."""
+    """The examples of each update."""
 
     def __init__(self, order: ExampleOrder, steps: int) -> None:
         self._order, self._steps = order, steps
@@ -91,7 +91,7 @@ class UpdateDataset(torch.utils.data.Dataset[list[TrainingExample]]):
 
 
 class RetrieverTrainer(SentenceTransformerTrainer):
-    """Trains an encoder on rows; `train(resume_from_checkpoint=…)` does it."""
+    """Trains an encoder; start it with `train(resume_from_checkpoint=…)`."""
 
     def __init__(
         self,
@@ -109,13 +109,13 @@ class RetrieverTrainer(SentenceTransformerTrainer):
         super().__init__(model=model, args=args, loss=objective, evaluator=evaluator, optimizers=optimiser)
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
-        self.add_callback(_Teller(objective, metrics, progress))
+        self.add_callback(_MetricsCallback(objective, metrics, progress))
 
     def add_model_card_callback(self, default_args_dict: dict[str, object]) -> None:
-        """No model card: our encoders describe themselves in `coseek.yaml`."""
+        """Add no model card: `coseek.yaml` describes our encoders."""
 
     def get_train_dataloader(self) -> "DataLoader[list[TrainingExample]]":
-        """One update after the other; every worker builds the whole batch and encodes its share of it."""
+        """Load one update at a time. Every worker builds the whole batch and encodes its share of it."""
         collator = self._collator
 
         def collate(batches: list[list[TrainingExample]]) -> object:
@@ -124,7 +124,7 @@ class RetrieverTrainer(SentenceTransformerTrainer):
         return DataLoader(self._updates, batch_sampler=UpdateSampler(len(self._updates)), collate_fn=collate)
 
     def _save(self, output_dir: str | None = None, state_dict: object = None) -> None:
-        """A checkpoint's weights and notes."""
+        """Write a checkpoint's weights and notes. Raises `DiskFault` if they cannot be written."""
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -143,8 +143,8 @@ class RetrieverTrainer(SentenceTransformerTrainer):
         )
 
 
-class _Teller(TrainerCallback):
-    """Writes `metrics.jsonl`, and tells whoever watches."""
+class _MetricsCallback(TrainerCallback):
+    """Writes `metrics.jsonl` and reports progress."""
 
     def __init__(
         self,
@@ -161,34 +161,34 @@ class _Teller(TrainerCallback):
         self._began = time.monotonic()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Every `log_every` updates; the library also logs when it ends, and what it evaluated."""
+        """Called every `log_every` updates. The library also calls it at the end and after evaluations."""
         logs = cast(dict[str, float], kwargs["logs"])
         if "loss" not in logs:
             return
-        now, readings = time.monotonic(), self._objective.readings()
+        now, metrics = time.monotonic(), self._objective.pop_metrics()
         seconds, self._began = now - self._began, now
         row = {
             "step": state.global_step,
-            **readings,
-            "tokens": int(readings["tokens"]),
+            **metrics,
+            "tokens": int(metrics["tokens"]),
             "gradient": logs["grad_norm"],
             "lr": logs["learning_rate"],
             "time/steps_s": seconds,
         }
-        self._note = f"loss {readings.get('loss', float('nan')):.3f}"
+        self._note = f"loss {metrics.get('loss', float('nan')):.3f}"
         if self._metrics is not None:
             self._metrics.write(row)
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """A look at what is held out."""
+        """Write the metrics of an evaluation on held-out turns."""
         metrics = cast(dict[str, float], kwargs["metrics"])
         found = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_held/")}
         if self._metrics is not None and found:
             self._metrics.write({"step": state.global_step, **found})
         if "held/mrr" in found:
-            self._progress.say(f"after {state.global_step} updates: MRR {found['held/mrr']:.3f} on what is held out")
+            self._progress.say(f"after {state.global_step} updates: MRR {found['held/mrr']:.3f} on held-out turns")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -199,14 +199,14 @@ class _Teller(TrainerCallback):
 def arguments(
     folder: Path, updates: RetrieverUpdates, held_out: HeldOutSettings, steps: int, seed: int, evaluates: bool
 ) -> SentenceTransformerTrainingArguments:
-    """The library's arguments for our settings."""
+    """Return the library's arguments for our settings."""
     keeps_best = evaluates and held_out.keep == "best"
     every = held_out.every or steps
     return SentenceTransformerTrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         num_train_epochs=1,
-        per_device_train_batch_size=1,  # one update; `Order` says how many rows it has
+        per_device_train_batch_size=1,  # one update; `ExampleOrder` gives its number of examples
         max_grad_norm=updates.optimiser.clip_norm,
         logging_steps=updates.log_every,
         logging_nan_inf_filter=False,
@@ -225,12 +225,12 @@ def arguments(
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=False,
         ddp_backend="gloo" if dist.is_initialized() and not torch.cuda.is_available() else None,
-        ddp_broadcast_buffers=False,  # buffers are constants; sending them between two forward passes breaks the first
+        ddp_broadcast_buffers=False,  # buffers are constant, and a broadcast between two passes breaks the first
     )
 
 
 def optimiser_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: int) -> tuple[AdamW, LambdaLR]:
-    """AdamW, decaying matrices only, and our schedule."""
+    """Return AdamW, with weight decay on matrices only, and our schedule."""
     settings = updates.optimiser
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -242,7 +242,7 @@ def optimiser_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: i
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint: one whose state, written last, can be read."""
+    """Return the newest complete checkpoint: its state, written last, can be read. `None` if there is none."""
     found: list[tuple[int, Path]] = []
     for path in folder.glob("checkpoint-*"):
         number = path.name.removeprefix("checkpoint-")

@@ -1,1 +1,1 @@
-"""Reinforcement learning: runs in groups, advantages, losses, updates."""
+"""Reinforcement learning: sampling in groups, advantages, losses, updates."""

@@ -1,14 +1,14 @@
-"""Algorithm: what turns a step's scored episodes into per-token advantages.
+"""Algorithm: computes per-token advantages from the rewards of a step.
 
-An algorithm is one file: `rl/algorithms/NAME.py`, or a file of the user's whose path the recipe names
-(`rl.algorithm: opo.py`). It offers
+An algorithm is one file: `rl/algorithms/NAME.py`, or a user's file whose path the recipe gives
+(`rl.algorithm: opo.py`). It defines
 
-    SETTINGS                       a class over `AlgorithmSettings` (`rl.algorithm_settings`)
-    advantages(step, settings)     `StepRewards` → a Tensor of shape BT, or `Advantages` where a critic is trained
+    SETTINGS                       a subclass of `AlgorithmSettings` (`rl.algorithm_settings`)
+    advantages(step, settings)     `StepRewards` → a Tensor of shape BT, or `Advantages` if a critic is trained
 
-Settings over `GroupSettings` say that it compares the runs of one question, settings over `CriticSettings` that it
-trains a value model. Nothing is trained under a name that has no such file. No torch in here, nor at the top of an
-algorithm's file: a recipe is checked before anything heavy is loaded.
+A subclass of `GroupSettings` declares that the algorithm compares the runs of one question, a subclass of
+`CriticSettings` that it trains a value model. An unknown name is an error. Neither this module nor the top level of an
+algorithm's file imports torch: a recipe is checked before torch is loaded.
 """
 
 import inspect
@@ -38,15 +38,15 @@ class GroupSettings(AlgorithmSettings):
     """Settings of an algorithm that compares the runs of one question."""
 
     zero_spread: Literal["count", "drop"] = "count"
-    """Groups whose rewards are all alike teach nothing. `count`: their tokens stay in the normaliser (and the KL and
-    entropy terms of the loss, if there are any, still pull at them); `drop`: as if never sampled."""
+    """How to treat groups whose rewards are all equal. `count`: their tokens stay in the normaliser, and the KL and
+    entropy terms of the loss, if any, apply to them. `drop`: they are left out of the update."""
 
 
 class CriticSettings(AlgorithmSettings):
     """Settings of an algorithm that trains a value model (`rl.critic`)."""
 
     value_clip: float | None = Field(default=0.2, gt=0.0)
-    """How far a value may move from what it was at rollout time within a step; none turns this off."""
+    """Largest change of a value from its value at rollout time, within a step; none does not clip."""
 
 
 CONTRACT: PluginSpec = {"SETTINGS": AlgorithmSettings, "advantages": None}
@@ -54,34 +54,34 @@ CONTRACT: PluginSpec = {"SETTINGS": AlgorithmSettings, "advantages": None}
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """A step's rewards, as an algorithm sees them. Shapes: B rows (runs) · T tokens · G runs of one question."""
+    """Rewards of a step, the input of an algorithm. Shapes: B rows (runs) · T tokens · G runs of one question."""
 
     rewards_B: "Tensor"
-    """Reward of each run, less what its truncation costs; float64."""
+    """Reward of each run, less its truncation penalty; float64."""
     penalty_BT: "Tensor"
-    """KL charged to the reward, a token; 0 where it is charged to the loss."""
+    """KL charged to the reward, per token; 0 if it is charged to the loss."""
     mask_BT: "Tensor"
-    """The policy's tokens that count."""
+    """True at the policy's tokens in the loss."""
     groups: tuple[tuple[int, ...], ...]
     """Rows of each group: the runs of one occurrence of a question."""
     group_size: int
-    """Runs of a question that were asked for; faults may have left fewer."""
+    """Requested runs per question; faults may leave fewer."""
     flat_B: "Tensor"
-    """Rows of groups without spread: all runs have the same reward, the KL aside."""
+    """Rows of groups without spread: all runs have the same reward, not counting the KL."""
     values_BT: "Tensor | None" = None
-    """The critic's values, for algorithms that train one."""
+    """The critic's values, if the algorithm trains one."""
 
     def token_rewards(self) -> "Tensor":
-        """Shape BT: each run's reward at its last policy token, less the KL of every token."""
+        """Return each run's reward at its last policy token, less the KL of every token; shape BT."""
         from coseek.training.rl.losses import last_token_rewards
 
         return last_token_rewards(self.rewards_B, self.mask_BT) - self.penalty_BT
 
     def compare_groups(self, advantages: "Callable[[Tensor], Tensor]") -> "Tensor":
-        """Shape B: `advantages` (rewards of a group, shape G → its advantages, shape G) of every group.
+        """Apply `advantages` (rewards of a group, shape G → advantages, shape G) to every group; shape B.
 
-        The KL charged to a run is taken off its reward first. A run that faults left alone in its group gets 0: its
-        raw reward is on another scale.
+        The KL charged to a run is subtracted from its reward first. A run that faults left alone in its group gets 0:
+        its raw reward is on another scale.
         """
         import torch
 
@@ -94,7 +94,7 @@ class StepRewards:
         return advantages_B
 
     def every_token(self, advantages_B: "Tensor") -> "Tensor":
-        """Shape BT: each run's advantage at every one of its policy tokens."""
+        """Copy each run's advantage to all of its policy tokens; shape BT."""
         import torch
 
         return torch.where(self.mask_BT, advantages_B[:, None], 0.0)
@@ -102,11 +102,11 @@ class StepRewards:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What a step's updates follow. Both of shape BT."""
+    """Advantages and returns of a step, both of shape BT."""
 
     advantages_BT: "Tensor"
     returns_BT: "Tensor | None" = None
-    """What the critic is fitted to; algorithms without one leave it out."""
+    """Targets of the critic; `None` for algorithms without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Algorithm:
 
     @property
     def drops_zero_spread(self) -> bool:
-        """Whether groups without spread are left out of the update."""
+        """Whether groups without spread are left out of the update (`zero_spread: drop`)."""
         return isinstance(self.settings, GroupSettings) and self.settings.zero_spread == "drop"
 
     @property
@@ -131,26 +131,26 @@ class Algorithm:
         return self.settings.value_clip if isinstance(self.settings, CriticSettings) else None
 
     def advantages(self, step: StepRewards) -> Advantages:
-        """Raises `SettingError` where an algorithm's file returns what is no tensor of the mask's shape."""
-        found = self._advantages(step, self.settings)
-        made = found if isinstance(found, Advantages) else Advantages(found)
-        shape = getattr(made.advantages_BT, "shape", None)
+        """Compute the advantages. Raises `SettingError` if the algorithm returns no tensor of the mask's shape."""
+        result = self._advantages(step, self.settings)
+        advantages = result if isinstance(result, Advantages) else Advantages(result)
+        shape = getattr(advantages.advantages_BT, "shape", None)
         if shape != step.mask_BT.shape:
             raise SettingError(
-                f"the algorithm {self.name} returned advantages of shape {shape}; they need one number for each token, "
+                f"the algorithm {self.name} returned advantages of shape {shape}; one number per token is needed, "
                 f"shape {tuple(step.mask_BT.shape)} (see StepRewards.every_token)"
             )
-        if self.needs_critic and made.returns_BT is None:
+        if self.needs_critic and advantages.returns_BT is None:
             raise SettingError(
-                f"the algorithm {self.name} has CriticSettings and returned no returns to fit a critic to"
+                f"the algorithm {self.name} has CriticSettings and returned no returns as targets of the critic"
             )
-        return made
+        return advantages
 
 
 def open_algorithm(settings: RlSettings) -> Algorithm:
-    """The algorithm that `rl.algorithm` names, with its settings; a user's file is run.
+    """Open the algorithm that `rl.algorithm` names, with its settings. A user's file is executed.
 
-    Raises `UnknownName` with the nearest name, and `SettingError` for settings that it does not have.
+    Raises `UnknownName` with the nearest name, and `SettingError` for unknown settings.
     """
     name = settings.algorithm
     module = find_plugin("algorithm", PACKAGE, name, CONTRACT)
@@ -163,8 +163,10 @@ def open_algorithm(settings: RlSettings) -> Algorithm:
 
 
 def spread_over_steps(settings: RlSettings) -> str:
-    """The setting that says how something changes from the first step to the last; empty where nothing does. While it
-    is empty, a run may go on for more steps than it was begun with."""
+    """Return the name of a setting whose schedule depends on the number of steps; empty if there is none.
+
+    Only if it is empty may a run be resumed with more steps.
+    """
     trains_critic = open_algorithm(settings).needs_critic
     groups = {"policy": settings.policy, **({"critic": settings.critic} if trains_critic else {})}
     decaying = [name for name, group in groups.items() if group.optimiser.decay != "constant"]

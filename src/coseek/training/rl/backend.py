@@ -1,7 +1,7 @@
-"""Training backend: whoever holds the weights and steps them. The loop of reinforcement learning knows nothing else.
+"""Backend: holds the weights of a run and updates them. The loop of reinforcement learning uses only this interface.
 
-A backend is one file: `rl/backends/NAME.py`, or a file of the user's whose path the recipe names
-(`rl.backend: recorder.py`). It offers `make(network, settings, workers) -> TrainingBackend`.
+A backend is one file: `rl/backends/NAME.py`, or a user's file whose path the recipe gives
+(`rl.backend: recorder.py`). It defines `make(network, settings, workers) -> TrainingBackend`.
 """
 
 import inspect
@@ -27,21 +27,21 @@ CONTRACT: PluginSpec = {"make": None}
 
 
 class TrainingBackend(Protocol):
-    """The models of a run: what is asked of each is in `Trainable` and `ForwardModel`."""
+    """The models of a run. `Trainable` and `ForwardModel` define their interfaces."""
 
     @property
     def policy(self) -> "Trainable":
-        """The model that is trained. Its numbers are log-probabilities at the sampling temperature."""
+        """The model that is trained. Its outputs are log-probabilities at the sampling temperature."""
         ...
 
     @property
     def critic(self) -> "Trainable | None":
-        """The value model, where the algorithm trains one. Its numbers are values."""
+        """The value model, if the algorithm trains one. Its outputs are values."""
         ...
 
     @property
     def reference(self) -> "ForwardModel | None":
-        """The policy as it was at the start, where a KL to it is charged."""
+        """The initial policy, if a KL to it is charged."""
         ...
 
     @property
@@ -52,24 +52,24 @@ class TrainingBackend(Protocol):
     def sampler(
         self, tokenizer: "Tokenizer", stops: Sequence[str], settings: "SamplerSettings", *, on_policy: bool = True
     ) -> "Model":
-        """A model that writes with the policy's weights as they are when a row is opened.
+        """Return a model that samples with the policy's weights, as they are when a row is opened.
 
-        With `on_policy` its log-probabilities must be those that are trained on; `SettingError` where they are not.
+        With `on_policy` its log-probabilities must equal those of the trainer; raises `SettingError` if they do not.
         """
         ...
 
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
-        """Write the policy as a Hugging Face folder, whole or not at all; `extra` adds files to it."""
+        """Write the policy as a Hugging Face folder, atomically; `extra` adds files to it."""
         ...
 
 
 def check_backend(name: str) -> None:
-    """Raise `UnknownName` with the nearest name, or `SettingError` for a file that is no backend."""
+    """Raise `UnknownName` with the nearest name, or `SettingError` for a file that defines no backend."""
     _maker(name)
 
 
 def open_backend(settings: RlSettings, network: "PreTrainedModel", workers: "Workers") -> TrainingBackend:
-    """The backend that `rl.backend` names, around a network; a user's file is run."""
+    """Open the backend that `rl.backend` names, around a network. A user's file is executed."""
     return _maker(settings.backend)(network, settings, workers)
 
 

@@ -1,4 +1,4 @@
-"""Callbacks: what happens around a step. The loop calls each of a list, in order, with what happened in the step."""
+"""Callbacks: hooks before and after a training step. The loop calls each of a list, with the step's report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,38 +17,38 @@ from coseek.training.trainer.workers import Workers
 
 @dataclass(slots=True)
 class StepReport:
-    """What happened in a step."""
+    """Results of one step."""
 
     step: int
     """Number of the step, from 1."""
     steps: int
     """Steps of the whole run."""
     row: dict[str, float] = field(default_factory=dict)
-    """The step's metrics. A callback may add to them; those after it see what it added."""
+    """The step's metrics. A callback may add metrics, which later callbacks see."""
     episodes: EpisodeBatch = field(default_factory=lambda: EpisodeBatch((), {}, {}))
-    """All scored episodes, and the faults."""
+    """All scored episodes, and the counts of faults."""
     timer: Timer = field(default_factory=Timer)
 
     def is_due(self, every: int) -> bool:
-        """Whether something happens that happens every so many steps (0: never) and after the last."""
+        """Whether a task with the interval `every`, in steps (0: none), is due. After the last step every task is."""
         return self.step == self.steps or (every > 0 and self.step % every == 0)
 
 
 class Callback:
-    """Base of callbacks: every method may be left out."""
+    """Base class of callbacks. Every method is optional."""
 
     def begin(self) -> None:
         """Called once, before the first step, also when a run is resumed."""
 
     def before_step(self, report: StepReport) -> None:
-        """Called with the step's number; its metrics are empty yet."""
+        """Called before every step. The report holds the step's number and no metrics yet."""
 
     def after_step(self, report: StepReport) -> None:
-        """Called after the step's updates."""
+        """Called after every step's updates."""
 
 
 class Evaluation(Callback):
-    """Adds the numbers of an evaluation, as `eval/NAME`."""
+    """Adds the metrics of an evaluation, as `eval/NAME`."""
 
     def __init__(self, evaluate: Evaluate, every: int, workers: Workers) -> None:
         self._evaluate, self._every, self._workers = evaluate, every, workers
@@ -61,17 +61,17 @@ class Evaluation(Callback):
 
 
 class AlarmWatch(Callback):
-    """Adds the alarms that the step's metrics raise."""
+    """Updates the monitor and adds the alarms that are on."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
 
     def after_step(self, report: StepReport) -> None:
-        report.row |= self._monitor.look(as_written(report.row))
+        report.row |= self._monitor.update(as_written(report.row))
 
 
 class MetricsWriter(Callback):
-    """Writes a line of `metrics.jsonl`."""
+    """Writes the step's row to `metrics.jsonl`."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -82,13 +82,13 @@ class MetricsWriter(Callback):
 
 
 class CheckpointWriter(Callback):
-    """Saves a checkpoint every so many steps, and keeps the last one that no alarm followed."""
+    """Saves a checkpoint every `every` steps, and keeps the last one that no alarm followed within `patience` steps."""
 
     def __init__(self, state: RunState, monitor: Monitor, every: int, patience: int) -> None:
         self._state, self._monitor, self._every, self._patience = state, monitor, every, patience
 
     def begin(self) -> None:
-        if self._state.step:  # what a kill left undone after the last checkpoint
+        if self._state.step:  # a kill may have come between the last checkpoint and this call
             self._keep()
 
     def after_step(self, report: StepReport) -> None:
@@ -101,7 +101,7 @@ class CheckpointWriter(Callback):
 
 
 class ProgressLine(Callback):
-    """Tells whoever waits how far the run is."""
+    """Reports the step and its reward to the progress display."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -111,18 +111,18 @@ class ProgressLine(Callback):
 
 
 class AlarmStop(Callback):
-    """Ends a run at an alarm (`rl.monitor.stop`). Alarms persist across resume."""
+    """Stops a run at an alarm (`rl.monitor.stop`). Alarms persist across resume."""
 
     def __init__(self, monitor: Monitor, state: RunState, checkpoints: Path) -> None:
         self._monitor, self._state, self._checkpoints = monitor, state, checkpoints
 
     def begin(self) -> None:
-        """Raises `MonitorStop` while an alarm is on."""
+        """Raise `MonitorStop` while an alarm is on."""
         if self._monitor.alarms:
-            raise self._monitor.stopped(self._checkpoints / HEALTHY)
+            raise self._monitor.stop_error(self._checkpoints / HEALTHY)
 
     def after_step(self, report: StepReport) -> None:
-        """Saves a checkpoint of the last step, and raises `MonitorStop`, while an alarm is on."""
+        """While an alarm is on, save a checkpoint of the last step and raise `MonitorStop`."""
         if self._monitor.alarms:
             self._state.save()
             self.begin()

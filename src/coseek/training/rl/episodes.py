@@ -1,7 +1,7 @@
-"""Episodes: one step's runs with their rewards, in groups. A group is one *occurrence* of a question in a step.
+"""Episodes: the runs of one step with their rewards, in groups. A group is one *occurrence* of a question in a step.
 
-Its id is minted here. Taking a question's index or text for it would merge two occurrences, or two data sets' fifth
-questions, into one group.
+Group ids are assigned here. A question's index or text is no group id: it would merge two occurrences of a question, or
+questions of two data sets with the same index, into one group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,38 +18,38 @@ from coseek.rewards.reward import Reward, RewardFault
 from coseek.training.trainer.workers import ALONE, Workers
 
 RolloutFunction: TypeAlias = Callable[[Sequence[Question], Sequence[int]], list[Trajectory]]
-"""(questions, a seed for each) → their trajectories in that order, sampled from the policy as it is now."""
+"""(questions, one seed each) → their trajectories in that order, sampled from the current policy."""
 ScoreFunction: TypeAlias = Callable[[Trajectory], Reward | None] | EpisodeScorer
-"""A finished trajectory → its reward, `None` for a run in which a part failed; or what scores a step's runs at once."""
+"""A finished trajectory → its reward, or `None` if a part failed; or an `EpisodeScorer`, which scores many at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredEpisode:
-    """A run that was scored."""
+    """A run with its reward."""
 
     group: int
     trajectory: Trajectory
     reward: Reward
     sampled_at: int = 0
-    """Updates that the policy had had when it wrote this."""
+    """The policy's number of updates when the run was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeBatch:
-    """The scored runs of a step, and how many there should have been."""
+    """The scored runs of a step, and the counts of those that failed."""
 
     scored: tuple[ScoredEpisode, ...]
     faults: Mapping[str, int]
-    """Runs in which a part failed, by what failed: no reward, no place in a group."""
+    """Number of runs in which a part failed, by part. They have no reward and are in no group."""
     timings: Mapping[str, float]
-    """Seconds that the runs report of their parts, summed."""
+    """Seconds that the runs report for their parts, summed."""
 
     @property
     def runs(self) -> int:
         return len(self.scored) + sum(self.faults.values())
 
     def members(self) -> dict[int, list[int]]:
-        """Group id → places in `scored`."""
+        """Return group id → indices into `scored`."""
         members: dict[int, list[int]] = {}
         for place, episode in enumerate(self.scored):
             members.setdefault(episode.group, []).append(place)
@@ -63,37 +63,40 @@ def collect(
     rollout: RolloutFunction,
     workers: Workers = ALONE,
 ) -> tuple[list[int], list[Trajectory]]:
-    """Run each question `group_size` times; returns the group of each run, and the runs.
+    """Run each question `group_size` times. Returns the group of each run, and the runs.
 
-    Each worker runs a stretch of them and gets to know all. A run follows from its seed, whoever runs it.
+    Each worker runs one contiguous share, and all workers receive all runs. A run depends on its seed alone, not on the
+    worker.
     """
     asked = [question for question in questions for _ in range(group_size)]
     groups = [group for group in range(len(questions)) for _ in range(group_size)]
     mine = rollout(workers.stretch(asked), workers.stretch(seeds)) if workers.stretch(asked) else []
     runs = [run for part in workers.gather(mine) for run in part]
     if [run.question.id for run in runs] != [question.id for question in asked]:
-        raise ValueError(f"the rollout gave {len(runs)} runs that are not those of the {len(asked)} questions asked")
+        raise ValueError(
+            f"the rollout returned {len(runs)} runs, which are not those of the {len(asked)} questions asked"
+        )
     return groups, runs
 
 
 def score(
     groups: Sequence[int], runs: Sequence[Trajectory], reward: ScoreFunction, workers: Workers = ALONE
 ) -> EpisodeBatch:
-    """Score the runs; those in which a part failed are counted and left out.
+    """Score the runs. Those in which a part failed are counted and left out.
 
-    The first worker scores for all: a judge need not say the same twice, and only one may write to a cache.
+    The first worker scores for all: a judge may answer differently each time, and only one process may write a cache.
     """
-    found_N = workers.agree(partial(_rewards, runs, reward))
+    rewards_N = workers.agree(partial(_rewards, runs, reward))
     scored: list[ScoredEpisode] = []
     faults: dict[str, int] = {}
     timings: dict[str, float] = {}
-    for group, run, found in zip(groups, runs, found_N, strict=True):
+    for group, run, reward_or_fault in zip(groups, runs, rewards_N, strict=True):
         for name, seconds in run.timings.items():
             timings[name] = timings.get(name, 0.0) + seconds
-        if isinstance(found, RewardFault):
-            faults[found.part] = faults.get(found.part, 0) + 1
+        if isinstance(reward_or_fault, RewardFault):
+            faults[reward_or_fault.part] = faults.get(reward_or_fault.part, 0) + 1
         else:
-            scored.append(ScoredEpisode(group, run, found))
+            scored.append(ScoredEpisode(group, run, reward_or_fault))
     return EpisodeBatch(tuple(scored), faults, timings)
 
 
@@ -104,7 +107,7 @@ def _rewards(runs: Sequence[Trajectory], reward: ScoreFunction) -> list[Reward |
 
 
 def describe(episodes: EpisodeBatch) -> dict[str, float]:
-    """The step's metrics that follow from the runs alone."""
+    """Compute the metrics of a step that depend on the runs alone."""
     described: dict[str, float] = {
         "runs": episodes.runs,
         "faults": sum(episodes.faults.values()),
@@ -124,7 +127,7 @@ def _means(runs: Sequence[Trajectory]) -> dict[str, float]:
         "valid": fmean(run.valid for run in runs),
         "truncated": fmean(run.truncated for run in runs),
         "searches": fmean(len(run.searches) for run in runs),
-        # Not the search that opens a run: that one the protocol makes.
+        # Searches of turn 0 are the protocol's, not the agent's.
         "search_rate": fmean(any(search.turn != 0 for search in run.searches) for run in runs),
         "tokens": fmean(sum(len(segment.ids) for segment in run.segments) for run in runs),
         "agent_tokens": fmean(run.agent_tokens for run in runs),
@@ -133,7 +136,7 @@ def _means(runs: Sequence[Trajectory]) -> dict[str, float]:
 
 def _reward_means(rewards: Sequence[Reward]) -> dict[str, float]:
     names = sorted({name for reward in rewards for name in reward.parts})
-    # What only some runs have (a judge is asked where words do not settle it) is a mean over those.
+    # A part that only some runs have (such as a judge's, asked in doubtful cases) is averaged over those.
     parts = {
         f"reward/{name}": fmean(reward.parts[name] for reward in rewards if name in reward.parts) for name in names
     }

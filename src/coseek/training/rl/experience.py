@@ -1,4 +1,4 @@
-"""Experience: a step's scored episodes as a batch with advantages, fixed before the first update."""
+"""Experience: the scored episodes of a step as a batch with advantages, fixed before the first update."""
 
 from dataclasses import dataclass
 
@@ -15,34 +15,34 @@ from coseek.training.trainer.batch import Batch, make_batch
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """A step's batch with all that its losses need; every `_BT` tensor is fixed before the first update."""
+    """The batch of a step with all inputs of its losses. Every `_BT` tensor is fixed before the first update."""
 
     batch: Batch
     mask_BT: Tensor
-    """The tokens that count: the agent's, without those of rows that a setting masks."""
+    """True at the tokens in the loss: the agent's, without those of rows that a setting masks."""
     groups_B: Tensor
     advantages_BT: Tensor
     old_BT: Tensor
-    """Log-probabilities under the policy that is improved upon."""
+    """Log-probabilities under the old policy."""
     reference_BT: Tensor | None
     values_BT: Tensor | None
     returns_BT: Tensor | None
     flat_B: Tensor
-    """Rows of groups without spread: all runs are paid alike, a KL in the reward aside."""
+    """Rows of groups without spread: all runs have the same reward, not counting a KL in the reward."""
     silent_B: Tensor
-    """Rows whose gradient is known to be zero: counted, not computed."""
+    """Rows whose gradient is known to be zero: they count in the normaliser, and no pass is run for them."""
     sampled_at_B: Tensor
-    """Updates that the policy had had when it wrote the row."""
+    """The policy's number of updates when the row was sampled."""
     zero_spread: float
-    """Share of the groups in which all rewards are the same."""
+    """Share of groups whose rewards are all equal."""
     lone: int
-    """Groups that faults left with a single run, which has nothing to be compared with."""
+    """Groups that faults reduced to a single run, which has no baseline."""
 
 
 def make_experience(
     episodes: EpisodeBatch, settings: RlSettings, algorithm: Algorithm, backend: TrainingBackend
 ) -> Experience:
-    """Turn scored runs into a batch with advantages."""
+    """Make a batch with advantages from scored runs."""
     policy, critic, reference = backend.policy, backend.critic, backend.reference
     batch = make_batch([episode.trajectory for episode in episodes.scored])
     mask_BT = batch.agent_BT & _counted(episodes, settings)[:, None]
@@ -56,10 +56,12 @@ def make_experience(
     step = StepRewards(
         rewards_B, penalty_BT, mask_BT, tuple(map(tuple, members.values())), settings.group_size, flat_B, values_BT
     )
-    found = algorithm.advantages(step)
-    advantages_BT = found.advantages_BT
-    pulled = critic is not None or settings.entropy > 0.0 or (reference is not None and settings.kl_in == "loss")
-    silent_B = torch.zeros(len(batch)).bool() if pulled else (advantages_BT == 0.0).all(dim=1)
+    estimates = algorithm.advantages(step)
+    advantages_BT = estimates.advantages_BT
+    has_other_terms = (
+        critic is not None or settings.entropy > 0.0 or (reference is not None and settings.kl_in == "loss")
+    )
+    silent_B = torch.zeros(len(batch)).bool() if has_other_terms else (advantages_BT == 0.0).all(dim=1)
     return Experience(
         batch=batch,
         mask_BT=mask_BT,
@@ -68,7 +70,7 @@ def make_experience(
         old_BT=old_BT,
         reference_BT=reference_BT,
         values_BT=values_BT,
-        returns_BT=found.returns_BT,
+        returns_BT=estimates.returns_BT,
         flat_B=flat_B,
         silent_B=silent_B,
         sampled_at_B=torch.tensor([episode.sampled_at for episode in episodes.scored]),
@@ -78,7 +80,7 @@ def make_experience(
 
 
 def _flat(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
-    """Rows of groups without spread. Where every question is run once there are no groups, and nothing is flat."""
+    """Mark the rows of groups without spread. With `group_size` 1 no row is flat."""
     flat_B = torch.zeros(len(rewards_B), dtype=torch.bool)
     for places in episodes.members().values():
         flat_B[places] = settings.group_size > 1 and is_flat(rewards_B[places])
@@ -86,14 +88,14 @@ def _flat(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Te
 
 
 def _counted(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
-    """False for rows that are left out of the loss; a masked run still counts in its group's mean."""
+    """Return False for rows that are left out of the loss. A masked run still counts in its group's mean."""
     if settings.truncated != "mask":
         return torch.ones(len(episodes.scored), dtype=torch.bool)
     return torch.tensor([not episode.trajectory.truncated for episode in episodes.scored])
 
 
 def row_rewards(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
-    """Each scored run's reward, less what its truncation costs."""
+    """Return the reward of each scored run, less its truncation penalty; shape B."""
     penalty = settings.truncation_penalty if settings.truncated == "penalise" else 0.0
     return torch.tensor(
         [episode.reward.value - penalty * episode.trajectory.truncated for episode in episodes.scored],
@@ -102,12 +104,12 @@ def row_rewards(episodes: EpisodeBatch, settings: RlSettings) -> Tensor:
 
 
 def _kl_in_reward(old_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, settings: RlSettings) -> Tensor:
-    """β · KL estimate a token, for the settings that charge it to the reward; else 0."""
+    """Return β · KL estimate per token if the settings charge it to the reward, else 0; shape BT."""
     if reference_BT is None or settings.kl_in != "reward":
         return torch.zeros_like(old_BT)
     return settings.kl * kl_estimate(old_BT, reference_BT, mask_BT, settings.kl_estimator, settings.kl_clamp)
 
 
 def is_flat(rewards_G: Tensor) -> bool:
-    """No run of the group is paid otherwise than another."""
+    """Whether all rewards of the group are equal."""
     return bool((rewards_G.max() - rewards_G.min()) <= 1e-6)

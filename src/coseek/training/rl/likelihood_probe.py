@@ -1,8 +1,8 @@
-"""Likelihood of right runs: what the policy thinks of them as it writes, and what a step's updates do to that.
+"""Likelihood probe: the log-probability of right runs, before and after the updates of a step.
 
 Group-relative updates can make right answers *less* likely: wrong runs share most of their tokens with right ones, and
-pushing those down pulls the right ones along. On-policy readings hide it, since what is sampled is likely by selection;
-so the same runs are looked at before and after the updates.
+lowering the likelihood of the former lowers that of the latter. On-policy metrics hide it, since sampled tokens are
+likely by selection. So the probe measures the same runs before and after the updates.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.learner import ForwardModel
 
 RIGHT = 0.5
-"""A run whose outcome is this or more counts as right."""
+"""A run counts as right if its outcome is at least this."""
 
 
 def outcome_of(episode: ScoredEpisode, metric: str) -> float:
-    """How right a run is, by the metric that `monitor.outcome` names; 0 when it has none."""
+    """Return a run's value of the metric that `monitor.outcome` names; 0 if it has none."""
     run = episode.trajectory
     if metric == "exact_match":
         return float(exact_match(run.answer, run.question.answers)) if run.question.answers else 0.0
@@ -30,31 +30,31 @@ def outcome_of(episode: ScoredEpisode, metric: str) -> float:
 
 
 def right_rows(episodes: Sequence[ScoredEpisode], metric: str) -> Tensor:
-    """Places of the runs that were right."""
+    """Return the indices of the right runs."""
     right = [place for place, episode in enumerate(episodes) if outcome_of(episode, metric) >= RIGHT]
     return torch.tensor(right, dtype=torch.long)
 
 
 class LikelihoodProbe:
-    """Right runs of a step, measured when it is made and again by `readings`."""
+    """Measures right runs of a step when it is created and again in `metrics`."""
 
-    def __init__(self, policy: ForwardModel, batch: Batch, right_N: Tensor, pushed_B: Tensor, runs: int) -> None:
-        """Of the runs at `right_N`, the first `runs` that the updates push at (`pushed_B`) are looked at twice."""
+    def __init__(self, policy: ForwardModel, batch: Batch, right_N: Tensor, updated_B: Tensor, runs: int) -> None:
+        """Measure the first `runs` of the runs `right_N` that have a gradient (`updated_B`)."""
         self._policy = policy
         right = batch.select(right_N) if len(right_N) else None
-        self._written = None if right is None else _mean(right.logprobs_BT, right.agent_BT)
-        chosen_N = right_N[pushed_B[right_N]][:runs]
+        self._sampled = None if right is None else _mean(right.logprobs_BT, right.agent_BT)
+        chosen_N = right_N[updated_B[right_N]][:runs]
         self._part = batch.select(chosen_N) if len(chosen_N) else None
-        self._before = self._look()
+        self._before = self._measure()
 
-    def readings(self) -> dict[str, float]:
-        """`right_logprob`: mean log-probability of the right runs' tokens as they were sampled; `right_shift`: what the
-        updates since then added to it, in nats a token. Without such runs there is no reading."""
-        after = self._look()
-        written = {} if self._written is None else {"right_logprob": self._written}
-        return written if after is None or self._before is None else {**written, "right_shift": after - self._before}
+    def metrics(self) -> dict[str, float]:
+        """Measure again. `right_logprob`: mean log-probability of the right runs' tokens when sampled. `right_shift`:
+        its change by the updates since then, in nats per token. A metric without runs is left out."""
+        after = self._measure()
+        sampled = {} if self._sampled is None else {"right_logprob": self._sampled}
+        return sampled if after is None or self._before is None else {**sampled, "right_shift": after - self._before}
 
-    def _look(self) -> float | None:
+    def _measure(self) -> float | None:
         if self._part is None:
             return None
         return _mean(self._policy.forward(self._part, self._part.agent_BT), self._part.agent_BT)

@@ -1,9 +1,9 @@
-"""Reinforcement learning of an agent on the token ledger: sample, score, advantages, update, callbacks.
+"""Loop: reinforcement learning of an agent: sample, score, compute advantages, update, call back.
 
-Knows neither tags, retrievers nor rewards: runs come from a rollout that is handed in, numbers from a score that is
-handed in, advantages from the algorithm that the settings name, gradients from the backend. An entropy bonus is a
-setting that is off: no paper has it, public code has it on. Left out on purpose: sharing a trunk between policy and
-critic, and a second clip of ratios at negative advantages ("dual clip").
+It depends on no tag, retriever or reward. The caller passes in the rollout and the score function; the settings name
+the algorithm; the backend computes gradients. The entropy bonus is off by default: no paper uses one, though public
+code does. Two things are left out on purpose: a trunk shared by policy and critic, and a second clip of ratios at
+negative advantages ("dual clip").
 """
 
 import random
@@ -42,14 +42,14 @@ from coseek.training.trainer.run_state import RunState
 from coseek.training.trainer.timer import Timer
 
 FREE = frozenset({"steps", "checkpoint_every", "evaluate_every", "monitor"})
-"""Settings that may change when a run is resumed; `steps` only where no schedule is spread over them."""
+"""Settings that may change when a run is resumed; `steps` only if no schedule depends on it."""
 PROBE_RUNS = 8
-"""Runs on which the sampler is compared with the trainer in a step that has nothing to learn from."""
+"""Runs on which sampler and trainer are compared in a step without an update."""
 
 
 @dataclass(frozen=True, slots=True)
 class RlRun:
-    """What the steps of a run share."""
+    """Objects that all steps of a run share."""
 
     settings: RlSettings
     algorithm: Algorithm
@@ -58,7 +58,7 @@ class RlRun:
     rollout: RolloutFunction
     reward: ScoreFunction
     state: RunState
-    """How far the run is, and its files."""
+    """Position and files of the run."""
 
 
 def train_rl(
@@ -75,9 +75,9 @@ def train_rl(
 ) -> dict[str, float]:
     """Train the backend's policy; `folder` gets `metrics.jsonl` and `checkpoints/`. Returns the last step's metrics.
 
-    `callbacks` are called before those that watch for alarms and write metrics and checkpoints, so what they add to a
-    step's metrics is written. The same settings, questions and first weights give the same run on one machine with one
-    number of threads, also when it is killed and resumed.
+    `callbacks` are called before the built-in ones, which raise alarms and write metrics and checkpoints, so metrics
+    that they add are written. On one machine with one number of threads, the same settings, questions and initial
+    weights give the same run, also when it is killed and resumed.
     """
     progress = progress or NoProgress()
     stream = QuestionStream(questions, settings.seed)
@@ -106,7 +106,7 @@ def train_rl(
 
 
 def _learn(step: int, sampled: SampledStep, run: RlRun, timer: Timer) -> dict[str, float]:
-    """Advantages and updates; a step in which every run failed teaches nothing and says so."""
+    """Compute advantages and update. Returns the metrics; without a scored run there is no update."""
     settings, policy, episodes = run.settings, run.backend.policy, sampled.kept
     if not episodes.scored:
         return {"updates": 0, **_compare_sampler(policy, sampled)}
@@ -121,24 +121,24 @@ def _learn(step: int, sampled: SampledStep, run: RlRun, timer: Timer) -> dict[st
             learnt |= logprob_gap(policy, experience.batch, PROBE_RUNS)
     batch = experience.batch
     return {
-        # What the sampler itself said, so it costs nothing; its expectation is the entropy of what was sampled from.
+        # The sampler returned it, so it costs no pass. Its expectation is the entropy of the sampling distribution.
         "sampled_nll": -float(batch.logprobs_BT[batch.agent_BT].mean()),
         "zero_spread": experience.zero_spread,
         "lone_runs": experience.lone,
         "lr": policy.learning_rate,
         **learnt,
-        **probe.readings(),
+        **probe.metrics(),
     }
 
 
 def _compare_sampler(policy: Trainable, sampled: SampledStep) -> dict[str, float]:
-    """The sampler compared with the trainer, where runs were sampled though none is learnt from."""
+    """Compare sampler and trainer in a step that sampled runs but trains on none."""
     scored = sampled.episodes.scored
     return logprob_gap(policy, make_batch([one.trajectory for one in scored]), PROBE_RUNS) if scored else {}
 
 
 def _own_callbacks(run: RlRun, folder: Path, progress: Progress) -> list[Callback]:
-    """What the loop does after every step whoever runs it, in this order."""
+    """Return the built-in callbacks, in the order of their calls."""
     settings, state = run.settings, run.state
     rows = [cast(dict[str, float], row) for _, row in read_jsonl(folder / "metrics.jsonl")]
     monitor = Monitor(settings, rows, progress)
@@ -161,7 +161,7 @@ def _open(folder: Path, settings: RlSettings, backend: TrainingBackend, resume: 
     state = RunState(folder, dump_settings(settings), models, frozen, resume=resume, free=free, workers=backend.workers)
     if state.step > settings.steps:
         raise SettingError(
-            f"{folder} has taken {state.step} steps already, and steps={settings.steps} asks for fewer; ask for at "
-            "least as many, or choose another folder"
+            f"{folder} has already taken {state.step} steps, more than steps={settings.steps}; set steps to at least "
+            "as many, or choose another folder"
         )
     return state

@@ -1,8 +1,8 @@
-"""Losses: pure functions of tensors. No model, file, clock or generator in here.
+"""Losses: pure functions of tensors. They use no model, file, clock or random generator.
 
-Shapes: B rows · T tokens · N tokens looked at · G rollouts of one question · D hidden size · V vocabulary. `batch.py`
-says what an index along T means. `mask_BT` is True at the policy's tokens. Masking is by `torch.where`, on the way in
-as well as on the way out: 0 · NaN is NaN, and so is the gradient of an unchosen branch that overflowed.
+Shapes: B rows · T tokens · N selected tokens · G rollouts of one question · D hidden size · V vocabulary. `batch.py`
+defines the index along T. `mask_BT` is True at the policy's tokens. Inputs and outputs are masked with `torch.where`:
+0 · NaN is NaN, and so is the gradient of an unselected branch that overflowed.
 """
 
 import torch
@@ -12,21 +12,21 @@ from coseek.core.errors import SettingError
 from coseek.training.rl.settings import KlEstimator, Normaliser
 
 MAX_LOG_RATIO = 20.0
-"""Ratios beyond e^20 are cut there: float32 stays finite, and clipping has long taken over."""
+"""Log-ratios are clamped to ± this, which keeps float32 finite. PPO's clip acts far below it."""
 
 
 def loss_weights(mask_BT: Tensor, kind: Normaliser, constant_tokens: int = 0, groups_B: Tensor | None = None) -> Tensor:
-    """How much each masked token counts, so that a loss is the plain sum of weight · token loss.
+    """Return the weight of each masked token, such that the loss is the sum of weight · token loss; shape BT.
 
     | kind | weight of a token | source |
     |---|---|---|
     | token | 1 / tokens of the batch | DAPO; Search-R1's code, there per micro-batch |
     | sequence | 1 / (rows · tokens of its row) | GRPO as first published |
-    | group | 1 / (groups · tokens of its group) | paper 001, eq. 3 |
+    | group | 1 / (groups · tokens of its group) | QAgent, eq. 3 |
     | constant | 1 / (rows · `constant_tokens`) | Dr. GRPO |
 
-    It is computed over the whole batch *before* that is cut up, so cutting it changes no gradient. Rows without a
-    masked token weigh nothing and are not counted; with no masked token at all every weight is 0.
+    Weights are computed over the whole batch *before* it is split, so the split changes no gradient. Rows without a
+    masked token have weight 0 and are not counted. With no masked token at all every weight is 0.
     """
     per_row_B = mask_BT.sum(dim=1)
     rows = (per_row_B > 0).sum().clamp(min=1)
@@ -45,7 +45,7 @@ def loss_weights(mask_BT: Tensor, kind: Normaliser, constant_tokens: int = 0, gr
 
 def _group_weights(per_row_B: Tensor, groups_B: Tensor | None) -> Tensor:
     if groups_B is None:
-        raise SettingError("the loss normaliser 'group' needs rows that come in groups")
+        raise SettingError("the loss normaliser 'group' needs rows that come in groups (`groups_B`)")
     _, group_of_B = torch.unique(groups_B, return_inverse=True)
     per_group = torch.zeros(int(group_of_B.max()) + 1, dtype=per_row_B.dtype, device=per_row_B.device)
     per_group = per_group.index_add(0, group_of_B, per_row_B)
@@ -54,27 +54,27 @@ def _group_weights(per_row_B: Tensor, groups_B: Tensor | None) -> Tensor:
 
 
 def group_advantages(rewards_G: Tensor, scale: bool = True, min_std: float = 1e-6) -> Tensor:
-    """GRPO: (r - mean) / std inside one group; `scale=False` leaves out the division (Dr. GRPO).
+    """Return GRPO's (r - mean) / std of one group; `scale=False` leaves out the division (Dr. GRPO).
 
-    A group without spread gets exactly zero. A group of one has nothing to be compared with and keeps its raw reward
-    (mean 0, std 1), as the public code does. std is the population's (no Bessel correction).
+    A group without spread gets exactly zero. A group of one has no baseline and keeps its raw reward (mean 0, std 1),
+    as in the public code. std is the population's (no Bessel correction).
     """
     rewards_G = rewards_G.double()
     if len(rewards_G) == 1:
         return rewards_G.float()
     centred_G = rewards_G - rewards_G.mean()
     std = rewards_G.std(correction=0)
-    # Not `/ (std + eps)`: the mean of three 0.9s need not be 0.9, and 1/eps makes that residue a gradient.
+    # Not `/ (std + eps)`: the mean of three 0.9s need not be 0.9, and 1/eps turns the rounding error into a gradient.
     if float(std) <= min_std:
         return torch.zeros_like(rewards_G).float()
     return (centred_G / std if scale else centred_G).float()
 
 
 def leave_one_out(rewards_G: Tensor, min_spread: float = 1e-6) -> Tensor:
-    """RLOO: each reward less the mean of the *others* in its group (Ahmadian et al. 2024, eq. 8).
+    """Return RLOO's reward less the mean of the *other* rewards of the group (Ahmadian et al. 2024, eq. 8).
 
-    That is G / (G - 1) times GRPO's centred reward, without its division by the spread. A group without spread gets
-    exactly zero, a group of one keeps its raw reward: as in `group_advantages`.
+    That is G / (G - 1) times GRPO's centred reward, without the division by std. As in `group_advantages`, a group
+    without spread gets exactly zero, and a group of one keeps its raw reward.
     """
     rewards_G = rewards_G.double()
     size = len(rewards_G)
@@ -86,16 +86,16 @@ def leave_one_out(rewards_G: Tensor, min_spread: float = 1e-6) -> Tensor:
 
 
 def rewards_to_come(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
-    """Σ γ^k r of the k-th policy token from this one on, 0 where masked out: REINFORCE's return of a token.
+    """Return Σ γ^k r over the policy tokens from each token on, REINFORCE's return; 0 where masked out.
 
-    REINFORCE++ (Hu 2025, eq. 3) takes it, whitened over the step, for the advantage. It is GAE without a critic:
-    V = 0 and λ = 1.
+    REINFORCE++ (Hu 2025, eq. 3) uses it, whitened over the step, as the advantage. It is GAE without a critic: V = 0
+    and λ = 1.
     """
     return gae(rewards_BT, torch.zeros_like(rewards_BT), mask_BT, gamma, 1.0)[0]
 
 
 def last_token_rewards(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """Each row's reward on its last masked token, 0 elsewhere; a row without one gets none."""
+    """Put each row's reward on its last masked token, 0 elsewhere; shape BT. A row without a masked token is all 0."""
     width = mask_BT.shape[1]
     at_T = torch.arange(width, device=mask_BT.device)
     last_B = torch.where(mask_BT, at_T, -1).max(dim=1).values
@@ -105,11 +105,11 @@ def last_token_rewards(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
 def gae(
     rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0, lam: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the policy's tokens alone, as if the others were not there.
+    """Compute generalised advantage estimates over the policy's tokens alone, skipping all others.
 
     δ_t = r_t + γ V_next(t) - V_t and A_t = δ_t + γλ A_next(t), where next(t) is the row's next *policy* token and V is
-    0 behind the last one (Schulman et al. 2016, eq. 11, 16). Returns (advantages, returns = advantages + values), 0
-    where masked out. With γ = λ = 1 an advantage is the reward to come minus the value.
+    0 after the last one (Schulman et al. 2016, eq. 11, 16). Returns (advantages, returns = advantages + values), 0
+    where masked out. With γ = λ = 1 an advantage is the sum of future rewards minus the value.
     """
     rewards_BT = torch.where(mask_BT, rewards_BT, 0.0)
     values_BT = torch.where(mask_BT, values_BT, 0.0)
@@ -127,7 +127,7 @@ def gae(
 
 
 def whiten(values_BT: Tensor, mask_BT: Tensor, min_std: float = 1e-6) -> Tensor:
-    """(x - mean) / std over the masked tokens, 0 elsewhere; all zero when there is no spread."""
+    """Return (x - mean) / std over the masked tokens, 0 elsewhere; all 0 without spread."""
     count = mask_BT.sum().clamp(min=1)
     values_BT = torch.where(mask_BT, values_BT, 0.0)
     centred_BT = torch.where(mask_BT, values_BT - values_BT.sum() / count, 0.0)
@@ -136,7 +136,7 @@ def whiten(values_BT: Tensor, mask_BT: Tensor, min_std: float = 1e-6) -> Tensor:
 
 
 def ratios(new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """π_new / π_old at the masked tokens, 1 elsewhere."""
+    """Return π_new / π_old at the masked tokens, 1 elsewhere."""
     log_ratio_BT = torch.where(mask_BT, new_BT, 0.0) - torch.where(mask_BT, old_BT, 0.0)
     return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
@@ -149,9 +149,9 @@ def policy_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Tensor:
-    """-min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A) a token, 0 elsewhere (PPO, Schulman et al. 2017, eq. 7).
+    """Return -min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A) per token, 0 elsewhere (Schulman et al. 2017, eq. 7).
 
-    The two clips differ in DAPO ("clip higher", 0.2 and 0.28). Not yet weighted: see `loss_weights`.
+    The two clips differ in DAPO ("clip higher", 0.2 and 0.28). The result is unweighted: see `loss_weights`.
     """
     advantages_BT = torch.where(mask_BT, advantages_BT, 0.0)
     ratio_BT = ratios(new_BT, old_BT, mask_BT)
@@ -162,9 +162,9 @@ def policy_loss(
 def value_loss(
     values_BT: Tensor, old_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, clip: float | None = 0.2
 ) -> Tensor:
-    """½ max((V - R)², (clip(V, V_old ± clip) - R)²) a token, 0 elsewhere; `clip=None` is plain ½ (V - R)².
+    """Return ½ max((V - R)², (clip(V, V_old ± clip) - R)²) per token, 0 elsewhere; `clip=None` is ½ (V - R)².
 
-    Clipping as in the PPO reference code: V may not run from what it was at rollout time within one step.
+    As in the PPO reference code, the clip limits the change of V from its value at rollout time within one step.
     """
     values_BT = torch.where(mask_BT, values_BT, 0.0)
     returns_BT = torch.where(mask_BT, returns_BT, 0.0)
@@ -179,11 +179,12 @@ def value_loss(
 def kl_estimate(
     new_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, kind: KlEstimator, clamp: float | None = None
 ) -> Tensor:
-    """KL(π ‖ π_ref) a sampled token (Schulman, "Approximating KL divergence", 2020), 0 where masked out.
+    """Estimate KL(π ‖ π_ref) per sampled token (Schulman, "Approximating KL divergence", 2020), 0 where masked out.
 
     With d = log π - log π_ref at a token drawn from π: k1 = d (unbiased, may be negative), k2 = d²/2 (biased, but its
-    gradient is the KL's), k3 = e^(-d) - 1 + d (unbiased, never negative). As a *loss* k1 is no leash: its expected
-    gradient is zero; it belongs in the reward. `clamp` cuts the estimate to ±clamp (Search-R1's code: k3 at 10).
+    gradient is the KL's), k3 = e^(-d) - 1 + d (unbiased, never negative). As a *loss* k1 has
+    an expected gradient of zero, so use it in the reward. `clamp` clamps the estimate to ±clamp (Search-R1's code: k3
+    at 10).
     """
     difference_BT = torch.where(mask_BT, new_BT, 0.0) - torch.where(mask_BT, ref_BT, 0.0)
     if kind == "k1":

@@ -1,19 +1,19 @@
-"""Health: named alarms, each a pure function of the rows of `metrics.jsonl`. Knows no tensor, clock or model.
+"""Monitor: named alarms, each a pure function of the rows of `metrics.jsonl`. Uses no tensor, clock or model.
 
-| alarm | a window's mean, against the best or least that any window of the run has had |
+| alarm | condition on the mean of the last window, against the best or lowest window mean of the run |
 |---|---|
-| no-search | `search_rate` has fallen to less than half |
-| no-answer | `answered` has fallen to less than three quarters |
-| endless-search | `truncated` has risen by a quarter of all runs, and they do not search less |
-| format-hacking | the outcome has fallen by a third since its best; reward and `valid` have risen |
-| likelihood-decay | `right_shift` is negative nearly all the time, and adds up |
-| exploding | gradients, the step's KL, or the gap between sampler and trainer are out of all proportion |
-| no-signal | nearly all groups are paid all alike, and the outcome is not near 1 |
-| faults | half of the runs or more are left out because a part failed: nothing is learnt from them |
+| no-search | `search_rate` is below half of its best |
+| no-answer | `answered` is below three quarters of its best |
+| endless-search | `truncated` rose by a quarter of all runs, and `searches` did not fall |
+| format-hacking | the outcome fell by a third from its best; reward and `valid` rose |
+| likelihood-decay | `right_shift` is negative in nearly every step, and its sum is large |
+| exploding | gradients, the step's KL, or the log-probability gap between sampler and trainer are too large |
+| no-signal | nearly all groups have equal rewards, and the outcome is not near 1 |
+| faults | half of the runs or more are left out of training because a part failed |
 
-Levels are the run's own, so a protocol without answers or a policy that cannot search yet raises nothing: only what was
-there can be lost. A share must also change by more than chance does (`Seen.clear`). One alarm may bring another: a run
-that searches until its budget ends has no answer either.
+Thresholds are relative to the run's own levels. A protocol without answers, or a policy that cannot search yet, raises
+no alarm. A share must also change by more than noise (`AlarmWindow.exceeds_noise`). One cause may raise several
+alarms: a run that searches until its budget ends has no answer either.
 """
 
 import math
@@ -30,70 +30,72 @@ from coseek.training.rl.settings import AlarmName, MonitorSettings, RlSettings
 
 Row: TypeAlias = Mapping[str, float]
 OUTCOME = "outcome"
-"""Stands for the metric that `monitor.outcome` names."""
+"""Placeholder for the metric that `monitor.outcome` names."""
 ERRORS = 5.0
-"""Standard errors that a share must change by: the extremes of 200 steps of noise lie within that."""
+"""Standard errors by which a share must change: the extremes of 200 steps of noise stay within them."""
 ALARM = "alarm/"
-"""In front of an alarm's name in a row in which it is on."""
+"""Prefix of the metric that is 1 while an alarm is on."""
 FAULT = "faults/"
-"""In front of the name of what failed, in a row of a step in which it did."""
+"""Prefix of the metric that counts the runs in which a part failed, by part."""
 SOLVED = 0.9
-"""An outcome from which on groups may well be paid all alike."""
+"""Outcome from which equal rewards within groups are expected."""
 STEADY = 0.8
-"""Share of the steps that must point down for a steady fall."""
+"""Share of steps with a negative shift from which a fall counts as steady."""
 
 
 class MonitorStop(RunError):
-    """A run that stopped at an alarm because its settings say so."""
+    """Raised when an alarm stops a run (`rl.monitor.stop`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmWindow:
-    """The rows in which an alarm's metrics are all there."""
+    """The rows that contain all metrics of an alarm."""
 
     rows: Sequence[Row]
     recent: Sequence[Row]
-    """Those of them among the run's last `window` steps; at least one."""
-    window: int
+    """Those among the run's last `steps` steps; at least one."""
+    steps: int
+    """Length of the window."""
     questions: int
-    """Questions in a window."""
+    """Questions in one window."""
     settings: MonitorSettings
 
-    def readings(self, name: str) -> list[float]:
-        """Means of `window` neighbouring rows, oldest first."""
+    def means(self, name: str) -> list[float]:
+        """Moving averages over `steps` consecutive rows, oldest first."""
         name = self.settings.outcome if name == OUTCOME else name
         sums = [0.0, *accumulate(row[name] for row in self.rows)]
-        return [(sums[end] - sums[end - self.window]) / self.window for end in range(self.window, len(sums))]
+        return [(sums[end] - sums[end - self.steps]) / self.steps for end in range(self.steps, len(sums))]
 
-    def clear(self, before: float, now: float) -> bool:
-        """Whether a share has changed by more than chance does between the best and the worst window of a long run.
+    def exceeds_noise(self, before: float, now: float) -> bool:
+        """Whether a share changed by more than noise separates the best and the worst window of a long run.
 
-        A question's runs share most of their luck, so each question counts as one draw: that is what logs look like.
+        The runs of one question are strongly correlated, so each question counts as one draw. Logged runs agree with
+        that.
         """
         middle = min(max((before + now) / 2.0, 0.0), 1.0)
         return abs(now - before) > ERRORS * math.sqrt(middle * (1.0 - middle) / self.questions)
 
-    def now(self, name: str) -> float:
-        """Mean of the recent rows, few as they may be."""
+    def recent_mean(self, name: str) -> float:
+        """Mean over the recent rows, of which there may be fewer than `steps`."""
         return fmean(row[name] for row in self.recent)
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmCheck:
-    """One way to find that something is wrong: a sentence with the values and what to do, or `None`."""
+    """One condition of an alarm. `find` returns a sentence with the values and a remedy, or `None`."""
 
     alarm: AlarmName
     needs: tuple[str, ...]
-    look: Callable[[AlarmWindow], str | None]
+    find: Callable[[AlarmWindow], str | None]
     at_once: bool = False
-    """Whether less than a full window is enough."""
+    """Whether the check runs on less than a full window."""
 
     def metrics(self, settings: MonitorSettings) -> tuple[str, ...]:
         return tuple(settings.outcome if name == OUTCOME else name for name in self.needs)
 
 
 def find_alarms(rows: Sequence[Row], settings: RlSettings) -> dict[AlarmName, str]:
-    """The alarms that are on after the last of these rows, with their advice."""
+    """Return the alarms that are on after the last of these rows, with their advice."""
     window, questions = settings.monitor.window, settings.monitor.window * settings.questions_per_step
     found: dict[AlarmName, str] = {}
     for check in checks_of(settings):
@@ -102,14 +104,14 @@ def find_alarms(rows: Sequence[Row], settings: RlSettings) -> dict[AlarmName, st
             [row for row in part if all(name in row for name in names)] for part in (rows, rows[-window:])
         )
         if recent and (check.at_once or len(within) >= window):
-            advice = check.look(AlarmWindow(within, recent, window, questions, settings.monitor))
+            advice = check.find(AlarmWindow(within, recent, window, questions, settings.monitor))
             if advice is not None:
                 found.setdefault(check.alarm, advice)
     return found
 
 
 def alarm_steps(rows: Iterable[Row]) -> dict[str, list[int]]:
-    """Alarm → the steps in which it was on, as the rows say: the first ones to be raised come first."""
+    """Return alarm → the steps in which it was on, in the order in which alarms were first raised."""
     steps: dict[str, list[int]] = {}
     for row in rows:
         for name in sorted(row):
@@ -119,130 +121,131 @@ def alarm_steps(rows: Iterable[Row]) -> dict[str, list[int]]:
 
 
 def checks_of(settings: RlSettings) -> list[AlarmCheck]:
-    """The checks that are watched; groups of one are alike by nature."""
+    """Return the active checks. `no-signal` does not apply to groups of one run."""
     ignored = set(settings.monitor.ignore) | ({"no-signal"} if settings.group_size == 1 else set())
     return [check for check in CHECKS if check.alarm not in ignored]
 
 
-def _no_search(seen: AlarmWindow) -> str | None:
-    readings = seen.readings("search_rate")
-    now, level = readings[-1], max(readings)
-    if now >= seen.settings.search_share * level or not seen.clear(level, now):
+def _no_search(window: AlarmWindow) -> str | None:
+    means = window.means("search_rate")
+    now, level = means[-1], max(means)
+    if now >= window.settings.search_share * level or not window.exceeds_noise(level, now):
         return None
     return (
-        f"{now:.0%} of the runs search, and {level:.0%} did; a search costs more than it earns: take off what the "
-        "reward charges for one, hold the policy with rl.kl, or train on questions that cannot be answered without"
+        f"{now:.0%} of the runs search, down from {level:.0%}; a search costs more reward than it gains: lower the "
+        "charge for a search, hold the policy with rl.kl, or train on questions that need a search"
     )
 
 
-def _no_answer(seen: AlarmWindow) -> str | None:
-    readings = seen.readings("answered")
-    now, level = readings[-1], max(readings)
-    if now >= seen.settings.answer_share * level or not seen.clear(level, now):
+def _no_answer(window: AlarmWindow) -> str | None:
+    means = window.means("answered")
+    now, level = means[-1], max(means)
+    if now >= window.settings.answer_share * level or not window.exceeds_noise(level, now):
         return None
     return (
-        f"{now:.0%} of the runs answer, and {level:.0%} did; look at how the others end (`truncated`, `valid`): pay "
-        "for nothing that a run without an answer can have, and let limits leave room for one"
+        f"{now:.0%} of the runs answer, down from {level:.0%}; check how the others end (`truncated`, `valid`): give "
+        "no reward to runs without an answer, and raise the token limits so that an answer fits"
     )
 
 
-def _endless_search(seen: AlarmWindow) -> str | None:
-    truncated, searches = seen.readings("truncated"), seen.readings("searches")
+def _endless_search(window: AlarmWindow) -> str | None:
+    truncated, searches = window.means("truncated"), window.means("searches")
     least = truncated.index(min(truncated))
     if (
-        truncated[-1] - truncated[least] <= seen.settings.truncated_rise
-        or not seen.clear(truncated[least], truncated[-1])
+        truncated[-1] - truncated[least] <= window.settings.truncated_rise
+        or not window.exceeds_noise(truncated[least], truncated[-1])
         or searches[-1] < searches[least]
     ):
         return None
     return (
-        f"a budget ends {truncated[-1]:.0%} of the runs, and {truncated[least]:.0%} before; searches a run went from "
-        f"{searches[least]:.1f} to {searches[-1]:.1f}: charge for a search (reward.searches), or for such ends "
+        f"a budget ends {truncated[-1]:.0%} of the runs, up from {truncated[least]:.0%}; searches per run went from "
+        f"{searches[least]:.1f} to {searches[-1]:.1f}: charge for a search (reward.searches) or for a truncated run "
         "(rl.truncated=penalise)"
     )
 
 
-def _format_hacking(seen: AlarmWindow) -> str | None:
-    outcome, reward, valid = seen.readings(OUTCOME), seen.readings("reward"), seen.readings("valid")
+def _format_hacking(window: AlarmWindow) -> str | None:
+    outcome, reward, valid = window.means(OUTCOME), window.means("reward"), window.means("valid")
     best = outcome.index(max(outcome))
     if (
-        outcome[-1] >= seen.settings.outcome_share * outcome[best]
-        or not seen.clear(outcome[best], outcome[-1])
+        outcome[-1] >= window.settings.outcome_share * outcome[best]
+        or not window.exceeds_noise(outcome[best], outcome[-1])
         or reward[-1] < reward[best]
-        or valid[-1] - valid[best] <= seen.settings.valid_rise
+        or valid[-1] - valid[best] <= window.settings.valid_rise
     ):
         return None
     return (
-        f"{outcome[-1]:.0%} of the runs are right, and {outcome[best]:.0%} were, while the reward went from "
-        f"{reward[best]:.2f} to {reward[-1]:.2f} and valid runs from {valid[best]:.0%} to {valid[-1]:.0%}: form is "
-        "paid where answers should be; lower its weight, or make it a gate (reward.valid={gate: true})"
+        f"{outcome[-1]:.0%} of the runs are right, down from {outcome[best]:.0%}, while the reward went from "
+        f"{reward[best]:.2f} to {reward[-1]:.2f} and valid runs from {valid[best]:.0%} to {valid[-1]:.0%}: the policy "
+        "gains reward from format instead of answers; lower the weight of the format, or make it a gate "
+        "(reward.valid={gate: true})"
     )
 
 
-def _likelihood_decay(seen: AlarmWindow) -> str | None:
-    shifts = [row["right_shift"] for row in seen.rows[-2 * seen.window :]]
+def _likelihood_decay(window: AlarmWindow) -> str | None:
+    shifts = [row["right_shift"] for row in window.rows[-2 * window.steps :]]
     down, total = sum(shift < 0.0 for shift in shifts) / len(shifts), sum(shifts)
-    if len(shifts) < 2 * seen.window or down < STEADY or total >= -seen.settings.likelihood_fall:
+    if len(shifts) < 2 * window.steps or down < STEADY or total >= -window.settings.likelihood_fall:
         return None
     return (
         f"in {down:.0%} of the last {len(shifts)} steps the updates made right runs less likely, by "
-        f"{-total:.2g} nats a token together: wrong runs drag the right ones down; lower rl.policy.optimiser.lr, hold "
-        "the policy with rl.kl, or take more runs of a question (rl.group_size)"
+        f"{-total:.2g} nats per token in total: updates on wrong runs lower the likelihood of right ones; lower "
+        "rl.policy.optimiser.lr, hold the policy with rl.kl, or sample more runs per question (rl.group_size)"
     )
 
 
-def _long_gradients(seen: AlarmWindow) -> str | None:
-    earlier = [row["grad_norm"] for row in seen.rows[: -seen.window]]
-    if len(earlier) < seen.window:
+def _long_gradients(window: AlarmWindow) -> str | None:
+    earlier = [row["grad_norm"] for row in window.rows[: -window.steps]]
+    if len(earlier) < window.steps:
         return None
-    now, level = min(row["grad_norm"] for row in seen.rows[-seen.window :]), median(earlier)
-    if now <= seen.settings.gradient_factor * level:
+    now, level = min(row["grad_norm"] for row in window.rows[-window.steps :]), median(earlier)
+    if now <= window.settings.gradient_factor * level:
         return None
     return (
-        f"no gradient of the last {seen.window} steps is shorter than {now:.2g}, and {level:.2g} was usual: "
-        f"{CALM}, and look at `loss` and `ratio_max`"
+        f"the smallest gradient norm of the last {window.steps} steps is {now:.2g}, and the median before was "
+        f"{level:.2g}: {LOWER_RATE}, and check `loss` and `ratio_max`"
     )
 
 
-def _gap(seen: AlarmWindow) -> str | None:
-    now = seen.now("logprob_gap")
-    if now <= seen.settings.logprob_gap:
+def _gap(window: AlarmWindow) -> str | None:
+    now = window.recent_mean("logprob_gap")
+    if now <= window.settings.logprob_gap:
         return None
     return (
-        f"sampler and trainer differ by {now:.2g} nats a token: what is trained is not what was sampled; compare "
-        "precision, temperature and weights of the two, or take rl.old_logprobs=recompute"
+        f"the log-probabilities of sampler and trainer differ by {now:.2g} nats per token: training is off-policy; "
+        "compare precision, temperature and weights of the two, or set rl.old_logprobs=recompute"
     )
 
 
-def _far_steps(seen: AlarmWindow) -> str | None:
-    now = seen.now("kl_old")
-    if now <= seen.settings.kl_old:
+def _far_steps(window: AlarmWindow) -> str | None:
+    now = window.recent_mean("kl_old")
+    if now <= window.settings.kl_old:
         return None
-    return f"a step's updates move the policy by {now:.2g} nats a token: {CALM}, or fewer rl.epochs and rl.minibatches"
+    return f"one step moves the policy by {now:.2g} nats per token: {LOWER_RATE}, or lower rl.epochs and rl.minibatches"
 
 
-def _no_signal(seen: AlarmWindow) -> str | None:
-    now, outcome = seen.readings("zero_spread")[-1], seen.readings(OUTCOME)[-1]
-    if now < seen.settings.flat_share or outcome >= SOLVED:
+def _no_signal(window: AlarmWindow) -> str | None:
+    now, outcome = window.means("zero_spread")[-1], window.means(OUTCOME)[-1]
+    if now < window.settings.flat_share or outcome >= SOLVED:
         return None
     return (
-        f"the runs of {now:.0%} of the questions are paid all alike, and {outcome:.0%} of them are right: there is "
-        "nothing to compare; take easier or harder questions, larger groups, or a reward with more steps"
+        f"{now:.0%} of the groups have equal rewards, and {outcome:.0%} of the runs are right: there is no advantage "
+        "to learn from; use easier or harder questions, larger groups, or a finer-grained reward"
     )
 
 
-def _faults(seen: AlarmWindow) -> str | None:
-    share = fmean(row["faults"] / row["runs"] for row in seen.recent)
-    if share < seen.settings.fault_share:
+def _faults(window: AlarmWindow) -> str | None:
+    share = fmean(row["faults"] / row["runs"] for row in window.recent)
+    if share < window.settings.fault_share:
         return None
-    parts = sorted({name.removeprefix(FAULT) for row in seen.recent for name in row if name.startswith(FAULT)})
+    parts = sorted({name.removeprefix(FAULT) for row in window.recent for name in row if name.startswith(FAULT)})
     return (
-        f"{share:.0%} of the runs are left out, as {' and '.join(parts)} failed in them: mend that first; nothing "
-        "is learnt from them"
+        f"{share:.0%} of the runs are left out of training because {' and '.join(parts)} failed in them: repair "
+        "that first"
     )
 
 
-CALM = "take a lower rl.policy.optimiser.lr"
+LOWER_RATE = "lower rl.policy.optimiser.lr"
 
 CHECKS = (
     AlarmCheck("no-search", ("search_rate",), _no_search),
@@ -259,44 +262,44 @@ CHECKS = (
 
 
 class Monitor:
-    """Watches one run. All it goes by are the rows as they are written, so a resumed run raises the same alarms."""
+    """Raises the alarms of one run. It reads only the written rows, so a resumed run raises the same alarms."""
 
     def __init__(self, settings: RlSettings, rows: Iterable[Row], progress: Progress) -> None:
         self._settings, self._progress = settings, progress
         self._rows: list[Row] = list(rows)
         self._window = settings.monitor.window
-        self._complained = False
+        self._missing_reported = False
         self.alarms: dict[AlarmName, str] = find_alarms(self._rows, settings) if self._rows else {}
-        """What is on now, with advice."""
+        """Alarms that are on now, with advice."""
 
-    def look(self, row: Row) -> dict[str, float]:
-        """Take in a step's metrics; says new alarms, and returns what the step's line is to tell of them."""
+    def update(self, row: Row) -> dict[str, float]:
+        """Check a step's metrics and report new alarms. Returns the alarm metrics to add to the step's row."""
         self.alarms = find_alarms([*self._rows, row], self._settings)
         recent = self._rows[-self._window :]
         for name, advice in self.alarms.items():
             if not any(f"{ALARM}{name}" in earlier for earlier in recent):
                 self._progress.say(f"alarm {name} in step {row['step']:.0f}: {advice}")
-        told = {"alarms": float(len(self.alarms)), **{f"{ALARM}{name}": 1.0 for name in self.alarms}}
-        self._rows.append({**row, **told})
-        self._say_what_is_missing()
-        return told
+        alarm_metrics = {"alarms": float(len(self.alarms)), **{f"{ALARM}{name}": 1.0 for name in self.alarms}}
+        self._rows.append({**row, **alarm_metrics})
+        self._report_missing_metrics()
+        return alarm_metrics
 
-    def stopped(self, healthy: Path) -> MonitorStop:
-        """The error of a run that may not go on; `healthy` is where the last healthy checkpoint would be."""
+    def stop_error(self, healthy: Path) -> MonitorStop:
+        """Return the error that stops the run; `healthy` is where the last healthy checkpoint is, if any."""
         name, advice = next(iter(self.alarms.items()))
         kept = f"the last healthy checkpoint is {healthy}" if healthy.exists() else "there is no healthy checkpoint yet"
         return MonitorStop(
-            f"stopped after step {self._rows[-1]['step']:.0f} by the alarm {name}: {advice}; {kept}; to go on all the "
-            "same: --resume rl.monitor.stop=false (of a stage: stages.NAME.rl.monitor.stop=false)"
+            f"stopped after step {self._rows[-1]['step']:.0f} by the alarm {name}: {advice}; {kept}; to continue "
+            "anyway: --resume rl.monitor.stop=false (of a stage: stages.NAME.rl.monitor.stop=false)"
         )
 
-    def _say_what_is_missing(self) -> None:
-        """Once, when a window is full: what is not measured raises no alarm."""
-        if self._complained or len(self._rows) < self._window:
+    def _report_missing_metrics(self) -> None:
+        """Report once, when the first window is full, which alarms lack a metric."""
+        if self._missing_reported or len(self._rows) < self._window:
             return
-        self._complained = True
+        self._missing_reported = True
         for check in checks_of(self._settings):
             names = check.metrics(self._settings.monitor)
             absent = [name for name in names if not any(name in row for row in self._rows)]
             if absent:
-                self._progress.say(f"monitor: there is no {' and no '.join(absent)} to watch for {check.alarm}")
+                self._progress.say(f"monitor: no metric {' or '.join(absent)}, so alarm {check.alarm} cannot be raised")

@@ -1,4 +1,4 @@
-"""Overlong: a soft punishment of runs that come near a length (DAPO, Yu et al. 2025, eq. 13)."""
+"""Overlong: a soft penalty on long runs (DAPO, Yu et al. 2025, eq. 13)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,22 +9,22 @@ from coseek.training.rl.episodes import EpisodeBatch
 from coseek.training.rl.settings import OverlongSettings
 
 PART = "overlong"
-"""Its name among the parts of a reward."""
+"""Name of the penalty among the parts of a reward."""
 
 
 def overlong(tokens: int, settings: OverlongSettings) -> float:
-    """0 up to max - margin tokens, from there linearly down to -1 at max tokens, and -1 beyond."""
+    """Return the penalty in [-1, 0]: 0 up to max - margin tokens, then linearly down to -1 at max tokens and beyond."""
     over = tokens - (settings.max_tokens - settings.margin_tokens)
     return -min(1.0, max(0.0, over / settings.margin_tokens))
 
 
 def written_tokens(run: Trajectory) -> int:
-    """Tokens behind the prompt, the agent's and the environment's: what an agent can keep short by searching less."""
+    """Count the tokens after the prompt, observations included: an agent shortens those by searching less."""
     return sum(len(segment.ids) for segment in run.segments[1:])
 
 
 def charge_overlong(episodes: EpisodeBatch, settings: OverlongSettings) -> EpisodeBatch:
-    """Every run's reward with the punishment of its length, as a part of its own."""
+    """Add each run's penalty to its reward, as a separate part."""
     scored = tuple(
         replace(
             episode, reward=_charged(episode.reward, overlong(written_tokens(episode.trajectory), settings), settings)

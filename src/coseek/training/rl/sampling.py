@@ -1,7 +1,7 @@
-"""Sampling: a step's runs. With `resample`, groups that taught nothing are replaced by fresh questions (DAPO).
+"""Sampling: the runs of one step. With `resample`, groups without spread are replaced by fresh questions (DAPO).
 
-Every question taken counts towards the position in the data, dropped or not, so a resumed run asks what it would have
-asked. What was dropped is still reported: rewards of the groups that happened to have spread are no honest mean.
+Every question taken advances the position in the data, also when its group is dropped, so a resumed run takes the same
+questions. Metrics include the dropped groups: the mean reward of the kept groups alone would be biased.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from coseek.training.trainer.timer import Timer
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """What a step's questions brought."""
+    """The runs of one step."""
 
     episodes: EpisodeBatch
-    """All runs: what metrics speak of."""
+    """All runs; metrics are computed on them."""
     kept: EpisodeBatch
-    """The runs to learn from: all, or the groups with spread."""
+    """The runs to train on: all, or those of groups with spread."""
     questions: int
     """Questions taken from the data."""
     dropped: int | None
-    """Groups without spread that were left out; None where none are looked for."""
+    """Groups without spread that were left out; `None` without `resample`."""
 
     def describe(self) -> dict[str, float]:
-        """Metrics of resampling, where it is on."""
+        """Return the metrics of resampling; empty without `resample`."""
         if self.dropped is None:
             return {}
         return {
@@ -52,7 +52,8 @@ def sample_step(
 ) -> SampledStep:
     """Sample and score the runs of step number `step`, whose questions begin at `position` of the stream.
 
-    One wave of questions; with `resample`, further waves of as many as groups are missing, until `resample_at_most`.
+    Takes one wave of questions. With `resample`, each further wave has as many questions as groups are missing, until
+    `resample_at_most` is reached.
     """
     wanted = settings.questions_per_step
     most = int(settings.resample_at_most * wanted) if settings.resample else wanted
@@ -77,18 +78,18 @@ def sample_step(
     episodes = _joined(waves, backend.policy.updates_done)
     if not settings.resample:
         return SampledStep(episodes, episodes, asked, None)
-    left = tuple(episode for episode in episodes.scored if episode.group in kept)
-    return SampledStep(episodes, replace(episodes, scored=left), asked, asked - len(kept))
+    remaining = tuple(episode for episode in episodes.scored if episode.group in kept)
+    return SampledStep(episodes, replace(episodes, scored=remaining), asked, asked - len(kept))
 
 
 def groups_with_spread(episodes: EpisodeBatch, settings: RlSettings) -> set[int]:
-    """Groups in which some runs are paid otherwise than others; a run that faults left alone has no other."""
+    """Return the groups whose rewards differ. A group that faults reduced to one run has no spread."""
     rewards_B = row_rewards(episodes, settings)
     return {group for group, places in episodes.members().items() if not is_flat(rewards_B[places])}
 
 
 def _joined(waves: Sequence[EpisodeBatch], update: int) -> EpisodeBatch:
-    """One step of several waves, each run marked with how often the policy had been updated before it wrote it."""
+    """Merge the waves of a step, and mark each run with the policy's number of updates when it was sampled."""
     faults: dict[str, int] = {}
     timings: dict[str, float] = {}
     for wave in waves:

@@ -1,4 +1,4 @@
-"""Settings of reinforcement learning. No torch in here: a recipe is checked before anything heavy is loaded."""
+"""Settings of reinforcement learning. Does not import torch: a recipe is checked before torch is loaded."""
 
 from typing import ClassVar, Literal, TypeAlias
 
@@ -15,53 +15,54 @@ AlarmName: TypeAlias = Literal[
 
 
 class MonitorSettings(Settings):
-    """Alarms: when a run in reinforcement learning counts as sick. `rl/monitor.py` says what each looks at."""
+    """Thresholds of the alarms of a run. `rl/monitor.py` defines each alarm."""
 
     stop: bool = False
-    """End the run at the first alarm; the last checkpoint before any alarm is kept either way."""
+    """Stop the run at the first alarm. The last checkpoint before any alarm is kept either way."""
     ignore: tuple[AlarmName, ...] = ()
-    """Alarms that are not watched."""
+    """Alarms that are turned off."""
     outcome: str = "exact_match"
-    """The metric that says whether a run was right: `exact_match`, or a part of the reward such as `reward/gen_acc`
-    where the agent gives no answer. A run counts as right from 0.5 on."""
+    """Metric of correctness: `exact_match`, or a part of the reward such as `reward/gen_acc` if the agent gives no
+    answer. A run with 0.5 or more counts as right."""
     window: int = Field(default=5, ge=1)
-    """Steps that a reading is the mean of; a checkpoint counts as healthy when so many more brought no alarm."""
+    """Steps in a moving average. A checkpoint counts as healthy after so many further steps without an alarm."""
     probe_runs: int = Field(default=16, ge=0)
-    """Right runs of a step whose likelihood is taken before and after its updates; 0 saves these two passes."""
+    """Right runs per step whose likelihood is measured before and after the updates; 0 saves the two passes."""
 
     search_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """`no-search`: the share of runs that search is below this part of the best it has been."""
+    """`no-search`: raised if the share of runs that search is below this fraction of its best."""
     answer_share: float = Field(default=0.75, ge=0.0, le=1.0)
-    """`no-answer`: the share of runs that answer is below this part of the best it has been."""
+    """`no-answer`: raised if the share of runs that answer is below this fraction of its best."""
     truncated_rise: float = Field(default=0.25, ge=0.0, le=1.0)
-    """`endless-search`: the share of runs that a budget ended is above the least it has been by more than this."""
+    """`endless-search`: raised if the share of truncated runs is above its lowest by more than this."""
     outcome_share: float = Field(default=0.67, ge=0.0, le=1.0)
-    """`format-hacking`: the outcome is below this part of the best it has been, though the reward is not below …"""
+    """`format-hacking`: raised if the outcome is below this fraction of its best, the reward is no lower …"""
     valid_rise: float = Field(default=0.03, ge=0.0, le=1.0)
-    """… and the share of valid runs has risen by this since then."""
+    """… and the share of valid runs rose by more than this since then."""
     likelihood_fall: float = Field(default=0.05, ge=0.0)
-    """`likelihood-decay`: nats a token that the updates of two windows took from right runs, in nearly every step."""
+    """`likelihood-decay`: raised if the updates of two windows, nearly all of them downward, lower the log-probability
+    of right runs by more than this, in nats per token."""
     gradient_factor: float = Field(default=10.0, gt=1.0)
-    """`exploding`: every gradient of a window is longer than this times the run's median before it."""
+    """`exploding`: raised if every gradient norm of a window exceeds this times the median before it."""
     logprob_gap: float = Field(default=0.05, gt=0.0)
-    """`exploding`: sampler and trainer differ by more than this, in nats a token."""
+    """`exploding`: raised if sampler and trainer log-probabilities differ by more than this, in nats per token."""
     kl_old: float = Field(default=0.1, gt=0.0)
-    """`exploding`: a step's updates move the policy further than this, in nats a token."""
+    """`exploding`: raised if the KL from the old policy exceeds this, in nats per token."""
     flat_share: float = Field(default=0.95, ge=0.0, le=1.0)
-    """`no-signal`: at least this share of the groups are paid all alike, and not because the task is solved."""
+    """`no-signal`: raised if at least this share of groups have equal rewards and the task is not solved."""
     fault_share: float = Field(default=0.5, gt=0.0, le=1.0)
-    """`faults`: in at least this share of the runs a retriever or a model failed, so that they were left out."""
+    """`faults`: raised if at least this share of runs is left out because a retriever or a model failed."""
 
 
 class OverlongSettings(Settings):
-    """A soft punishment of long runs (DAPO, Yu et al. 2025, eq. 13), a part of their reward: see `rl/overlong.py`."""
+    """A soft penalty on long runs, a part of their reward (DAPO, Yu et al. 2025, eq. 13). See `rl/overlong.py`."""
 
     max_tokens: int = Field(ge=1)
-    """Tokens behind the prompt, observations included, from which a run is charged in full."""
+    """Tokens after the prompt, observations included, from which the full penalty applies."""
     margin_tokens: int = Field(ge=1)
-    """Tokens before that over which the charge rises from 0."""
+    """Tokens before that over which the penalty rises from 0."""
     weight: float = Field(default=1.0, gt=0.0)
-    """The charge in full."""
+    """The full penalty."""
 
     @model_validator(mode="after")
     def _begins_behind_the_prompt(self) -> "OverlongSettings":
@@ -71,88 +72,89 @@ class OverlongSettings(Settings):
 
 
 class RlSettings(Settings):
-    """Reinforcement learning of an agent. The defaults are the laptop's; the papers' values are named beside them."""
+    """Reinforcement learning of an agent. The defaults fit a laptop; the papers' values are given in brackets."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"health": "monitor"}
 
     algorithm: str = "grpo"
     """`grpo`, `rloo`, `reinforce-pp`, `ppo`, or the path of a Python file: see `rl/algorithm.py`."""
     algorithm_settings: dict[str, object] = Field(default_factory=dict)
-    """What the algorithm can be told, such as `{scale_by_std: false}`."""
+    """Settings of the algorithm, such as `{scale_by_std: false}`."""
     backend: str = "local"
-    """Who holds the weights and steps them: a name, or the path of a Python file: see `rl/backend.py`."""
+    """Training backend: a name, or the path of a Python file: see `rl/backend.py`."""
     steps: int = Field(default=40, ge=0)
-    """Rounds of rollout and update (002: 500)."""
+    """Steps, each a rollout and its updates (Search-R1: 500)."""
     questions_per_step: int = Field(default=32, ge=1)
-    """Questions in a step; runs in a step are this times `group_size` (002: 512 runs)."""
+    """Questions per step; a step has this times `group_size` runs (Search-R1: 512)."""
     group_size: int = Field(default=8, ge=1)
-    """Runs of one question (002: 5)."""
+    """Runs per question (Search-R1: 5)."""
     minibatches: int = Field(default=2, ge=1)
-    """Updates that one pass over a step's runs is cut into."""
+    """Updates per pass over a step's runs."""
     epochs: int = Field(default=1, ge=1)
     """Passes over a step's runs."""
     temperature: float = Field(default=1.0, gt=0.0)
-    """Sampling temperature of the rollouts (s3: 0.6); the trainer divides logits by it too."""
+    """Sampling temperature of the rollouts (s3: 0.6). The trainer divides logits by it too."""
     seed: int = 0
-    """Everything random in the run follows from it."""
+    """Seed of all randomness in the run."""
 
     policy: LearnerSettings = LearnerSettings()
-    """How the policy is run and stepped (002: lr 1e-6, GRPO 5e-7)."""
+    """Training of the policy (Search-R1: lr 1e-6, GRPO 5e-7)."""
     critic: LearnerSettings = LearnerSettings(optimiser=OptimiserSettings(lr=1e-3))
-    """How the value model is run and stepped; PPO only (002: lr 1e-5)."""
+    """Training of the value model; PPO only (Search-R1: lr 1e-5)."""
 
     clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
-    """How far a ratio may fall below 1 before its gradient stops."""
+    """Lower clip: a ratio below 1 by more than this has no gradient."""
     clip_high: float = Field(default=0.2, ge=0.0)
-    """How far a ratio may rise above 1 (DAPO: 0.28)."""
+    """Upper clip: a ratio above 1 by more than this has no gradient (DAPO: 0.28)."""
     normaliser: Normaliser = "token"
-    """What the sum of token losses is divided by: see `losses.loss_weights`."""
+    """Divisor of the sum of token losses: see `losses.loss_weights`."""
     constant_tokens: int = Field(default=0, ge=0)
-    """Tokens a row for the normaliser `constant`."""
+    """Tokens per row, for the normaliser `constant`."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
-    """The old policy's log-probabilities: what the sampler said, or one more forward pass of the trainer."""
+    """Source of the old policy's log-probabilities: the sampler, or one more forward pass of the trainer."""
 
     entropy: float = Field(default=0.0, ge=0.0)
-    """Bonus for the entropy of the sampling distribution, at every token that is looked at, exact (002's code: 0.001,
-    though the paper has none; DAPO: none)."""
+    """Weight of a bonus for the exact entropy of the sampling distribution at every trained token (Search-R1's code:
+    0.001, though the paper has none; DAPO: none)."""
     measure_entropy: bool = False
-    """Log the exact entropy although there is no bonus: `sampled_nll` is logged anyway."""
+    """Log the exact entropy even without a bonus. `sampled_nll` is always logged."""
 
     resample: bool = False
     """Replace groups without spread by fresh questions until the step is full (DAPO's dynamic sampling)."""
     resample_at_most: float = Field(default=3.0, ge=1.0)
-    """`resample`: ask at most this times `questions_per_step`; what has spread by then is the step."""
+    """`resample`: take at most this times `questions_per_step` questions; the step trains on the groups with spread
+    among them."""
     overlong: OverlongSettings | None = None
-    """Charge long runs softly; none does not."""
+    """Soft penalty on long runs; none turns it off."""
 
     kl: float = Field(default=0.0, ge=0.0)
-    """β of the KL to the policy as it was at the start; 0 turns it off and saves the reference's pass (002: 0.001)."""
+    """β of the KL to the initial policy; 0 turns it off and saves the reference's pass (Search-R1: 0.001)."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where it is charged: a term of the loss (GRPO), or taken off the reward token by token (PPO in 002)."""
+    """Where it is charged: as a term of the loss (GRPO), or subtracted from each token's reward (PPO in Search-R1)."""
     kl_estimator: KlEstimator = "k3"
-    """k1, k2 or k3: see `losses.kl_estimate`. k1 in the loss has no expected gradient."""
+    """k1, k2 or k3: see `losses.kl_estimate`. In the loss, the expected gradient of k1 is 0."""
     kl_clamp: float | None = Field(default=None, gt=0.0)
-    """Cut the estimate of a token to ± this (10 in 002's code)."""
+    """Clamp the estimate of a token to ± this (Search-R1's code: 10)."""
 
     truncated: Literal["keep", "mask", "penalise"] = "keep"
-    """Runs that a budget ended: as any other, left out of the loss (they still count in their group), or charged."""
+    """Truncated runs: treated like others, left out of the loss (they still count in their group), or penalised."""
     truncation_penalty: float = Field(default=0.5, ge=0.0)
-    """What `penalise` takes off their reward."""
+    """Penalty that `penalise` subtracts from their reward."""
 
     monitor: MonitorSettings = MonitorSettings()
-    """When to raise an alarm, and whether to stop at one; may change when a run goes on."""
+    """Alarms, and whether to stop at one. May change when a run is resumed."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Steps between checkpoints; the last step always has one."""
     evaluate_every: int = Field(default=0, ge=0)
-    """Steps between evaluations; 0 evaluates only after the last."""
+    """Steps between evaluations; 0 evaluates only after the last step."""
 
     @model_validator(mode="after")
     def _has_groups_to_resample(self) -> "RlSettings":
         if self.resample and self.group_size == 1:
-            raise ValueError("resample looks for spread among the runs of a question; give a group_size above 1")
+            raise ValueError("resample needs several runs of a question to compare; give a group_size above 1")
         return self
 
     @property
     def updates(self) -> int:
-        """Updates of the whole run: what a learning-rate schedule is spread over."""
+        """Updates of the whole run, the length of the learning-rate schedule."""
         return self.steps * self.epochs * self.minibatches

@@ -1,4 +1,4 @@
-"""Update: one step's experience into gradients: minibatches, clipped policy loss, KL, value loss, and what to log."""
+"""Update: the optimisation of one step: minibatches, clipped policy loss, KL, value loss, and their metrics."""
 
 import random
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class MetricAverager:
     maxima: dict[str, float] = field(default_factory=dict)
 
     def tokens(self, name: str, values_BT: Tensor, mask_BT: Tensor) -> None:
-        """Count these values where the mask is True."""
+        """Add the values where the mask is True to the mean `name`."""
         chosen_N = values_BT[mask_BT]
         self.sums[name] = self.sums.get(name, 0.0) + float(chosen_N.sum())
         self.counts[name] = self.counts.get(name, 0) + chosen_N.numel()
@@ -41,7 +41,7 @@ class MetricAverager:
             self.maxima[name] = max(self.maxima.get(name, -float("inf")), float(chosen_N.max()))
 
     def add(self, workers: Workers) -> None:
-        """Make this the tally of all workers, each of which saw its own micro-batches."""
+        """Merge the averagers of all workers, each of which saw its own micro-batches."""
         whole = MetricAverager()
         for other in workers.gather(self):
             for name, total in other.sums.items():
@@ -58,10 +58,10 @@ class MetricAverager:
 def improve(
     experience: Experience, settings: RlSettings, algorithm: Algorithm, backend: TrainingBackend, rng: random.Random
 ) -> dict[str, float]:
-    """All updates of a step; returns its metrics."""
+    """Run all updates of a step. Returns their metrics."""
     policy, critic = backend.policy, backend.critic
     entropy = _entropy(settings)
-    tally = MetricAverager()
+    metrics = MetricAverager()
     updates = 0
     for _ in range(settings.epochs):
         for rows_B in minibatches(experience, settings.minibatches, rng, algorithm.drops_zero_spread):
@@ -69,43 +69,43 @@ def improve(
             wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]
             if not bool(wanted_BT.any()):
                 continue
-            _tally_staleness(tally, experience, rows_B, policy.updates_done)
-            loss = _policy_loss(experience, settings, weights_BT, tally, first=updates == 0)
-            tally.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, entropy))
-            tally.number("grad_norm", policy.optim_step())
+            _add_staleness(metrics, experience, rows_B, policy.updates_done)
+            loss = _policy_loss(experience, settings, weights_BT, metrics, first=updates == 0)
+            metrics.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, entropy))
+            metrics.number("grad_norm", policy.optim_step())
             if critic is not None:
                 loss = _value_loss(experience, algorithm.value_clip, weights_BT)
-                tally.number("value_loss", critic.forward_backward(experience.batch, wanted_BT, loss))
-                tally.number("critic_grad_norm", critic.optim_step())
+                metrics.number("value_loss", critic.forward_backward(experience.batch, wanted_BT, loss))
+                metrics.number("critic_grad_norm", critic.optim_step())
             updates += 1
-    tally.add(backend.workers)
-    return {"updates": updates, **tally.result(), **_value_fit(experience)}
+    metrics.add(backend.workers)
+    return {"updates": updates, **metrics.result(), **_value_fit(experience)}
 
 
 def _entropy(settings: RlSettings) -> Entropy:
-    """Whether the policy is asked for its entropy, and what for."""
+    """Return whether the policy computes its entropy, and whether with a gradient."""
     return "trained" if settings.entropy > 0.0 else "seen" if settings.measure_entropy else "no"
 
 
-def _tally_staleness(tally: MetricAverager, experience: Experience, rows_B: Tensor, update: int) -> None:
-    """How many updates older than the weights that are about to step those were that wrote the rows."""
+def _add_staleness(metrics: MetricAverager, experience: Experience, rows_B: Tensor, update: int) -> None:
+    """Record the staleness of rows: the number of updates since they were sampled."""
     staleness_B = (update - experience.sampled_at_B[rows_B]).float()
-    tally.tokens("staleness", staleness_B, torch.ones_like(staleness_B).bool())
-    tally.largest("staleness_max", staleness_B, torch.ones_like(staleness_B).bool())
+    metrics.tokens("staleness", staleness_B, torch.ones_like(staleness_B).bool())
+    metrics.largest("staleness_max", staleness_B, torch.ones_like(staleness_B).bool())
 
 
 def logprob_gap(policy: ForwardModel, batch: Batch, rows: int) -> dict[str, float]:
-    """Mean and largest |trainer's - sampler's log-probability| over the agent's tokens of the first `rows` rows."""
+    """Return mean and maximum |trainer's - sampler's log-probability| over agent tokens of the first `rows` rows."""
     few = batch.select(torch.arange(min(rows, len(batch))))
     gap_BT = (policy.forward(few, few.agent_BT) - few.logprobs_BT).abs()
-    tally = MetricAverager()
-    tally.tokens("logprob_gap", gap_BT, few.agent_BT)
-    tally.largest("logprob_gap_max", gap_BT, few.agent_BT)
-    return tally.result()
+    metrics = MetricAverager()
+    metrics.tokens("logprob_gap", gap_BT, few.agent_BT)
+    metrics.largest("logprob_gap_max", gap_BT, few.agent_BT)
+    return metrics.result()
 
 
 def minibatches(experience: Experience, most: int, rng: random.Random, drop_zero_spread: bool = False) -> list[Tensor]:
-    """The rows that count, shuffled and cut into `most` minibatches of like size."""
+    """Shuffle the rows that count and split them into at most `most` minibatches of about equal size."""
     counted_B = experience.mask_BT.any(dim=1)
     if drop_zero_spread:
         counted_B = counted_B & ~experience.flat_B
@@ -116,7 +116,7 @@ def minibatches(experience: Experience, most: int, rng: random.Random, drop_zero
 
 
 def _weights(experience: Experience, settings: RlSettings, rows_B: Tensor) -> Tensor:
-    """Loss weights of a minibatch, over all rows of the step: 0 outside the minibatch."""
+    """Return the loss weights of a minibatch, over all rows of the step: 0 outside the minibatch."""
     here_B = torch.zeros(len(experience.batch), dtype=torch.bool)
     here_B[rows_B] = True
     mask_BT = experience.mask_BT & here_B[:, None]
@@ -124,12 +124,15 @@ def _weights(experience: Experience, settings: RlSettings, rows_B: Tensor) -> Te
 
 
 def _policy_loss(
-    experience: Experience, settings: RlSettings, weights_BT: Tensor, tally: MetricAverager, first: bool
+    experience: Experience, settings: RlSettings, weights_BT: Tensor, metrics: MetricAverager, first: bool
 ) -> Loss:
-    """Clipped policy loss, β KL where that is in the loss, entropy bonus; `first`: nothing was updated yet."""
+    """Return the clipped policy loss, with β KL if it is charged to the loss, and the entropy bonus.
 
-    def loss(said: Tensor, rows_b: Tensor) -> Tensor:
-        new_bt, entropy_bt = said if _entropy(settings) != "no" else (said, None)
+    `first`: no update of the step has happened yet.
+    """
+
+    def loss(outputs: Tensor, rows_b: Tensor) -> Tensor:
+        new_bt, entropy_bt = outputs if _entropy(settings) != "no" else (outputs, None)
 
         def part(whole_BT: Tensor) -> Tensor:
             return whole_BT[rows_b, : new_bt.shape[1]].to(new_bt.device)
@@ -144,27 +147,27 @@ def _policy_loss(
             kl_bt = kl_estimate(new_bt, reference_bt, mask_bt, settings.kl_estimator, settings.kl_clamp)
             if settings.kl_in == "loss":
                 token_bt = token_bt + settings.kl * kl_bt
-            tally.tokens("kl_reference", kl_estimate(new_bt.detach(), reference_bt, mask_bt, "k3"), mask_bt)
+            metrics.tokens("kl_reference", kl_estimate(new_bt.detach(), reference_bt, mask_bt, "k3"), mask_bt)
         if entropy_bt is not None:
             token_bt = token_bt - settings.entropy * entropy_bt
-            tally.tokens("entropy", entropy_bt.detach(), mask_bt)
+            metrics.tokens("entropy", entropy_bt.detach(), mask_bt)
         if first:
             gap_bt = (new_bt.detach() - part(experience.batch.logprobs_BT)).abs()
-            tally.tokens("logprob_gap", gap_bt, mask_bt)
-            tally.largest("logprob_gap_max", gap_bt, mask_bt)
-        _describe(tally, new_bt.detach(), old_bt, mask_bt, settings)
+            metrics.tokens("logprob_gap", gap_bt, mask_bt)
+            metrics.largest("logprob_gap_max", gap_bt, mask_bt)
+        _describe(metrics, new_bt.detach(), old_bt, mask_bt, settings)
         return (token_bt * weights_bt).sum()
 
     return loss
 
 
-def _describe(tally: MetricAverager, new_bt: Tensor, old_bt: Tensor, mask_bt: Tensor, settings: RlSettings) -> None:
+def _describe(metrics: MetricAverager, new_bt: Tensor, old_bt: Tensor, mask_bt: Tensor, settings: RlSettings) -> None:
     ratio_bt = ratios(new_bt, old_bt, mask_bt)
     outside_bt = (ratio_bt > 1.0 + settings.clip_high) | (ratio_bt < 1.0 - settings.clip_low)
-    tally.tokens("outside_clip", outside_bt.float(), mask_bt)
-    tally.tokens("ratio", ratio_bt, mask_bt)
-    tally.largest("ratio_max", ratio_bt, mask_bt)
-    tally.tokens("kl_old", kl_estimate(old_bt, new_bt, mask_bt, "k3"), mask_bt)
+    metrics.tokens("outside_clip", outside_bt.float(), mask_bt)
+    metrics.tokens("ratio", ratio_bt, mask_bt)
+    metrics.largest("ratio_max", ratio_bt, mask_bt)
+    metrics.tokens("kl_old", kl_estimate(old_bt, new_bt, mask_bt, "k3"), mask_bt)
 
 
 def _value_loss(experience: Experience, clip: float | None, weights_BT: Tensor) -> Loss:
@@ -183,7 +186,10 @@ def _value_loss(experience: Experience, clip: float | None, weights_BT: Tensor) 
 
 
 def _value_fit(experience: Experience) -> dict[str, float]:
-    """1 - Var(R - V) / Var(R) over policy tokens before the update: 1 is a perfect critic, 0 a constant one."""
+    """Return the mean value and the explained variance, 1 - Var(R - V) / Var(R), over policy tokens before the update.
+
+    An explained variance of 1 is a perfect critic, 0 a constant one.
+    """
     if experience.values_BT is None or experience.returns_BT is None:
         return {}
     returns_N = experience.returns_BT[experience.mask_BT]

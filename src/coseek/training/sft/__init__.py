@@ -1,1 +1,1 @@
-"""Supervised training: demonstrations, drills, lessons."""
+"""Supervised fine-tuning: demonstrations, drills, synthetic examples."""

@@ -1,9 +1,9 @@
-"""Repeats: random sequences written twice. Predicting the second half is copying, the skill that reading stands on.
+"""Copy task: random sequences written twice. To predict the second copy, a model must copy the first.
 
-A small model learns it here in a few hundred short steps; from demonstrations alone it may take it thousands. First
-every sequence comes back at one distance, which a network learns within seconds, by position alone. Then lengths and
-distances spread, little by little and in every other step, until only what was written can tell where to copy from.
-Varied from the start, or all at once, it is not learnt in that time (bench/results/log-0.1-0.2.md).
+A small model learns to copy in a few hundred short steps of this task; from demonstrations alone it may need thousands.
+At first every sequence repeats at one distance, which a network learns within seconds, by position. Then lengths and
+distances vary, gradually and in every other step, until only the content shows where to copy from. With variation from
+the start, or without the gradual increase, the task is not learnt in that time (bench/results/log-0.1-0.2.md).
 """
 
 import torch
@@ -11,15 +11,16 @@ import torch
 from coseek.training.trainer.batch import Batch
 
 LENGTHS = (6, 40)
-"""Shortest and longest sequence of a batch that is varied in full."""
+"""Shortest and longest sequence at full variation, in tokens."""
 LONGEST_GAP = 100
-"""Most tokens between a sequence and its repetition, there."""
+"""Longest gap between a sequence and its copy at full variation, in tokens."""
 
 
 def repeat_batch(vocabulary: int, rows: int, length: int, generator: torch.Generator, gap: int = 0) -> Batch:
-    """`rows` rows "x g x": x of `length` tokens and g of `gap`, drawn uniformly from the vocabulary.
+    """Make `rows` rows "x g x": x has `length` tokens and g has `gap`, drawn uniformly from the vocabulary.
 
-    The second x is the agent's; behind a gap its first token is not, since nothing says where the gap ends.
+    The second x is marked as the agent's. After a gap its first token is not, because the end of a gap is not
+    predictable.
     """
     first = torch.randint(vocabulary, (rows, length), generator=generator)
     between = torch.randint(vocabulary, (rows, gap), generator=generator)
@@ -30,9 +31,9 @@ def repeat_batch(vocabulary: int, rows: int, length: int, generator: torch.Gener
 
 
 def varied_batch(vocabulary: int, tokens: int, length: int, spread: float, generator: torch.Generator) -> Batch:
-    """About `tokens` tokens of rows that share a length and a gap, drawn from ranges that open as `spread` goes 0 → 1.
+    """Make about `tokens` tokens of rows with one random length and gap, from ranges that widen as `spread` goes 0 → 1.
 
-    At 0 the length is `length` and the gap 0; at 1 they are anything in `LENGTHS` and up to `LONGEST_GAP`.
+    At 0 the length is `length` and the gap 0. At 1 they are drawn from `LENGTHS` and from 0 to `LONGEST_GAP`.
     """
 
     def draw(low: float, high: float) -> int:
@@ -40,7 +41,5 @@ def varied_batch(vocabulary: int, tokens: int, length: int, spread: float, gener
 
     shortest, longest = LENGTHS
     size = draw(length + spread * (shortest - length), length + spread * (longest - length))
-    gap = draw(
-        0, spread**2 * LONGEST_GAP
-    )  # squared: a gap too wide too soon, and copying by position is unlearnt first
+    gap = draw(0, spread**2 * LONGEST_GAP)  # squared: wide gaps too early make the model unlearn copying by position
     return repeat_batch(vocabulary, max(1, tokens // (2 * size + gap)), size, generator, gap)

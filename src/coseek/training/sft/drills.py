@@ -1,8 +1,8 @@
-"""Reading drills: two passages, and every fact in them said in the sentence of a demonstration's thought.
+"""Drills: reading exercises of two passages, with every fact in them stated as in a demonstration's thought.
 
-Finding a value in a passage is what a policy from nothing learns last. A demonstration practises it once in about a
-hundred tokens, a drill about eight times. A drill is a trajectory of a question with 0 hops, so that a curriculum can
-say when it is its turn.
+Extracting a value from a passage is what an untrained policy learns last. A demonstration has about one such value per
+hundred tokens, a drill about eight. A drill is a trajectory of a question with 0 hops, so that a curriculum can select
+drills.
 """
 
 import random
@@ -22,7 +22,7 @@ MAX_OBSERVATION_TOKENS = 256
 def make_drills(
     world: World, protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random
 ) -> Iterator[Trajectory]:
-    """`count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name alone."""
+    """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name."""
     entities = [entity for entity in world.oracle.facts.values() if entity.facts]
     alike: dict[str, list[Entity]] = {}
     for entity in entities:
@@ -43,15 +43,15 @@ def _drill(
 ) -> Trajectory:
     hits = [Hit(world.corpus.by_id(entity.id), 0.0) for entity in dict.fromkeys(entities)]
     shown = protocol.template.observation_ids(tokenizer, hits, MAX_OBSERVATION_TOKENS)
-    said = [
+    sentences = [
         f" The {fact.noun} of {rng.choice(entity.names)} is {fact.value} ."
         for entity in dict.fromkeys(entities)
         for fact in entity.facts
     ]
-    rng.shuffle(said)
-    think = protocol.tag_for(Author.AGENT)  # a protocol without one (s3) practises on the bare facts
+    rng.shuffle(sentences)
+    think = protocol.tag_for(Author.AGENT)  # a protocol without a thought (s3) gets the bare facts
     opening, closing = (think.opening, think.closing) if think is not None else ("", "")
-    ids = (*tokenizer.encode(opening), *tokenizer.encode_data("".join(said)), *tokenizer.encode(closing))
+    ids = (*tokenizer.encode(opening), *tokenizer.encode_data("".join(sentences)), *tokenizer.encode(closing))
     return Trajectory(
         question=Question(ident, "", hops=0),
         protocol=protocol.name,

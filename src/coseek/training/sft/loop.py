@@ -1,6 +1,6 @@
-"""Supervised training on demonstrations: the warm start that gives reinforcement learning something to improve.
+"""Loop: supervised fine-tuning on demonstrations, the warm start of reinforcement learning.
 
-Demonstrations are trajectories like any other: the ids in their ledgers are trained on, whoever wrote them.
+Demonstrations are ordinary trajectories: training uses their token ids, whoever wrote them.
 """
 
 import random
@@ -27,20 +27,20 @@ from coseek.training.trainer.run_state import RunState
 from coseek.training.trainer.settings import LearnerSettings
 
 CHUNK_STEPS = 16
-"""Demonstrations are drawn for this many steps at once, so that rows of like length can share a step."""
+"""Number of steps for which demonstrations are drawn at once, so that rows of similar length can share a step."""
 FREE = frozenset({"rounds", "later_steps", "gate", "evaluate_every", "checkpoint_every", "log_every"})
-"""Settings that may change when a run goes on."""
+"""Settings that may change when a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SftOutcome:
-    """How it ended."""
+    """Result of supervised fine-tuning."""
 
     rounds: int
     passed: bool
-    """The gate was reached, or there was none."""
+    """Whether the gate was reached; true without a gate."""
     evaluation: Mapping[str, float]
-    """The last evaluation; empty when none was asked for."""
+    """Metrics of the last evaluation; empty without evaluation."""
 
 
 def train_sft(
@@ -53,7 +53,7 @@ def train_sft(
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
 ) -> SftOutcome:
-    """Train the model in place, round after round until the gate is reached, with a folder for each: `round-N`."""
+    """Train the model in place, in rounds until the gate is reached. Each round has a folder `round-N`."""
     progress = progress or NoProgress()
     evaluation: Mapping[str, float] = {}
     for number in range(1, settings.rounds + 1):
@@ -75,54 +75,54 @@ def _round(
     evaluate: Evaluate | None,
     progress: Progress,
 ) -> Mapping[str, float]:
-    """One schedule from its first step to its last; returns the evaluation at its end."""
+    """Run one round, a whole schedule. Returns the evaluation at its end."""
     if number > 1 and settings.later_steps is not None:
         settings = settings.model_copy(update={"steps": settings.later_steps})
     repeats = settings.repeat_steps + settings.varied_steps if number == 1 else 0
     total = repeats + settings.steps
-    policy = Policy(model, _slower(settings.learner, settings.later_lr ** (number - 1)), total)
-    journal = RunState(folder, dump_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE)
-    feed = BatchFeed(draw, settings, number, repeats, model.config.get_text_config().vocab_size, journal)
+    policy = Policy(model, _scaled_lr(settings.learner, settings.later_lr ** (number - 1)), total)
+    state = RunState(folder, dump_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE)
+    feed = BatchFeed(draw, settings, number, repeats, model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
     began, tokens = time.perf_counter(), 0
-    for step in range(journal.step, total):
+    for step in range(state.step, total):
         batch = feed.batch(step)
         weights_BT = token_weights(batch, settings.environment_weight if step >= repeats else 0.0)
         loss = policy.forward_backward(batch, weights_BT != 0.0, weighted_loss(weights_BT))
         row = {"step": step + 1, "loss": loss, "lr": policy.optimiser.rate, "grad_norm": policy.optim_step()}
         tokens += int(batch.lengths_B.sum())
         done = step + 1
-        journal.advance(done, 0)
+        state.advance(done, 0)
         if evaluate is not None and (
             done == total or (settings.evaluate_every and done % settings.evaluate_every == 0)
         ):
             evaluation = dict(evaluate(done))
-            journal.notes["evaluation"] = {**evaluation}
+            state.notes["evaluation"] = {**evaluation}
             progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
             row |= {f"eval/{name}": value for name, value in evaluation.items()}
         if done % settings.log_every == 0 or done == total or len(row) > 4:
-            journal.record(row | {"tokens_per_s": tokens / (time.perf_counter() - began)})
+            state.record(row | {"tokens_per_s": tokens / (time.perf_counter() - began)})
         if done % settings.checkpoint_every == 0 or done == total:
-            journal.save()
+            state.save()
         progress.advance(done, f"loss {loss:.2f}")
-    return cast(Mapping[str, float], journal.notes.get("evaluation", {}))
+    return cast(Mapping[str, float], state.notes.get("evaluation", {}))
 
 
 class BatchFeed:
-    """The batch of each step, as a pure function of seed, round and the place noted in the journal."""
+    """The batch of each step, a pure function of the seed, the round and the chunk stored in the run state."""
 
     def __init__(
-        self, draw: Draw, settings: SftSettings, number: int, repeats: int, vocabulary: int, journal: RunState
+        self, draw: Draw, settings: SftSettings, number: int, repeats: int, vocabulary: int, state: RunState
     ) -> None:
         self._draw, self._settings, self._round = draw, settings, number
-        self._repeats, self._vocabulary, self._notes = repeats, vocabulary, journal.notes
+        self._repeats, self._vocabulary, self._notes = repeats, vocabulary, state.notes
         self._chunk: list[Batch] = []
         self._chunk_number = -1
         self._notes.setdefault("chunk", 0)
         self._notes.setdefault("chunk_began", repeats)
 
     def batch(self, step: int) -> Batch:
-        """What step number `step` trains on; steps are asked for in order."""
+        """Return the batch of step `step`. Steps must be requested in order."""
         settings = self._settings
         if step < self._repeats:
             generator = torch.Generator().manual_seed(derive_seed(settings.seed, "repeats", step))
@@ -140,13 +140,13 @@ class BatchFeed:
         return self._chunk[step - cast(int, self._notes["chunk_began"])]
 
     def _open(self, number: int) -> None:
-        """Draw the demonstrations of a chunk and cut them into steps of like lengths, in random order."""
+        """Draw the demonstrations of a chunk and split them into steps of similar lengths, in random order."""
         if number == self._chunk_number:
             return
         settings = self._settings
         rng = random.Random(f"{settings.seed}/{self._round}/chunk/{number}")
         done = (cast(int, self._notes["chunk_began"]) - self._repeats) / max(1, settings.steps)
-        if self._round > 1:  # the curriculum is over; a second walk through its drills unlearns what they prepared
+        if self._round > 1:  # the curriculum is over: repeating its drills unlearns later skills
             done = 1.0
         runs = []
         tokens = 0
@@ -160,14 +160,14 @@ class BatchFeed:
 
 
 def token_weights(batch: Batch, environment_weight: float) -> Tensor:
-    """Weight of each token's loss: 1 for the agent's, `environment_weight` for the rest; they add up to 1."""
+    """Return the loss weights of tokens: 1 for the agent's, `environment_weight` for others, then scaled to sum 1."""
     agent_BT = batch.agent_BT & batch.predicted_BT
     weights_BT = torch.where(agent_BT, 1.0, torch.where(batch.predicted_BT, environment_weight, 0.0))
     return weights_BT / weights_BT.sum().clamp(min=1e-9)
 
 
 def weighted_loss(weights_BT: Tensor) -> Loss:
-    """The weighted negative log-likelihood of a batch, part by part."""
+    """Return the weighted negative log-likelihood as a loss over parts of a batch."""
 
     def loss(logprobs_bt: Tensor, rows_b: Tensor) -> Tensor:
         return weighted_nll(logprobs_bt, weights_BT[rows_b, : logprobs_bt.shape[1]].to(logprobs_bt.device))
@@ -175,11 +175,11 @@ def weighted_loss(weights_BT: Tensor) -> Loss:
     return loss
 
 
-def _slower(learner: LearnerSettings, share: float) -> LearnerSettings:
+def _scaled_lr(learner: LearnerSettings, share: float) -> LearnerSettings:
     optimiser = learner.optimiser.model_copy(update={"lr": learner.optimiser.lr * share})
     return learner.model_copy(update={"optimiser": optimiser})
 
 
 def weighted_nll(logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """-Σ weight · log p over the tokens whose weight is not 0: the supervised loss, once the weights add up to 1."""
+    """Return -Σ weight · log p over the tokens with a weight other than 0: the supervised loss if weights sum to 1."""
     return -(torch.where(weights_BT != 0.0, logprobs_BT, 0.0) * weights_BT).sum()

@@ -1,4 +1,4 @@
-"""Settings of supervised training. No torch in here: a recipe is checked before anything heavy is loaded."""
+"""Settings of supervised fine-tuning. Does not import torch: a recipe is checked before torch is loaded."""
 
 from typing import Annotated, TypeAlias
 
@@ -11,72 +11,72 @@ Weight: TypeAlias = Annotated[float, Field(ge=0.0)]
 
 
 class Phase(Settings):
-    """A stretch of a curriculum: which questions demonstrations are drawn from until `until` of training is over."""
+    """A phase of a curriculum: the distribution of demonstrations until `until` of training is done."""
 
     until: float = Field(gt=0.0, le=1.0)
     """Share of training at which this phase ends."""
     hops: dict[int, Weight]
-    """Number of hops → its share of the draws; they need not add up to 1."""
+    """Number of hops → its share of the draws. Shares need not sum to 1."""
 
 
 class SftSettings(Settings):
-    """Supervised training on demonstrations: the warm start. The defaults make a laptop policy from nothing."""
+    """Supervised fine-tuning on demonstrations. The defaults train a laptop policy from random weights."""
 
     steps: int = Field(default=800, ge=0)
-    """Updates on demonstrations, in each round."""
+    """Updates on demonstrations, per round."""
     tokens_per_step: int = Field(default=3000, ge=1)
-    """Tokens in an update, padding included."""
+    """Tokens per update, padding included."""
     learner: LearnerSettings = LearnerSettings(
         optimiser=OptimiserSettings(lr=3e-3, betas=(0.9, 0.98), decay="linear", decay_from=0.5),
         precision="auto",
     )
-    """How the model is run and stepped."""
+    """Training of the model."""
     environment_weight: float = Field(default=0.1, ge=0.0)
-    """Weight of a token that the agent did not write (prompt, documents); the agent's weigh 1."""
+    """Loss weight of a token that the agent did not write (prompt, documents); the agent's tokens have 1."""
     repeat_steps: int = Field(default=100, ge=0)
-    """Updates on random sequences written twice, before the demonstrations: they teach an untrained model to copy.
-    0 for a model that has been trained before."""
+    """Updates on the copy task before the demonstrations, which teach an untrained model to copy. Use 0 for a
+    pretrained model."""
     varied_steps: int = Field(default=0, ge=0)
-    """Updates that follow, in every other of which lengths and distances spread: copying by content."""
+    """Further updates on the copy task. In every other one, lengths and distances vary: copying by content."""
     repeat_tokens: int = Field(default=1536, ge=4)
-    """Tokens in such an update."""
+    """Tokens per update on the copy task."""
     repeat_length: int = Field(default=24, ge=2)
-    """Tokens in a sequence, before it is repeated."""
+    """Tokens of a sequence of the copy task."""
     curriculum: tuple[Phase, ...] = (
         Phase(until=0.15, hops={1: 1.0}),
         Phase(until=1.0, hops={1: 0.25, 2: 0.3, 3: 0.25, 4: 0.2}),
     )
-    """Which questions when, for demonstrations whose hops are known."""
+    """Phases that set the shares of hops, for demonstrations whose hops are known."""
     gate: float | None = None
-    """Value of `gate_metric` below which another round follows, up to `rounds`."""
+    """If `gate_metric` is below this, another round follows, up to `rounds`."""
     gate_metric: str = "exact_match"
-    """Name of the evaluation that the gate looks at."""
+    """Metric of the evaluation that the gate compares."""
     rounds: int = Field(default=3, ge=1)
-    """Rounds at most; each begins with the weights of the one before it and a fresh schedule."""
+    """Maximum number of rounds. Each starts from the weights of the previous round with a new schedule."""
     later_steps: int | None = Field(default=None, ge=1)
-    """Updates of each round after the first; `steps` when not set."""
+    """Updates per round after the first; `steps` if not set."""
     later_lr: float = Field(default=0.5, gt=0.0)
-    """Share of the learning rate that is left after every round."""
+    """Factor on the learning rate after every round."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 evaluates only at the end of a round."""
     log_every: int = Field(default=10, ge=1)
-    """Steps between lines of metrics."""
+    """Steps between rows of metrics."""
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between checkpoints; the last step always has one."""
     seed: int = 0
-    """Everything random in the run follows from it."""
+    """Seed of all randomness in the run."""
 
 
 class RejectionSettings(Settings):
-    """Rejection sampling: the agent's own runs that were right are demonstrations for supervised training."""
+    """Rejection sampling: supervised fine-tuning on the agent's own right runs."""
 
     samples: int = Field(default=5, ge=1)
-    """Runs of each question."""
+    """Runs per question."""
     temperature: float = Field(default=1.0, gt=0.0)
-    """Sampling temperature of those runs."""
+    """Sampling temperature of the runs."""
     at_least: float = 1.0
-    """Runs whose reward is at least this are right."""
+    """A run counts as right if its reward is at least this."""
     keep: int = Field(default=1, ge=1)
-    """Right runs of one question that are kept, at most; drawn by the recipe's seed."""
+    """Maximum number of right runs kept per question, a random sample with the recipe's seed."""
     sft: SftSettings = SftSettings()
-    """The supervised training on what was kept; nothing is repeated in it (`repeat_steps`)."""
+    """Supervised fine-tuning on the kept runs, without the copy task (`repeat_steps`)."""

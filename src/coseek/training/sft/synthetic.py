@@ -1,9 +1,9 @@
-"""Lessons: what a laptop generator learns from. Questions of throw-away worlds with their gold passages among others.
+"""Synthetic examples: training data of a laptop generator, questions of laptop worlds with gold and other passages.
 
-Made as they are drawn, with the passages in a new order every time. The passages beside the gold ones are what BM25
-finds for the question: look-alikes, namesakes and former values. A drill has 0 hops: its question lists names, each
-with a relation, and its lines tell just these facts. So finding the passage of a name and the fact in it are learnt
-before questions must be understood.
+Examples are made when drawn, with the passages in a new random order. The other passages are those that BM25 finds for
+the question: look-alikes, namesakes and former values. A drill has 0 hops: its question lists names, each with a
+relation, and its answer states these facts. It teaches to find the passage of a name, and the fact in it, before
+questions must be understood.
 """
 
 import random
@@ -24,18 +24,18 @@ from coseek.world.rationales import line, rationale
 from coseek.world.world import World
 
 NEIGHBOURS = 12
-"""Passages that the ones beside the gold ones are drawn from."""
+"""Number of BM25's passages per question, from which the other passages are drawn."""
 DRILL_FACTS = 6
-"""Facts of a drill, at most."""
+"""Maximum number of facts in a drill."""
 GROWN = 0.4
-"""Share of training after which lessons may have as many passages as they ever have."""
+"""Share of training after which examples may have the maximum number of passages."""
 OF_ANOTHER_KIND = 0.3
-"""Share of drills in which one entity is of any kind."""
+"""Share of drills in which the kind of one entity is drawn again."""
 
 
 @dataclass(frozen=True)
 class SyntheticExample:
-    """A question, the passages to answer it from, and what is to be written."""
+    """A question, the passages that answer it, and the target text."""
 
     question: Question
     passages: tuple[Passage, ...]
@@ -44,7 +44,7 @@ class SyntheticExample:
 
 @dataclass(frozen=True)
 class WorldSampler:
-    """One world with what BM25 finds for its questions."""
+    """Samples examples from one world."""
 
     world: World
     split: str
@@ -55,13 +55,13 @@ class WorldSampler:
 
     @cached_property
     def found(self) -> dict[str, list[Passage]]:
-        """Question id → the best passages for its text."""
+        """Question id → BM25's top passages for its text."""
         lists = Bm25.over(self.world.corpus).search([one.question for one in self.questions], NEIGHBOURS)
         return {one.id: [hit.passage for hit in hits] for one, hits in zip(self.questions, lists, strict=True)}
 
     @cached_property
     def entities(self) -> dict[str, list[Entity]]:
-        """Those with facts, by kind."""
+        """Entities with facts, by kind."""
         kinds: dict[str, list[Entity]] = {}
         for entity in self.world.oracle.facts.values():
             if entity.facts:
@@ -69,7 +69,7 @@ class WorldSampler:
         return kinds
 
     def passages(self, question: Question, count: int, rng: random.Random) -> tuple[Passage, ...]:
-        """The gold passages and others, `count` in all and at least one other, in random order."""
+        """Return the gold passages and at least one other, if any, `count` in total, in random order."""
         gold = [self.world.corpus.by_id(ident) for ident in question.gold_ids]
         others = [passage for passage in self.found[question.id] if passage.id not in question.gold_ids]
         chosen = gold + rng.sample(others, min(len(others), max(1, count - len(gold))))
@@ -77,23 +77,23 @@ class WorldSampler:
         return tuple(chosen)
 
     def lesson(self, question: Question, count: int, rng: random.Random) -> SyntheticExample:
-        """A question of the world with `count` passages."""
+        """Make an example of a question of the world with `count` passages."""
         passages = self.passages(question, count, rng)
         numbers = {passage.id: number for number, passage in enumerate(passages, start=1)}
         titles = {passage.id: passage.title for passage in passages}
         return SyntheticExample(question, passages, rationale(question, numbers, titles))
 
     def drill(self, count: int, rng: random.Random) -> SyntheticExample:
-        """Facts of `count` entities, most of them of one kind, asked for by name and relation in any order."""
+        """Make a drill on `count` entities, mostly of one kind: facts asked by name and relation, shuffled."""
         kind = rng.choice(sorted(self.entities))
         alike = self.entities[kind]
         chosen = rng.sample(alike, min(len(alike), count))
         if rng.random() < OF_ANOTHER_KIND:
             chosen[-1] = rng.choice(self.entities[rng.choice(sorted(self.entities))])
         numbered = list(enumerate(dict.fromkeys(chosen), start=1))
-        told = [(number, entity, fact) for number, entity in numbered for fact in entity.facts]
-        rng.shuffle(told)
-        asked = told[: rng.randint(1, DRILL_FACTS)]
+        facts = [(number, entity, fact) for number, entity in numbered for fact in entity.facts]
+        rng.shuffle(facts)
+        asked = facts[: rng.randint(1, DRILL_FACTS)]
         names = " ;".join(f" {entity.title.strip()} , {fact.noun}" for _, entity, fact in asked)
         lines = [line(entity.title, number, (fact.noun, fact.value)) for number, entity, fact in asked]
         passages = tuple(self.world.corpus.by_id(entity.id) for _, entity in numbered)
@@ -102,44 +102,44 @@ class WorldSampler:
 
 @dataclass(frozen=True)
 class ExampleWriter:
-    """Draws lessons and writes them in a generator's own ids, with the prompt that it will be asked with."""
+    """Draws examples and writes them as token ids, with the generator's prompt."""
 
-    rooms: Sequence[WorldSampler]
+    samplers: Sequence[WorldSampler]
     generator: Generator
     tokenizer: Tokenizer
     phases: Sequence[Phase]
     passages: tuple[int, int]
-    """Fewest and most passages of a lesson."""
+    """Minimum and maximum number of passages in an example."""
 
     @cached_property
     def by_hops(self) -> dict[int, list[tuple[WorldSampler, Question]]]:
         named: dict[int, list[tuple[WorldSampler, Question]]] = {0: []}
-        for room in self.rooms:
-            for question in room.questions:
-                named.setdefault(question.hops or 0, []).append((room, question))
+        for sampler in self.samplers:
+            for question in sampler.questions:
+                named.setdefault(question.hops or 0, []).append((sampler, question))
         return named
 
     def draw(self, done: float, rng: random.Random) -> Trajectory:
-        """A lesson for someone who has `done` of the training behind them."""
+        """Draw an example at the share `done` of training."""
         hops = hops_at(self.phases, done, self.by_hops, rng)
         count = rng.randint(self.passages[0], self.most(done))
         if not hops:
-            return self.write(rng.choice(self.rooms).drill(count, rng))
-        room, question = rng.choice(self.by_hops[hops])
-        return self.write(room.lesson(question, count, rng))
+            return self.write(rng.choice(self.samplers).drill(count, rng))
+        sampler, question = rng.choice(self.by_hops[hops])
+        return self.write(sampler.lesson(question, count, rng))
 
     def most(self, done: float) -> int:
-        """Passages of a lesson at most: the fewest at first, all of them from `GROWN` on."""
+        """Return the maximum number of passages: the minimum at first, then growing linearly until `GROWN`."""
         fewest, most = self.passages
         return fewest + round((most - fewest) * min(1.0, done / GROWN))
 
-    def write(self, lesson: SyntheticExample) -> Trajectory:
-        """The prompt as environment, the lines and the end of text as what is to be learnt."""
-        prompt = self.generator.context(ReadingInput(lesson.question.question, lesson.passages)).prompt
+    def write(self, example: SyntheticExample) -> Trajectory:
+        """Make a trajectory: the prompt is the environment's, the target text and the end token are the agent's."""
+        prompt = self.generator.context(ReadingInput(example.question.question, example.passages)).prompt
         shown = tuple(self.tokenizer.encode_data(prompt))
-        written = (*self.tokenizer.encode_data(lesson.written), self.tokenizer.eos_id)
+        written = (*self.tokenizer.encode_data(example.written), self.tokenizer.eos_id)
         return Trajectory(
-            question=lesson.question,
+            question=example.question,
             protocol="generator",
             segments=(
                 Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(shown), shown),

@@ -1,1 +1,1 @@
-"""Trackers: one file for each experiment service."""
+"""Trackers: one file for each experiment service. See `training/tracker.py`."""

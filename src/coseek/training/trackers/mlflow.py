@@ -1,4 +1,4 @@
-"""MLflow: the server of `MLFLOW_TRACKING_URI`, or else files in the training folder.
+"""MLflow: logs to the server of `MLFLOW_TRACKING_URI`, or to files in the training folder if it is not set.
 
 Read the files with `mlflow ui --backend-store-uri OUT/trackers/mlflow`. `MLFLOW_EXPERIMENT_NAME` names the experiment.
 """
@@ -12,9 +12,9 @@ from coseek.training.tracker import TrackedRun
 
 NEEDS = "mlflow"
 TAG = "coseek.run"
-"""Tag under which a run is found again."""
+"""Tag that holds the run's id."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""MLflow waits 2 minutes for a server and tries it 7 times, and training waits with it. Your own values stay."""
+"""Shorter timeouts: MLflow's own wait 2 minutes for a server, 7 times, and blocks training. Set values are kept."""
 
 
 class MlflowTracker:
@@ -48,7 +48,7 @@ class MlflowTracker:
 
         ident = str(self._client.create_run(self._experiment, tags={TAG: run.id}, run_name=run.name).info.run_id)
         params = [Param(name, value) for name, value in flat(run.config)]
-        for start in range(0, len(params), 100):  # a server takes 100 at once
+        for start in range(0, len(params), 100):  # a server accepts 100 per request
             self._client.log_batch(ident, params=params[start : start + 100])
         return ident
 
@@ -64,7 +64,7 @@ class MlflowTracker:
 
 
 def flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
-    """A tree as (dotted name, value as text); what is empty or not set is left out."""
+    """Flatten a tree to (dotted name, value as text), without empty or unset values."""
     if isinstance(value, dict):
         for key, inside in value.items():
             yield from flat(inside, f"{name}.{key}" if name else key)
@@ -73,7 +73,7 @@ def flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def allowed(name: str) -> str:
-    """A name without the characters that MLflow refuses: `held/recall@5` becomes `held/recall-5`."""
+    """Replace the characters that MLflow refuses: `held/recall@5` becomes `held/recall-5`."""
     return "".join(sign if sign.isalnum() or sign in "_-. :/" else "-" for sign in name)
 
 

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the training folder, read by `tensorboard --logdir OUT/trackers/tensorboard`."""
+"""TensorBoard: writes event files to the training folder; read by `tensorboard --logdir OUT/trackers/tensorboard`."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ NEEDS = "tensorboard"
 
 
 class TensorBoardTracker:
-    """Writes scalars. Every row is flushed, so that a killed run leaves it readable."""
+    """Writes scalars. Flushes every row, so that the files of a killed run are readable."""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Readers drop what an earlier session wrote after the last step that it noted as sent.
+        # Readers drop rows of an earlier session after its last step that is noted as sent.
         purge = None if run.last_step is None else run.last_step + 1
         self._writer = SummaryWriter(log_dir=str(run.store / run.part), purge_step=purge)
 

@@ -1,6 +1,6 @@
-"""Trackio: a database on this machine (`TRACKIO_DIR`), shown by `trackio show --project coseek`.
+"""Trackio: logs to a database on this machine (`TRACKIO_DIR`). Read it with `trackio show --project coseek`.
 
-Rows go elsewhere only where Trackio's own variables say so (`TRACKIO_SPACE_ID`, `TRACKIO_SERVER_URL`).
+Rows leave the machine only if Trackio's own variables say so (`TRACKIO_SPACE_ID`, `TRACKIO_SERVER_URL`).
 """
 
 import io
@@ -13,16 +13,16 @@ NEEDS = "trackio"
 
 
 class TrackioTracker:
-    """One Trackio run, continued by its name, which therefore holds a part of the id.
+    """One Trackio run, resumed by its name, which therefore contains a part of the id.
 
-    Trackio writes in a thread, twice a second: a killed process may lose the last half second of rows.
+    Trackio writes in a thread, twice per second: a killed process may lose the rows of the last half second.
     """
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
         self._finish = trackio.finish
-        with redirect_stdout(io.StringIO()):  # it prints, and standard output belongs to the command
+        with redirect_stdout(io.StringIO()):  # Trackio prints, but standard output is reserved for the command
             self._run = trackio.init(
                 project="coseek",
                 name=f"{run.name} {run.id[:8]}",

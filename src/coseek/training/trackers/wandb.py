@@ -1,6 +1,6 @@
-"""Weights & Biases: offline unless `WANDB_MODE=online`. `WANDB_PROJECT` and `WANDB_ENTITY` hold as everywhere.
+"""Weights & Biases: offline unless `WANDB_MODE=online`. `WANDB_PROJECT` and `WANDB_ENTITY` apply as usual.
 
-Offline files lie in the training folder; `wandb sync --append OUT/trackers/wandb/wandb/offline-run-*` uploads them.
+Offline files are in the training folder; `wandb sync --append OUT/trackers/wandb/wandb/offline-run-*` uploads them.
 """
 
 import os
@@ -12,9 +12,9 @@ NEEDS = "wandb"
 
 
 class WandbTracker:
-    """One W&B run, continued by its id. `step` is a logged value and the x-axis of all others.
+    """One W&B run, resumed by its id. `step` is a logged value and the x-axis of all others.
 
-    W&B's own counter must grow with every row, and two rows may have the same step. It therefore counts rows.
+    W&B's own counter must increase with every row, and two rows may have the same step, so it counts rows.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -30,7 +30,7 @@ class WandbTracker:
             config=run.config,
             mode=os.environ.get("WANDB_MODE", "offline"),
             reinit="create_new",
-            # No more than the rows and the recipe: neither the output, the commit, the code nor the machine's readings.
+            # Send only the rows and the recipe: no console output, commit, code or system metrics.
             settings=wandb.Settings(
                 silent=True,
                 console="off",

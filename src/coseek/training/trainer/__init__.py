@@ -1,1 +1,1 @@
-"""Learning: ledgers as batches, modules that are stepped, checkpoints."""
+"""Trainer: batches of trajectories, learners, optimisers, checkpoints."""

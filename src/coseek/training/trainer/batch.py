@@ -1,9 +1,9 @@
-"""Batch: the token ledgers of many trajectories as padded tensors. There is no text in here.
+"""Batch: the token ids of trajectories as padded tensors. It holds no text.
 
-Shapes: B rows · T tokens, padded on the right · N tokens that a loss looks at · D hidden size · V vocabulary.
+Shapes: B rows · T tokens, padded on the right · N tokens in a loss · D hidden size · V vocabulary.
 
-One convention everywhere: a `_BT` tensor is indexed by the token it speaks of. `logprobs_BT[b, t]` is the
-log-probability *of* token t (the model gave it at position t-1); a value at t is that of the state *before* token t.
+Convention: a `_BT` tensor is indexed by the token that it describes. `logprobs_BT[b, t]` is the log-probability *of*
+token t (output of the model at position t-1); a value at t is that of the state *before* token t.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from coseek.core.errors import DataError
 from coseek.data.trajectory import Author, Trajectory
 
 FILLER_ID = 0
-"""What stands behind a row's end. Any id would do: lengths say what is real, never the id."""
+"""Id of the padding. Any id works: lengths mark the padding, never the id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of token ids with who wrote them; everything behind `lengths_B` is filler."""
+    """Rows of token ids with their authors. Positions from `lengths_B` on are padding."""
 
     ids_BT: Tensor
     agent_BT: Tensor
     """True where the agent wrote the token."""
     logprobs_BT: Tensor
-    """What the sampler said of each agent token; 0 elsewhere, and never read there."""
+    """The sampler's log-probability of each agent token; 0 elsewhere, where it is never read."""
     lengths_B: Tensor
 
     def __len__(self) -> int:
@@ -40,13 +40,13 @@ class Batch:
 
     @property
     def predicted_BT(self) -> Tensor:
-        """True where a model can say something of the token: every real one but the first."""
+        """True at tokens that a model predicts: all of a row but the first."""
         predicted_BT = self.real_BT
         predicted_BT[:, 0] = False
         return predicted_BT
 
     def select(self, rows_B: Tensor) -> "Batch":
-        """These rows alone, cut to the longest of them."""
+        """Select rows, cut to the longest of them."""
         width = int(self.lengths_B[rows_B].max())
         return Batch(
             ids_BT=self.ids_BT[rows_B, :width],
@@ -62,7 +62,7 @@ class Batch:
 
 
 def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
-    """The ledgers of these trajectories, one row each, straight from their ids."""
+    """Make a batch of the ids of trajectories, one row each. Raises `DataError` for runs without exact ids."""
     if not trajectories:
         raise DataError("a batch needs at least one trajectory")
     lengths_B = torch.tensor([sum(len(segment.ids) for segment in run.segments) for run in trajectories])
@@ -72,12 +72,12 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     logprobs_BT = torch.zeros(shape, dtype=torch.float32)
     for row, run in enumerate(trajectories):
         if not run.segments or not run.segments[0].ids or run.segments[0].author is Author.AGENT:
-            raise DataError(f"the trajectory of question {run.question.id!r} begins without a prompt to go on from")
+            raise DataError(f"the trajectory of question {run.question.id!r} begins without a prompt")
         if not run.exact:
             raise DataError(
-                f"the run of question {run.question.id!r} cannot be trained on: its server did not say which ids "
-                "it sampled and how likely they were; run the agent from its folder, or on a server that returns "
-                "both (vLLM, SGLang, `coseek serve model`)"
+                f"the run of question {run.question.id!r} cannot be trained on: its server did not return the ids "
+                "that it sampled and their log-probabilities; run the agent from its folder, or on a server that "
+                "returns both (vLLM, SGLang, `coseek serve model`)"
             )
         start = 0
         for segment in run.segments:
@@ -91,17 +91,17 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
 
 
 def before(wanted_BT: Tensor) -> Tensor:
-    """True at the positions that say something of a wanted token: one to the left of it."""
+    """Return the positions whose outputs predict a wanted token: one to the left of it."""
     before_BT = torch.zeros_like(wanted_BT)
     before_BT[:, :-1] = wanted_BT[:, 1:]
     return before_BT
 
 
 def micro_batches(lengths_B: Tensor, max_tokens: int) -> list[Tensor]:
-    """Cut rows into groups of like length holding at most `max_tokens` with their padding.
+    """Split rows into groups of similar length with at most `max_tokens` tokens, padding included.
 
-    Longest first, so a machine that lacks the memory says so at once. A row longer than the budget goes alone.
-    Ties keep the rows' order, so the same lengths always give the same cut.
+    The longest come first, so a lack of memory shows at once. A row longer than the limit is a group of its own. Ties
+    keep the rows' order, so equal lengths always give the same groups.
     """
     order = sorted(range(len(lengths_B)), key=lambda row: -int(lengths_B[row]))
     cut: list[Tensor] = []

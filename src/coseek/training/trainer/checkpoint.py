@@ -1,12 +1,12 @@
-"""Checkpoint: everything a run needs to go on as if it had not been stopped, written whole or not at all.
+"""Checkpoint: the full state of a run, written atomically, from which it resumes as if it had not stopped.
 
     checkpoints/step-000012/state.pt        tensors and plain values (torch's own format, loaded with weights_only)
-    checkpoints/step-000012/manifest.json   what it is, and the sha256 of state.pt
+    checkpoints/step-000012/manifest.json   schema, step, and the sha256 of state.pt
 
-    checkpoints/healthy                     the last one that was followed by steps without an alarm, for reinforcement
-    checkpoints/candidate                   learning; and the one that may be the next
+    checkpoints/healthy                     in reinforcement learning: the last one followed by steps without an alarm
+    checkpoints/candidate                   the one that may replace it
 
-The last two are kept. A checkpoint counts only if its sum is right; otherwise the one before it is taken.
+The last two steps are kept. A checkpoint is valid only if its sha256 matches; otherwise the one before it is loaded.
 """
 
 import hashlib
@@ -29,28 +29,28 @@ _NAME = re.compile(r"\.?step-(\d+)(?:\.old)?")
 
 
 class TrainingState(TypedDict):
-    """All of a run between two steps. What is random in a step follows from the seed and the step's number."""
+    """State of a run between two steps. Randomness in a step depends only on the seed and the step's number."""
 
     step: int
-    """Steps that are over."""
+    """Steps that are done."""
     position: int
-    """How far into the data the run is."""
+    """Position in the data."""
     metrics_bytes: int
     """Length of metrics.jsonl."""
     torch_rng: torch.Tensor
-    """State of torch's global generator: no code here draws from it, a module's own code might."""
+    """State of torch's global generator. No code here draws from it, but a module's own code may."""
     settings: JsonObject
-    """What the run was started with."""
+    """Settings of the run."""
     learners: dict[str, LearnerState]
-    """`policy`, `critic`: module and optimiser."""
+    """State of module and optimiser of `policy` and `critic`."""
     frozen: dict[str, dict[str, torch.Tensor]]
-    """Weights that do not change but belong to the run (`reference`)."""
+    """Weights that do not change in the run (`reference`)."""
     notes: JsonObject
-    """What a loop remembers beside that."""
+    """Further state of a loop."""
 
 
-class _Summed:
-    """A file being written, with its sha256. It remembers the error of a failed write, whatever torch makes of it."""
+class _HashedFile:
+    """A file being written, with its sha256. It stores the error of a failed write, which torch may replace."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -71,7 +71,7 @@ class _Summed:
 
 
 def save_checkpoint(folder: Path, state: TrainingState) -> Path:
-    """Write `folder/step-N` and forget all but the last two; a full disk leaves what was there and says so."""
+    """Write `folder/step-N` and delete all but the last two. On a failed write the others stay; raises `DiskFault`."""
     path = folder / f"step-{state['step']:06d}"
     try:
         atomic_folder(path, lambda part: _fill(part, state))
@@ -83,32 +83,32 @@ def save_checkpoint(folder: Path, state: TrainingState) -> Path:
             f"({error.strerror or error}); {kept}; make room there and go on with --resume"
         ) from None
     for step in sorted(_steps(folder))[:-KEPT]:
-        _forget(folder / f"step-{step:06d}")
+        _delete(folder / f"step-{step:06d}")
     return path
 
 
 def _fill(part: Path, state: TrainingState) -> None:
     with (part / "state.pt").open("wb") as file:
-        summed = _Summed(file)
+        hashed = _HashedFile(file)
         try:
-            torch.save(dict(state), cast(IO[bytes], summed))
+            torch.save(dict(state), cast(IO[bytes], hashed))
             file.flush()
         except (OSError, RuntimeError):
-            # torch turns the OSError of a full disk into a RuntimeError of its own words.
-            if summed.error is not None:
-                raise summed.error from None
+            # torch replaces the OSError of a full disk by a RuntimeError.
+            if hashed.error is not None:
+                raise hashed.error from None
             raise
-    write_json(part / "manifest.json", {"schema": SCHEMA, "step": state["step"], "sha256": summed.sha.hexdigest()})
+    write_json(part / "manifest.json", {"schema": SCHEMA, "step": state["step"], "sha256": hashed.sha.hexdigest()})
 
 
 def load_checkpoint(folder: Path) -> TrainingState | None:
-    """The newest checkpoint whose sum is right; `None` when there is none at all."""
-    _sweep(folder)
+    """Load the newest valid checkpoint; `None` if there is none. Raises `RunError` if all are damaged."""
+    _remove_partial(folder)
     steps = sorted(_steps(folder), reverse=True)
     for step in steps:
         path = folder / f"step-{step:06d}"
         recover_folder(path)
-        if _is_whole(path):
+        if _is_valid(path):
             return _read(path)
     if steps:
         raise RunError(f"none of the checkpoints in {folder} is whole (steps {steps}); delete them to start again")
@@ -116,10 +116,10 @@ def load_checkpoint(folder: Path) -> TrainingState | None:
 
 
 def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
-    """Decide, each time a checkpoint is written, what `folder/healthy` is.
+    """Update `folder/healthy`, each time a checkpoint is written.
 
-    A collapse is under way before any alarm sees it, so a checkpoint waits as the candidate and counts as healthy only
-    when `patience` more steps have brought no alarm. Deciding twice changes nothing: a resumed run may.
+    A collapse starts before an alarm detects it. So a checkpoint is first a candidate, and becomes healthy only after
+    `patience` further steps without an alarm. The call is idempotent: a resumed run may repeat it.
     """
     candidate = folder / CANDIDATE
     recover_folder(candidate)
@@ -142,7 +142,7 @@ def keep_healthy(folder: Path, step: int, alarm: bool, patience: int) -> None:
 
 
 def _link(source: Path, part: Path) -> None:
-    """The files of a checkpoint under another name; a second copy only where the disk knows no links."""
+    """Hard-link the files of a checkpoint to `part`; copy them if the file system has no links."""
     for file in source.iterdir():
         try:
             os.link(file, part / file.name)
@@ -158,13 +158,13 @@ def _step_of(path: Path) -> int | None:
 
 
 def load_healthy(folder: Path) -> TrainingState | None:
-    """The last checkpoint that steps without an alarm followed; `None` when there is none that is whole."""
+    """Load the healthy checkpoint; `None` if there is no valid one."""
     recover_folder(folder / HEALTHY)
-    return _read(folder / HEALTHY) if _is_whole(folder / HEALTHY) else None
+    return _read(folder / HEALTHY) if _is_valid(folder / HEALTHY) else None
 
 
 def _read(path: Path) -> TrainingState:
-    # Read onto the CPU: where a module lives is its own affair.
+    # Load to the CPU: `load_state_dict` moves tensors to the module's device.
     loaded: TrainingState = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
     return loaded
 
@@ -174,7 +174,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def check_settings(began: JsonObject, now: JsonObject, free: frozenset[str]) -> None:
-    """Refuse to go on under other settings than the run began with; those in `free` may change."""
+    """Raise `SettingError` if settings differ from those that the run began with, except those in `free`."""
     for name in sorted({*began, *now} - free):
         if began.get(name) != now.get(name):
             raise SettingError(
@@ -183,7 +183,7 @@ def check_settings(began: JsonObject, now: JsonObject, free: frozenset[str]) -> 
             )
 
 
-def _is_whole(path: Path) -> bool:
+def _is_valid(path: Path) -> bool:
     try:
         manifest = read_json(path / "manifest.json")
     except CoseekError:
@@ -195,14 +195,14 @@ def _is_whole(path: Path) -> bool:
 
 
 def _steps(folder: Path) -> set[int]:
-    """Steps with a folder, or with the leftover of a replacement that a kill cut in two."""
+    """Return the steps with a folder, or with the remains of an interrupted replacement."""
     if not folder.is_dir():
         return set()
     return {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what a killed write left behind."""
+def _remove_partial(folder: Path) -> None:
+    """Remove partial files of interrupted writes."""
     for leftover in folder.glob(".*.part"):
         shutil.rmtree(leftover)
 
@@ -211,8 +211,8 @@ def _last_step(folder: Path) -> int | None:
     return max(_steps(folder), default=None)
 
 
-def _forget(path: Path) -> None:
-    """The manifest goes first: a half-deleted checkpoint must not look whole."""
+def _delete(path: Path) -> None:
+    """Delete a checkpoint, its manifest first: a half-deleted checkpoint must not be valid."""
     for name in ("manifest.json", "state.pt"):
         (path / name).unlink(missing_ok=True)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Critic: the value model of PPO. It says what reward a row will get, seen from before each token."""
+"""Critic: the value model of PPO. It predicts the return of a row from the state before each token."""
 
 import copy
 
@@ -16,44 +16,44 @@ from coseek.training.trainer.workers import ALONE, Workers
 
 
 class ValueModule(nn.Module):
-    """A trunk of its own with one linear output that begins at zero, so the first values are 0 for every state."""
+    """A trunk with one linear output, initialised to zero, so all initial values are 0."""
 
-    def __init__(self, policy: PreTrainedModel, trims: bool) -> None:
+    def __init__(self, policy: PreTrainedModel, reduce: bool) -> None:
         super().__init__()
         self.trunk = copy.deepcopy(policy.base_model)
         merge_adapters(self.trunk)
-        self.trim = reducible_parts(self.trunk.eval()) if trims else ()
+        self.reduced = reducible_parts(self.trunk.eval()) if reduce else ()
         self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
         self.trunk.requires_grad_(True)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
-        """A value at each position; without meaning where no wanted token follows."""
-        with reduced_last_layer(self.trunk, self.trim, before(wanted_BT)):
+        """Return a value at each position, shape BT; undefined where the next token is not wanted."""
+        with reduced_last_layer(self.trunk, self.reduced, before(wanted_BT)):
             hidden_BTD: Tensor = self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
         values_BT: Tensor = self.head(hidden_BTD)[..., 0]
         return values_BT
 
 
 class Critic(Learner):
-    """A copy of the policy's trunk with a linear head, stepped on its own.
+    """A copy of the policy's trunk with a linear head and an optimiser of its own.
 
-    The trunk is not shared: the value loss would then pull at the policy's features, with one more coefficient to tune.
-    The price is a second forward and backward pass (the papers pay it too: actor 1e-6, critic 1e-5).
+    The trunk is not shared: the value loss would then change the policy's features, and its weight would need tuning.
+    The cost is a second forward and backward pass. Search-R1 also trains two models (actor lr 1e-6, critic lr 1e-5).
     """
 
     def __init__(
         self, policy: PreTrainedModel, settings: LearnerSettings, updates: int, workers: Workers = ALONE
     ) -> None:
-        module = ValueModule(policy, trims=not settings.checkpointing)
+        module = ValueModule(policy, reduce=not settings.checkpointing)
         if settings.lora is not None:
             attach(module.trunk, settings.lora)
         super().__init__(module, settings, updates, workers)
 
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
-        """Value of the state *before* each wanted token, hence read one position to its left."""
-        with self._arithmetic():
+        """Return the value of the state *before* each wanted token, the output one position to its left; shape BT."""
+        with self._autocast():
             values_BT = entry(part.ids_BT, wanted_BT).float()
         before_BT = torch.cat([torch.zeros_like(values_BT[:, :1]), values_BT[:, :-1]], dim=1)
         return torch.where(wanted_BT, before_BT, 0.0)

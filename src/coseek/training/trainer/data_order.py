@@ -1,4 +1,4 @@
-"""Order: which questions come when, as a pure function of a seed and a position. Nothing to save but the position."""
+"""Data order: the sequence of questions, a pure function of a seed and a position. Only the position is saved."""
 
 import hashlib
 import random
@@ -11,7 +11,7 @@ from coseek.data.question import Question
 
 @dataclass(frozen=True)
 class QuestionStream:
-    """An endless stream: every epoch is the questions in a new shuffle."""
+    """An endless stream of questions, shuffled anew every epoch."""
 
     questions: Sequence[Question]
     seed: int
@@ -21,7 +21,7 @@ class QuestionStream:
             raise DataError("there are no questions to train on; give at least one")
 
     def take(self, position: int, count: int) -> list[Question]:
-        """The questions at `position`, `position + 1`, … of the stream."""
+        """Return the `count` questions from `position` on."""
         taken: list[Question] = []
         while len(taken) < count:
             epoch, start = divmod(position + len(taken), len(self.questions))
@@ -32,6 +32,6 @@ class QuestionStream:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed from a run's seed and a place in the run; unlike sums of them, neighbours share nothing."""
+    """Hash a run's seed and a position in the run to a seed. Unlike sums, hashes of neighbours do not coincide."""
     digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -1,11 +1,10 @@
-"""Trimming: the end of a network runs only where somebody looks at what comes out.
+"""Last layer: compute a network's last layer only at the positions whose outputs are needed.
 
-In the last layer a position asks others for their keys and values and is on its own from there on. Nobody asks what
-the network says after a token of a prompt or of a passage. So queries, attention and the feed-forward part of that
-layer are run for the positions that are looked at, and give 0 at the others. No output and no gradient changes, but for
-the order in which floats are added.
+In the last layer a position needs the keys and values of other positions, and nothing else of them. Outputs after
+tokens of prompts and passages are not needed. So queries, attention and the feed-forward part of that layer run only at
+the wanted positions and return 0 elsewhere. Outputs and gradients stay the same up to floating-point summation order.
 
-Shapes: B rows · T tokens · N positions that are looked at, of all rows or of a row · H heads · D size.
+Shapes: B rows · T tokens · N wanted positions, of all rows or of one row · H heads · D size.
 """
 
 import math
@@ -22,96 +21,96 @@ from coseek.training.trainer.workers import layers_of
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, dict[str, object]], Tensor]
-"""(queries, keys, values, what else `scaled_dot_product_attention` was called with) → what it gives."""
+"""(queries, keys, values, other arguments of `scaled_dot_product_attention`) → its output."""
 
 ATTENTION = "attention"
-"""Stands behind the name of a layer for its attention, which is a function and no part of the network."""
-TRIED = 7
-"""Positions of the text that a network is tried out on."""
-LOOKED_AT = (2, 5)
-"""Those of them that are looked at: others are before, between and behind them."""
+"""Suffix to the name of a layer that stands for its attention, a function and not a module."""
+TEST_LENGTH = 7
+"""Number of positions of the input that tests a network."""
+WANTED = (2, 5)
+"""The wanted positions among them; others are before, between and after them."""
 
 
 def reducible_parts(trunk: nn.Module) -> tuple[str, ...]:
-    """Names of the parts of the last layer that may run for some positions alone.
+    """Return the names of the parts of the last layer that may run at the wanted positions alone.
 
-    Architectures differ, so this is tried out part by part rather than believed: what is put in and comes out at the
-    other positions is made NaN, which no product with 0 hides. A part may be trimmed if none of that arrives where
-    somebody looks, and if it says the same when it is only shown the positions that are looked at.
+    Architectures differ, so each part is tested. The test sets its inputs and outputs at the other positions to NaN,
+    which no product with 0 hides. A part may be reduced if no NaN reaches the wanted outputs, and if these are the same
+    when the part receives the wanted positions only.
     """
     layers = layers_of(trunk)
     if not layers:
         return ()
     last = next(name for name, module in trunk.named_modules() if module is layers[-1])
-    ids_BT = torch.arange(TRIED, device=next(trunk.parameters()).device)[None, :]
-    looked_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
-    looked_BT[0, LOOKED_AT] = True
+    ids_BT = torch.arange(TEST_LENGTH, device=next(trunk.parameters()).device)[None, :]
+    wanted_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    wanted_BT[0, WANTED] = True
 
-    def arrives() -> Tensor:
+    def wanted_outputs() -> Tensor:
         hidden_BTD = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
         assert isinstance(hidden_BTD, Tensor)
-        return hidden_BTD[looked_BT]
+        return hidden_BTD[wanted_BT]
 
     def poison(values: Tensor) -> Tensor:
-        return values.masked_fill(~looked_BT.view(1, TRIED, *(1,) * (values.ndim - 2)), math.nan)
+        return values.masked_fill(~wanted_BT.view(1, TEST_LENGTH, *(1,) * (values.ndim - 2)), math.nan)
 
     def poisoned_attention(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
         return poison(_attention(queries, keys, values, named).transpose(1, 2)).transpose(1, 2)
 
     found: list[str] = []
     with torch.no_grad():
-        candidates, plain_ND = _candidates(trunk, last, arrives)
+        candidates, plain_ND = _candidates(trunk, last, wanted_outputs)
         for name in candidates:
             if any(name.startswith(f"{whole}.") for whole in found):
                 continue
             with _around(trunk, name, poison, poison, poisoned_attention):
-                poisoned_ND = arrives()
+                poisoned_ND = wanted_outputs()
             if _same(poisoned_ND, plain_ND):
-                with reduced_last_layer(trunk, [name], looked_BT):
-                    trimmed_ND = arrives()
-                if _same(trimmed_ND, plain_ND):
+                with reduced_last_layer(trunk, [name], wanted_BT):
+                    reduced_ND = wanted_outputs()
+                if _same(reduced_ND, plain_ND):
                     found.append(name)
     return tuple(found)
 
 
 @contextmanager
-def reduced_last_layer(trunk: nn.Module, names: Sequence[str], looked_BT: Tensor) -> Iterator[None]:
-    """In here the trunk runs these parts where `looked_BT` alone; its hidden states are to be read nowhere else.
+def reduced_last_layer(trunk: nn.Module, names: Sequence[str], wanted_BT: Tensor) -> Iterator[None]:
+    """In this block the trunk runs these parts only where `wanted_BT`; hidden states elsewhere are undefined.
 
-    Not for layers that are recomputed on the way back, which is behind the end of this.
+    Do not use it with activation checkpointing: the recomputation would run after the end of the block.
     """
     if not names:
         yield
         return
-    at_N = looked_BT.flatten().nonzero()[:, 0]
+    at_N = wanted_BT.flatten().nonzero()[:, 0]
 
     def pick(values: Tensor) -> Tensor:
         return values.flatten(0, 1).index_select(0, at_N)[None]
 
     def put_back(values: Tensor) -> Tensor:
-        everywhere = values.new_zeros(looked_BT.numel(), *values.shape[2:])
-        return everywhere.index_copy(0, at_N, values[0]).view(*looked_BT.shape, *values.shape[2:])
+        everywhere = values.new_zeros(wanted_BT.numel(), *values.shape[2:])
+        return everywhere.index_copy(0, at_N, values[0]).view(*wanted_BT.shape, *values.shape[2:])
 
-    attend = _attention_at(looked_BT)
+    attend = _attention_at(wanted_BT)
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(_around(trunk, name, pick, put_back, attend))
         yield
 
 
-def _attention_at(looked_BT: Tensor) -> Attend:
-    """Causal attention for these queries alone. Rows with fewer of them than others are filled up with some more."""
-    most = int(looked_BT.sum(dim=1).max())
-    at_BN = (~looked_BT).byte().argsort(dim=1, stable=True)[:, :most]
-    sees_B1NT = (torch.arange(looked_BT.shape[1], device=at_BN.device) <= at_BN[:, :, None])[:, None]
+def _attention_at(wanted_BT: Tensor) -> Attend:
+    """Return causal attention for the wanted queries alone. Rows with fewer of them are padded with other queries."""
+    most = int(wanted_BT.sum(dim=1).max())
+    at_BN = (~wanted_BT).byte().argsort(dim=1, stable=True)[:, :most]
+    sees_B1NT = (torch.arange(wanted_BT.shape[1], device=at_BN.device) <= at_BN[:, :, None])[:, None]
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
         at_BHND = at_BN[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[3])
         chosen = _attention(
             queries.gather(2, at_BHND), keys, values, {**named, "attn_mask": sees_B1NT, "is_causal": False}
         )
-        # In memory the heads of a position lie together, as what follows reads them.
-        everywhere = chosen.new_zeros(*looked_BT.shape, *chosen.shape[1::2])
+        # Keep the heads of a position adjacent in memory, the layout that the next operation reads.
+        everywhere = chosen.new_zeros(*wanted_BT.shape, *chosen.shape[1::2])
         at_BNHD = at_BN[:, :, None, None].expand(-1, -1, *chosen.shape[1::2])
         return everywhere.scatter(1, at_BNHD, chosen.transpose(1, 2)).transpose(1, 2)
 
@@ -119,7 +118,7 @@ def _attention_at(looked_BT: Tensor) -> Attend:
 
 
 class _Attention(TorchFunctionMode):
-    """Takes the place of causal attention without a mask; what is called in another way is left alone."""
+    """Replaces causal attention without a mask. Other calls are unchanged."""
 
     def __init__(self, attend: Attend) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class _Attention(TorchFunctionMode):
         self._on.enter_context(self)
 
     def leave(self) -> None:
-        """Also where it was never entered: a layer may fail before that."""
+        """Leave the mode. Safe if it was never entered, as when a layer fails before that."""
         self._on.close()
 
     def __torch_function__(
@@ -156,7 +155,7 @@ def _attention(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, o
 
 @contextmanager
 def _around(trunk: nn.Module, name: str, before: Change, after: Change, attend: Attend) -> Iterator[None]:
-    """The part of that name, with what goes in and what comes out changed; of an attention, another one instead."""
+    """Apply `before` to a part's input and `after` to its output; replace an attention by `attend`."""
     whole, _, last = name.rpartition(".")
     if last == ATTENTION:
         module, mode = trunk.get_submodule(whole), _Attention(attend)
@@ -168,7 +167,7 @@ def _around(trunk: nn.Module, name: str, before: Change, after: Change, attend: 
         module = trunk.get_submodule(name)
         hooks = [
             module.register_forward_pre_hook(lambda _, given: (before(given[0]),)),
-            module.register_forward_hook(lambda _, __, said: after(said)),
+            module.register_forward_hook(lambda _, __, output: after(output)),
         ]
     try:
         yield
@@ -178,20 +177,25 @@ def _around(trunk: nn.Module, name: str, before: Change, after: Change, attend: 
 
 
 def _candidates(trunk: nn.Module, layer: str, run: Callable[[], Tensor]) -> tuple[list[str], Tensor]:
-    """The layer's attention, and its parts with weights that turn one tensor of positions into another, once; and what
-    a run gives. A part stands in front of what it consists of."""
+    """Return the candidates for reduction, and the output of `run`.
+
+    Candidates are the layer's attention and its parts with weights that are called once and map one tensor of positions
+    to another. A part comes before its own parts.
+    """
     inside = trunk.get_submodule(layer).named_modules()
     names = [f"{layer}.{name}" for name, part in inside if name and any(True for _ in part.parameters())]
     calls: dict[str, list[bool]] = {name: [] for name in [f"{layer}.{ATTENTION}", *names]}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[object, ...], dict[str, object], object], None]:
-        def hook(_: nn.Module, given: tuple[object, ...], named: dict[str, object], said: object) -> None:
-            calls[name].append(len(given) == 1 and not named and _is_of_positions(given[0]) and _is_of_positions(said))
+        def hook(_: nn.Module, given: tuple[object, ...], named: dict[str, object], output: object) -> None:
+            calls[name].append(
+                len(given) == 1 and not named and _is_of_positions(given[0]) and _is_of_positions(output)
+            )
 
         return hook
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor, named: dict[str, object]) -> Tensor:
-        # On a GPU the kernels that know no mask are faster than fewer queries.
+        # On a GPU the kernels without a mask are faster than attention with a mask on fewer queries.
         calls[f"{layer}.{ATTENTION}"].append(queries.device.type == "cpu")
         return _attention(queries, keys, values, named)
 
@@ -209,10 +213,15 @@ def _candidates(trunk: nn.Module, layer: str, run: Callable[[], Tensor]) -> tupl
 
 
 def _is_of_positions(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim >= 3 and value.shape[:2] == (1, TRIED) and value.is_floating_point()
+    return (
+        isinstance(value, Tensor)
+        and value.ndim >= 3
+        and value.shape[:2] == (1, TEST_LENGTH)
+        and value.is_floating_point()
+    )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Equal but for rounding; nothing is equal to NaN."""
+    """Whether the tensors are equal up to rounding. NaN equals nothing."""
     tolerance = float(other.abs().max()) * math.sqrt(torch.finfo(other.dtype).eps)
     return bool(((one - other).abs() <= tolerance).all())

@@ -1,7 +1,7 @@
-"""Learner: a module in training. It cuts a batch up, runs the module, gathers gradients and steps.
+"""Learner: a module in training. It splits a batch, runs the module, accumulates gradients and steps the optimiser.
 
-The policy and the critic differ only in what they say of a token (`outputs`). The way in is always
-`forward_backward` with a loss, as often as wanted, then `optim_step`: the shape that a remote trainer would have too.
+Policy and critic differ only in their `outputs`. The interface is `forward_backward` with a loss, any number of times,
+then `optim_step`; a remote trainer could have the same.
 """
 
 import copy
@@ -22,29 +22,29 @@ from coseek.hardware.speed import precision_of
 from coseek.training.trainer.batch import Batch, micro_batches
 from coseek.training.trainer.optimiser import Optimiser, OptimiserState
 from coseek.training.trainer.settings import LearnerSettings
-from coseek.training.trainer.workers import ALONE, Workers, layers_of, shard, spread_like, whole
+from coseek.training.trainer.workers import ALONE, Workers, layers_of, shard, shard_like, whole
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(what the module says of the tokens, shape bt; the rows of the batch that these are, shape b) → a scalar that adds
-up over the parts of a batch. t may be shorter than the batch's T: the rows come cut to the longest of them."""
+"""(outputs of the module, shape bt; their rows in the batch, shape b) → a scalar. The scalars of all parts sum to the
+loss of the batch. t may be less than the batch's T: a part is cut to its longest row."""
 
 
 Entropy: TypeAlias = Literal["no", "seen", "trained"]
-"""Whether a policy also says the entropy at each wanted token: not at all, to be looked at, or with a gradient."""
+"""Whether a policy also returns the entropy at each wanted token: `seen` without a gradient, `trained` with one."""
 
 
 class LearnerState(TypedDict):
-    """What a checkpoint holds of a learner: the same for one worker and for many."""
+    """State of a learner in a checkpoint, the same for any number of workers."""
 
     module: dict[str, Tensor]
     optimiser: OptimiserState
 
 
 class ForwardModel(Protocol):
-    """A model that is only run."""
+    """A model that is run but not trained."""
 
     def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
-        """One float32 number for each wanted token, 0 elsewhere; shape BT, without gradients."""
+        """Return one float32 number for each wanted token, 0 elsewhere; shape BT, without gradients."""
         ...
 
     def weights(self) -> dict[str, Tensor]: ...
@@ -53,11 +53,11 @@ class ForwardModel(Protocol):
 
 
 class Trainable(ForwardModel, Protocol):
-    """A model in training: `forward_backward` as often as wanted, then `optim_step`."""
+    """A model in training: call `forward_backward` any number of times, then `optim_step`."""
 
     @property
     def updates_done(self) -> int:
-        """Updates that the model has had."""
+        """Number of updates of the model so far."""
         ...
 
     @property
@@ -66,25 +66,25 @@ class Trainable(ForwardModel, Protocol):
         ...
 
     def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
-        """Add the gradient of `loss`, summed over the parts of the batch; returns the loss."""
+        """Add the gradient of `loss`, summed over the parts of the batch. Returns the loss."""
         ...
 
     def optim_step(self) -> float:
-        """One update; returns the norm of the gradient."""
+        """Make one update. Returns the norm of the gradient."""
         ...
 
     def state(self) -> LearnerState:
-        """What a checkpoint holds of the model and its optimiser."""
+        """Return the state of the model and its optimiser for a checkpoint."""
         ...
 
     def load_state(self, state: LearnerState) -> None: ...
 
 
 class Learner(ABC):
-    """A module with its optimiser. Dropout is off: what is trained must be what was sampled from.
+    """A module with its optimiser. Dropout is off, as in sampling.
 
-    `module` is whole on every worker and always holds the trained weights: it is what samplers write with, and what is
-    saved. Where the workers share the weights out (`fsdp2`), a copy of it is trained, and each update is copied back.
+    Every worker holds the whole `module` with the current weights, for samplers and for saving. If the workers shard
+    the weights (`fsdp2`), a sharded copy is trained, and each update is copied back.
     """
 
     def __init__(self, module: nn.Module, settings: LearnerSettings, updates: int, workers: Workers = ALONE) -> None:
@@ -92,26 +92,26 @@ class Learner(ABC):
         self.settings = settings
         self.updates = updates
         self.workers = workers
-        self._is_spread = settings.workers == "fsdp2" and workers.world > 1
+        self._is_sharded = settings.workers == "fsdp2" and workers.world > 1
         if settings.checkpointing:
             _prepare_recomputing(module)
 
     @cached_property
     def optimiser(self) -> Optimiser:
-        """Made when first needed: a frozen copy never steps."""
+        """Created on first use: a frozen copy never needs one."""
         return Optimiser(self._trained.parameters(), self.settings.optimiser, self.updates)
 
     @cached_property
     def _trained(self) -> nn.Module:
-        """The module whose weights are stepped: `entry(...)` of the module itself, or of a copy that is spread."""
-        if not self._is_spread:
+        """The trained module: `entry(...)` of the module itself, or of a sharded copy."""
+        if not self._is_sharded:
             return self.entry(self.module)
         entry = self.entry(copy.deepcopy(self.module))
         shard(entry, self.workers)
         return entry
 
     def entry(self, module: nn.Module) -> nn.Module:
-        """What is called with a batch: the module, or something around it."""
+        """Return the callable for a batch: the module, or a wrapper of it."""
         return module
 
     @property
@@ -124,24 +124,24 @@ class Learner(ABC):
 
     @abstractmethod
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
-        """One float32 number for each wanted token, 0 elsewhere; shape BT. With entropies, which only a policy has,
-        shape 2BT."""
+        """Return one float32 number for each wanted token, 0 elsewhere; shape BT. With entropies, which only a policy
+        has, shape 2BT."""
 
     def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
-        """`outputs` of a whole batch, without gradients."""
-        said_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32)
+        """Return `outputs` of a whole batch, without gradients."""
+        outputs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32)
         entry = self.entry(self.module)
         with torch.no_grad():
             for rows_B in self.workers.mine(self._parts(batch, wanted_BT)):
                 part, wanted = self._part(batch, wanted_BT, rows_B)
-                said_BT[rows_B, : part.ids_BT.shape[1]] = self.outputs(entry, part, wanted).cpu()
-        return self.workers.add_up(said_BT)
+                outputs_BT[rows_B, : part.ids_BT.shape[1]] = self.outputs(entry, part, wanted).cpu()
+        return self.workers.add_up(outputs_BT)
 
     def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
-        """Add the gradient of `loss`, summed over the parts of the batch; returns the loss.
+        """Add the gradient of `loss`, summed over the parts of the batch. Returns the loss.
 
-        Rows without a wanted token are passed over. With many workers each runs its own parts, and all return the loss
-        of the whole batch.
+        Rows without a wanted token are skipped. Each worker runs its own parts, and all return the loss of the whole
+        batch.
         """
         total = torch.zeros((), dtype=torch.float64)
         parts = self._parts(batch, wanted_BT)
@@ -152,23 +152,23 @@ class Learner(ABC):
                 value = loss(self.outputs(self._trained, part, wanted, entropy), rows_B)
                 value.backward()
                 total += float(value.detach())
-            if self._is_spread and len(mine) < math.ceil(len(parts) / self.workers.world):
-                # The others fetch shares of the weights from this worker as they run one part more.
+            if self._is_sharded and len(mine) < math.ceil(len(parts) / self.workers.world):
+                # Other workers run one more part, for which they need this worker's shards.
                 part, wanted = self._part(batch, wanted_BT, parts[-1])
                 (self.outputs(self._trained, part, wanted).sum() * 0.0).backward()
         return float(self.workers.add_up(total))
 
     def optim_step(self) -> float:
-        """One update; returns the norm of the gradient."""
-        if not self._is_spread:
+        """Make one update. Returns the norm of the gradient."""
+        if not self._is_sharded:
             self.workers.add_up_gradients(self.module.parameters())
         norm = self.optimiser.step()
-        if self._is_spread:
-            self._fetch()
+        if self._is_sharded:
+            self._copy_from_shards()
         return norm
 
     def weights(self) -> dict[str, Tensor]:
-        """What training changes, by name: all of the module, or adapters and whatever else is not frozen."""
+        """Return the trained weights by name: all of the module, or the adapters and other unfrozen weights."""
         weights: dict[str, Tensor] = self.module.state_dict()
         if self.settings.lora is None:
             return weights
@@ -178,11 +178,11 @@ class Learner(ABC):
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         self.module.load_state_dict({**self.module.state_dict(), **weights})
-        if "_trained" in self.__dict__ and self._is_spread:
-            self._hand_out()
+        if "_trained" in self.__dict__ and self._is_sharded:
+            self._copy_to_shards()
 
     def state(self) -> LearnerState:
-        """Every worker has to ask, as each may hold a share."""
+        """Return the state for a checkpoint. All workers must call it, as each may hold a shard."""
         return {"module": self.weights(), "optimiser": self.optimiser.state()}
 
     def load_state(self, state: LearnerState) -> None:
@@ -194,21 +194,21 @@ class Learner(ABC):
         return next(self.module.parameters()).device
 
     @torch.no_grad()
-    def _fetch(self) -> None:
-        """Bring the whole module up to date with the shares."""
-        for mine, spread in self._pairs():
-            mine.copy_(whole(spread))
+    def _copy_from_shards(self) -> None:
+        """Copy the shards to the whole module."""
+        for mine, sharded in self._pairs():
+            mine.copy_(whole(sharded))
 
     @torch.no_grad()
-    def _hand_out(self) -> None:
-        """Bring the shares up to date with the whole module."""
-        for mine, spread in self._pairs():
-            spread.copy_(spread_like(mine, spread))
+    def _copy_to_shards(self) -> None:
+        """Copy the whole module to the shards."""
+        for mine, sharded in self._pairs():
+            sharded.copy_(shard_like(mine, sharded))
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each weight that training changes: whole, and spread."""
+        """Yield each trained weight, whole and sharded."""
         both = zip(self.entry(self.module).parameters(), self._trained.parameters(), strict=True)
-        return ((mine, spread) for mine, spread in both if spread.requires_grad)
+        return ((mine, sharded) for mine, sharded in both if sharded.requires_grad)
 
     def _parts(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
         rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
@@ -220,20 +220,20 @@ class Learner(ABC):
 
     @cached_property
     def precision(self) -> Precision:
-        """What the forward pass computes in."""
+        """Precision of the forward pass."""
         return precision_of(self.settings.precision, Use.TRAINING, device=self.device.type)
 
-    def _arithmetic(self) -> AbstractContextManager[object]:
+    def _autocast(self) -> AbstractContextManager[object]:
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Layers throw activations away and compute them again, where the settings ask for it.
+        """Recompute activations in this block, if the settings ask for it.
 
-        Hugging Face's layers do so in training mode alone. They are put into it one by one, without the dropouts inside
-        them, and only for as long as gradients are taken: in that mode they would take a sampler's cache from it.
+        Hugging Face's layers do so in training mode only. The layers are switched to it without their dropout modules,
+        and only while gradients are computed: in that mode they would disable a sampler's cache.
         """
         layers = layers_of(self._trained) if self.settings.checkpointing else []
         for layer in layers:
@@ -252,6 +252,6 @@ def _prepare_recomputing(module: nn.Module) -> None:
                 model.activation_checkpointing_enable({"use_reentrant": False})
             except ValueError:
                 raise SettingError(
-                    f"{type(model).__name__} cannot recompute its layers; take checkpointing=false"
+                    f"{type(model).__name__} cannot recompute its layers; set checkpointing=false"
                 ) from None
             return

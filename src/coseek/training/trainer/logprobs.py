@@ -1,6 +1,6 @@
-"""Log-probabilities: what a language model says of chosen tokens, and the entropy they were drawn with.
+"""Log-probabilities: those of selected tokens under a language model, and the entropies of their distributions.
 
-Shapes: B rows · T tokens · N tokens looked at · D hidden size · V vocabulary.
+Shapes: B rows · T tokens · N wanted tokens · D hidden size · V vocabulary.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Head: TypeAlias = Callable[[Tensor], Tensor]
 def target_logprobs(
     hidden_BTD: Tensor, head: Head, ids_BT: Tensor, wanted_BT: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; shape BT."""
+    """Return log softmax(head(h[t-1]) / temperature)[ids[t]] where wanted, 0 elsewhere; shape BT."""
     logits_NV = _logits(hidden_BTD, head, wanted_BT, temperature)
     return _placed(-F.cross_entropy(logits_NV, _targets(ids_BT, wanted_BT), reduction="none"), wanted_BT)
 
@@ -33,9 +33,9 @@ def logprobs_and_entropy(
     *,
     gradient: bool = False,
 ) -> Tensor:
-    """`target_logprobs`, and the exact entropy of the distribution that each token was drawn from; shape 2BT.
+    """Return `target_logprobs` and the exact entropy of the distribution of each wanted token; shape 2BT.
 
-    Without `gradient` the entropy is only looked at: nothing of it is kept for the way back.
+    Without `gradient` the entropy has no gradient and keeps no activations.
     """
     logits_NV = _logits(hidden_BTD, head, wanted_BT, temperature)
     logprobs_N = -F.cross_entropy(logits_NV, _targets(ids_BT, wanted_BT), reduction="none")
@@ -44,10 +44,10 @@ def logprobs_and_entropy(
 
 
 def entropies(logits_NV: Tensor, rows: int = 512) -> Tensor:
-    """-Σ p log p of each row of logits, in nats.
+    """Return -Σ p log p of each row of logits, in nats; shape N.
 
-    `rows` of them at a time, and computed again on the way back: only the logits, which the log-probabilities keep
-    anyway, stay in memory.
+    Computes `rows` rows at a time and recomputes them in the backward pass: only the logits, which the
+    log-probabilities need anyway, stay in memory.
     """
     parts: list[Tensor] = [checkpoint(_entropy, part, use_reentrant=False) for part in logits_NV.split(rows)]
     return torch.cat(parts)
@@ -55,14 +55,14 @@ def entropies(logits_NV: Tensor, rows: int = 512) -> Tensor:
 
 def _entropy(logits_NV: Tensor) -> Tensor:
     logprobs_NV = logits_NV.log_softmax(dim=1)
-    # A token that cannot be drawn has log-probability -inf, and 0 · -inf is no number.
+    # A token of probability 0 has log-probability -inf, and 0 · -inf is NaN.
     return -(logprobs_NV.exp() * logprobs_NV.clamp(min=torch.finfo(logits_NV.dtype).min)).sum(dim=1)
 
 
 def _logits(hidden_BTD: Tensor, head: Head, wanted_BT: Tensor, temperature: float) -> Tensor:
-    """Logits of the wanted tokens' positions, float32 at least.
+    """Return the logits that predict the wanted tokens, at least float32; shape NV.
 
-    The head runs only on the positions that are looked at: a vocabulary of logits for each retrieved token is waste.
+    The head runs only at these positions: logits of retrieved tokens are not needed.
     """
     if bool(wanted_BT[:, 0].any()):
         raise DataError("the first token of a row has nothing before it, so it has no log-probability")
@@ -77,7 +77,7 @@ def _targets(ids_BT: Tensor, wanted_BT: Tensor) -> Tensor:
 
 
 def _placed(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
-    """The values where wanted, row by row, 0 elsewhere."""
+    """Put the values at the wanted positions, row by row, 0 elsewhere; shape BT."""
     return torch.zeros(wanted_BT.shape, dtype=values_N.dtype, device=wanted_BT.device).masked_scatter(
         wanted_BT, values_N
     )

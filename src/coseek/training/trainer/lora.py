@@ -1,4 +1,4 @@
-"""LoRA in training: put adapters onto a model, and write them down beside it."""
+"""LoRA: attach adapters to a model for training, and save them."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from coseek.models.lora import LoraLinear, adapted_layers
 from coseek.training.trainer.settings import LoraSettings
 
 ADAPTER = "adapter"
-"""Folder of the adapter inside a policy's folder. Not beside the weights: a loader would add it a second time."""
+"""Folder of the adapter inside a policy's folder. Beside the merged weights, a loader would apply it twice."""
 
 
 def attach(module: nn.Module, settings: LoraSettings, head: nn.Module | None = None) -> None:
-    """Freeze the module and adapt its linear layers in place, all but `head`; what is adapted already stays.
+    """Freeze the module and adapt its linear layers in place, except `head`. A module with adapters is not changed.
 
-    The output layer is left alone: it often shares its weights with the embedding, which reads them in another way.
+    The output layer gets no adapter: it often shares its weights with the embedding.
     """
     if adapted_layers(module):
         return
@@ -43,12 +43,12 @@ def attach(module: nn.Module, settings: LoraSettings, head: nn.Module | None = N
 
 
 def has_learnt(module: nn.Module) -> bool:
-    """Whether there is an adapter that is not what it began as."""
+    """Whether any adapter differs from its initial value."""
     return any(bool(layer.lora_B.any()) for layer in adapted_layers(module).values())
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapter in the format of the library `peft`, which other programs load."""
+    """Write the adapter to a new folder in the format of the library `peft`."""
     layers = adapted_layers(model)
     first = next(iter(layers.values()))
     rank = first.lora_A.shape[0]

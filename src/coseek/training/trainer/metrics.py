@@ -1,4 +1,4 @@
-"""Metrics log: one line a step in `metrics.jsonl`, cut back to the checkpoint when a run goes on."""
+"""Metrics: the log `metrics.jsonl`, with one row per step, truncated to the checkpoint when a run resumes."""
 
 import math
 import os
@@ -12,13 +12,13 @@ from coseek.core.errors import DiskFault, RunError
 from coseek.core.files import json_line
 
 Listener: TypeAlias = Callable[[Path], None]
-"""Called with a log's path when the log was opened and after every row. Must not raise."""
+"""Called with a log's path when the log is opened and after every row. Must not raise."""
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Every log that is opened in this block calls `listener`: no trainer between has to pass it on."""
+    """Make every log that is opened in this block call `listener`, without passing it through the trainers."""
     token = _listener.set(listener)
     try:
         yield
@@ -27,7 +27,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 class MetricsLog:
-    """Appends lines; `position` is where the file ends, for the checkpoint."""
+    """Appends rows. `position` is the length of the file in bytes, for the checkpoint."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class MetricsLog:
             self._listener(path)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """One line."""
+        """Append one row. Raises `DiskFault` if it cannot be written."""
         line = json_line({**as_written(row)}).encode()
         try:
             with self.path.open("ab") as file:
@@ -59,13 +59,13 @@ class MetricsLog:
             self._listener(self.path)
 
     def sync(self) -> None:
-        """On disk before a checkpoint that counts on it."""
+        """Flush the file to disk; call it before a checkpoint that stores `position`."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
 
 
 def as_written(row: Mapping[str, float]) -> dict[str, float]:
-    """The row as a reader of the file will find it. What is not a finite number has no place in JSON: left out."""
+    """Return the row as it is written: numbers rounded to 6 digits, without non-finite ones, which JSON cannot hold."""
     return {name: _short(value) for name, value in row.items() if math.isfinite(value)}
 
 

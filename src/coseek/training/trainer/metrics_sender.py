@@ -1,12 +1,12 @@
-"""Metrics sender: passes the rows of every `metrics.jsonl` of a training folder on to trackers, each row once.
+"""Metrics sender: sends the rows of every `metrics.jsonl` of a training folder to trackers, each row once.
 
-The file is the truth. A row is read back from it after it was made durable; trackers never see the row that training
-holds. What was sent is noted in `OUT/trackers/sent.json`:
+The file is the only source: a row is read back from it after it is synced to disk, never taken from training. The
+position of each tracker is stored in `OUT/trackers/sent.json`:
 
     {"rl": {"id": "…", "sent": {"tensorboard": {"step": 12, "row": 1, "rows": 12}}}}
 
-with, for each folder that holds a `metrics.jsonl`, the last step that was sent, which row of that step it was, and how
-many rows were sent so far. A run that is set back to a checkpoint writes the same rows again; those are not sent again.
+For each folder with a `metrics.jsonl` it holds the last step that was sent, the index of the last row within that step,
+and the number of rows sent so far. A run that resumes from a checkpoint writes rows again; they are not sent again.
 """
 
 import os
@@ -31,11 +31,11 @@ from coseek.training.trainer.metrics import listening
 FOLDER = "trackers"
 SENT = "sent.json"
 RETRY_S, RETRY_LONGEST_S = 60.0, 3600.0
-"""After a fault a tracker is left alone for so long, twice as long after each further one: training waits for it."""
+"""Pause of a tracker after a fault, doubled with each further one up to the second value, as training waits for it."""
 
 
 class RowPosition(NamedTuple):
-    """Of a row in `metrics.jsonl`: its step, and which row of that step it is, from 1."""
+    """Position of a row in `metrics.jsonl`: its step, and its index within the step, from 1."""
 
     step: int
     row: int
@@ -46,14 +46,14 @@ START = RowPosition(-1, 0)
 
 
 class Sent(NamedTuple):
-    """What a tracker has of one `metrics.jsonl`."""
+    """Rows of one `metrics.jsonl` that a tracker has received."""
 
     last: RowPosition = START
     rows: int = 0
 
 
 class SentRows:
-    """`sent.json`: what each tracker has of each `metrics.jsonl`."""
+    """`sent.json`: the rows of each `metrics.jsonl` that each tracker has received."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class SentRows:
         self._parts = {part: cast(JsonObject, row) for part, row in tree.items()}
 
     def id_of(self, part: str) -> str:
-        """The id of a part's runs, made when it is first asked for."""
+        """Return the id of a part's runs, created on first use."""
         return str(self._of(part)["id"])
 
     def sent(self, part: str, tracker: str) -> Sent:
@@ -69,7 +69,7 @@ class SentRows:
         return Sent(RowPosition(found["step"], found["row"]), found["rows"]) if found is not None else Sent()
 
     def note(self, part: str, tracker: str, sent: Sent) -> None:
-        """A row was sent. Known here even where the file cannot be written (`OSError`)."""
+        """Record that a row was sent. The record holds in memory even if writing the file raises `OSError`."""
         (step, row), rows = sent
         cast(JsonObject, self._of(part)["sent"])[tracker] = {"step": step, "row": row, "rows": rows}
         write_json(self._path, {**self._parts})
@@ -79,7 +79,7 @@ class SentRows:
 
 
 class RowStream:
-    """The rows of one `metrics.jsonl` on their way to one tracker, in their order."""
+    """Sends the rows of one `metrics.jsonl` to one tracker, in order."""
 
     def __init__(
         self, path: Path, sent: Sent, open_run: Callable[[Sent], Tracker], note: Callable[[Sent], None]
@@ -89,7 +89,7 @@ class RowStream:
         self._tracker: Tracker | None = None
 
     def send(self) -> None:
-        """Send what is new. Raises whatever the tracker, the disk or the file raises; `rewind` makes it try again."""
+        """Send new rows. Raises the errors of the tracker, the disk or the file; call `rewind` to retry."""
         for place, values in self._rows():
             if place <= self._sent.last:
                 continue
@@ -100,14 +100,14 @@ class RowStream:
             self._note(self._sent)
 
     def _rows(self) -> Iterator[tuple[RowPosition, Mapping[str, float]]]:
-        """The rows that were not read yet, once they are on the disk."""
+        """Yield the unread rows, after a sync to disk."""
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
-            if file.seek(0, os.SEEK_END) < self._offset:  # a run that was set back
+            if file.seek(0, os.SEEK_END) < self._offset:  # the run resumed from a checkpoint
                 self.rewind()
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n"):  # what a kill left of a row
+                if not line.endswith(b"\n"):  # a partial row, after a kill
                     return
                 self._offset += len(line)
                 row = cast(dict[str, float], parse_line(line, str(self._path)))
@@ -116,7 +116,7 @@ class RowStream:
                 yield self._place, row
 
     def missing(self) -> int:
-        """How many rows of the file were not sent."""
+        """Return the number of rows of the file that were not sent."""
         self.rewind()
         return sum(1 for place, _ in self._rows() if place > self._sent.last)
 
@@ -131,10 +131,10 @@ class RowStream:
 
 
 class MetricsSender:
-    """Called with the path of a `metrics.jsonl` whenever a run was opened or a row was written. Never raises an error.
+    """Called with the path of a `metrics.jsonl` whenever it is opened or a row is written. Never raises an error.
 
-    A tracker's fault is said once, counted, and followed by a pause; what it missed is sent in order afterwards, at the
-    latest at the end. The global random states are the same before and after a tracker runs.
+    A tracker's first fault is reported. Every fault is counted and followed by a pause. Missed rows are sent in order
+    later, at the latest at the end. The global random states are the same before and after a tracker runs.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, config: JsonObject, say: Callable[[str], None]) -> None:
@@ -155,7 +155,7 @@ class MetricsSender:
                 self._send(name, path)
 
     def finish(self, paths: Sequence[Path]) -> None:
-        """Send what is missing of all files, those of earlier sessions too, and close the runs."""
+        """Send the missing rows of all files, those of earlier sessions too, and close the runs."""
         for name in self._modules:
             for path in paths:
                 self._send(name, path)
@@ -168,12 +168,12 @@ class MetricsSender:
     def _missing(self, name: str, paths: Sequence[Path]) -> int:
         left = 0
         for path in paths:
-            with suppress(OSError, DataError):  # a file that cannot be read was a fault already
+            with suppress(OSError, DataError):  # an unreadable file is already counted as a fault
                 left += self._stream(name, path).missing()
         return left
 
     def close(self) -> None:
-        """Close the runs as they are."""
+        """Close the runs without sending missing rows."""
         for (name, _), stream in self._streams.items():
             self._guard(name, stream.close)
 
@@ -185,7 +185,7 @@ class MetricsSender:
 
     def _stream(self, name: str, path: Path) -> RowStream:
         if (name, path) not in self._streams:
-            # A user's file is known by its path, whatever folder the session was started in.
+            # A user's file is identified by its absolute path, so the working folder does not matter.
             known = str(Path(name).expanduser().resolve()) if is_plugin_path(name) else name
             part = path.parent.relative_to(self._folder)
             self._streams[name, path] = RowStream(
@@ -210,7 +210,7 @@ class MetricsSender:
         )
 
     def _guard(self, name: str, action: Callable[[], None]) -> bool:
-        """Whether a tracker's action went well. A fault, also a call to `sys.exit`, is data."""
+        """Run a tracker's action; returns whether it succeeded. A fault, also a call to `sys.exit`, is counted."""
         try:
             with same_random_state():
                 action()
@@ -220,10 +220,10 @@ class MetricsSender:
             wait_s = min(RETRY_LONGEST_S, RETRY_S * 2.0 ** (self.faults[name] - 1))
             self._retry_at[name] = time.monotonic() + wait_s
             if self.faults[name] == 1:
-                said = (str(error).splitlines() or [""])[0]
+                message = (str(error).splitlines() or [""])[0]
                 self._say(
-                    f"the tracker {name} failed ({type(error).__name__}: {said}); training continues, and the rows that"
-                    " it missed are sent later"
+                    f"the tracker {name} failed ({type(error).__name__}: {message}); training continues, and the rows "
+                    "that it missed are sent later"
                 )
             return False
 
@@ -238,7 +238,7 @@ def tracked(
 ) -> Iterator[None]:
     """Send the rows that are written in this block to the trackers `names`; `files` lists each `metrics.jsonl`.
 
-    A block that Ctrl-C ends is left at once; another start sends what is missing then.
+    Ctrl-C ends the block at once; the next session sends the missing rows.
     """
     if not names:
         yield
@@ -250,7 +250,7 @@ def tracked(
         except Exception:
             sender.finish(files())
             raise
-        except BaseException:  # Ctrl-C waits for no server
+        except BaseException:  # do not wait for a server after Ctrl-C
             sender.close()
             raise
         sender.finish(files())
@@ -258,7 +258,7 @@ def tracked(
 
 @contextmanager
 def same_random_state() -> Iterator[None]:
-    """Put the global random states of Python, NumPy and torch back at the end."""
+    """Restore the global random states of Python, NumPy and torch at the end of the block."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is the global one that is kept)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Optimiser: AdamW with a clipped gradient and a schedule that is a pure function of the update's number."""
+"""Optimiser: AdamW with gradient clipping and a schedule that is a pure function of the update's number."""
 
 import math
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from coseek.core.errors import RunError
 from coseek.training.trainer.settings import OptimiserSettings
-from coseek.training.trainer.workers import spread_like, whole
+from coseek.training.trainer.workers import shard_like, whole
 
 
 def rate_at(settings: OptimiserSettings, update: int, updates: int) -> float:
-    """Learning rate of update number `update` (from 0) of `updates`; behind the end it stays at the floor."""
+    """Return the learning rate of update `update` (from 0) of `updates`. After the last one it stays at the floor."""
     if update < settings.warmup_updates:
         return settings.lr * (update + 1) / settings.warmup_updates
     start = settings.decay_from * updates
@@ -27,14 +27,14 @@ def rate_at(settings: OptimiserSettings, update: int, updates: int) -> float:
 
 
 class OptimiserState(TypedDict):
-    """What a checkpoint holds of an optimiser."""
+    """State of an optimiser in a checkpoint."""
 
     adam: dict[str, object]
     update: int
 
 
 class Optimiser:
-    """Steps a set of parameters. The schedule's position is the number of updates made."""
+    """Updates a set of parameters. The schedule's position is the number of updates made."""
 
     def __init__(self, parameters: Iterable[Parameter], settings: OptimiserSettings, updates: int) -> None:
         self.settings = settings
@@ -56,7 +56,7 @@ class Optimiser:
         )
 
     def step(self) -> float:
-        """One update from the gradients gathered so far, which are then cleared; returns their norm before clipping."""
+        """Make one update from the accumulated gradients and clear them. Returns their norm before clipping."""
         norm = self._clip()
         if not math.isfinite(norm):
             raise RunError(
@@ -81,7 +81,7 @@ class Optimiser:
         return float(whole(norm))
 
     def state(self) -> OptimiserState:
-        """With many workers every one has to ask, as each may hold a share."""
+        """Return the state for a checkpoint. All workers must call it, as each may hold a shard."""
         adam = self._adam.state_dict()
         adam["state"] = {
             number: {name: whole(value) for name, value in moments.items()} for number, moments in adam["state"].items()
@@ -89,13 +89,13 @@ class Optimiser:
         return {"adam": adam, "update": self.update}
 
     def load_state(self, state: OptimiserState) -> None:
-        # Adam numbers its parameters through all groups.
+        # Adam numbers its parameters across all groups.
         numbered = enumerate(parameter for group in self._adam.param_groups for parameter in group["params"])
         moments = cast(dict[int, dict[str, Tensor]], state["adam"]["state"])
-        shares = {
-            number: {name: spread_like(value, parameter) for name, value in moments[number].items()}
+        shards = {
+            number: {name: shard_like(value, parameter) for name, value in moments[number].items()}
             for number, parameter in numbered
             if number in moments
         }
-        self._adam.load_state_dict({**state["adam"], "state": shares})
+        self._adam.load_state_dict({**state["adam"], "state": shards})
         self.update = state["update"]

@@ -1,4 +1,4 @@
-"""Policy: the language model in training. It says log-probabilities of tokens and is saved as a Hugging Face folder."""
+"""Policy: the language model in training. It computes log-probabilities and is saved as a Hugging Face folder."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ from coseek.training.trainer.workers import ALONE, Workers
 class Policy(Learner):
     """Any Hugging Face causal language model. `outputs` are log-probabilities at the sampling temperature.
 
-    Rows are padded on the right and run without an attention mask: in a causal model nothing in front of the padding
-    can see it, and what stands in the padding is never looked at. That keeps the fast causal kernels.
+    Rows are padded on the right and run without an attention mask, which allows the fast causal kernels. In a causal
+    model no token attends to padding after it, and outputs at the padding are never used.
     """
 
     def __init__(
@@ -44,20 +44,21 @@ class Policy(Learner):
         self.model = module
         self.temperature = temperature
         self._is_plain = _has_plain_head(module)
-        self._trim = reducible_parts(module.base_model) if self._is_plain and not settings.checkpointing else ()
+        self._reduced = reducible_parts(module.base_model) if self._is_plain and not settings.checkpointing else ()
 
     def entry(self, module: nn.Module) -> nn.Module:
         assert isinstance(module, PreTrainedModel)
-        return Scorer(module, self.temperature, self._is_plain, self._trim)
+        return Scorer(module, self.temperature, self._is_plain, self._reduced)
 
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
-        with self._arithmetic():
+        with self._autocast():
             return _tensor(entry(part.ids_BT, wanted_BT, entropy))
 
     def sampler(self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings) -> Sampler:
-        """A model that writes with the policy's own weights, as they are when a row is opened.
+        """Return a model that samples with the policy's own weights, as they are when a row is opened.
 
-        Its log-probabilities must be those that are trained on: the whole softmax at this policy's temperature.
+        Its log-probabilities must be those of training: of the full softmax at the policy's temperature. Raises
+        `SettingError` for other settings.
         """
         if not settings.on_policy or settings.temperature != self.temperature:
             raise SettingError(
@@ -67,17 +68,17 @@ class Policy(Learner):
         return Sampler(self.model, tokenizer, stops, settings)
 
     def frozen_copy(self) -> "Policy":
-        """The policy as it is now, for a KL to it: never stepped. One with an adapter that has not learnt anything
-        needs no copy of its weights."""
+        """Return a frozen copy of the policy, for a KL to it. With LoRA the copy is the policy without its adapter and
+        shares the weights."""
         if self.settings.lora is not None:
             return AdapterOff(self)
         module = copy.deepcopy(self.model).requires_grad_(False)
         return Policy(module, self.settings, 0, self.temperature, self.workers)
 
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
-        """Write a Hugging Face folder, whole or not at all; `extra` adds files to it (a tokenizer).
+        """Write a Hugging Face folder, atomically; `extra` adds files to it (a tokenizer).
 
-        An adapter is in the weights, and beside them in a folder of its own.
+        An adapter is merged into the weights, and also saved in a folder of its own.
         """
 
         def fill(part: Path) -> None:
@@ -92,7 +93,7 @@ class Policy(Learner):
 
 
 class AdapterOff(Policy):
-    """A policy without its adapter: as it was before that learnt anything. The weights are the policy's own."""
+    """A policy with its adapter disabled, which is the initial policy. Shares the policy's weights."""
 
     def __init__(self, policy: Policy) -> None:
         plain = policy.settings.model_copy(update={"lora": None})
@@ -103,24 +104,24 @@ class AdapterOff(Policy):
             return super().outputs(entry, part, wanted_BT, entropy)
 
     def weights(self) -> dict[str, Tensor]:
-        """Nothing of its own."""
+        """Return no weights: they are the policy's."""
         return {}
 
 
 class Scorer(nn.Module):
-    """A model and what is read off it, in one call: a wrapper that fetches weights sees where it begins and ends."""
+    """A model and its log-probabilities in one forward call, so that FSDP gathers weights around the whole of it."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float, is_plain: bool, trim: Sequence[str]) -> None:
+    def __init__(self, model: PreTrainedModel, temperature: float, is_plain: bool, reduced: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.is_plain = is_plain
-        self.trim = trim
+        self.reduced = reduced
 
     def forward(self, ids_BT: Tensor, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         if self.is_plain:
             trunk = self.model.base_model
-            with reduced_last_layer(trunk, self.trim, before(wanted_BT)):
+            with reduced_last_layer(trunk, self.reduced, before(wanted_BT)):
                 hidden = _tensor(trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
             head: Head = self.model.get_output_embeddings()
         else:
@@ -131,9 +132,9 @@ class Scorer(nn.Module):
 
 
 def _has_plain_head(module: PreTrainedModel) -> bool:
-    """Whether logits are just the output layer on top of the last hidden state; some models do more to them.
+    """Whether logits are the output layer applied to the last hidden state, with no further operation.
 
-    Some architectures scale or cap their logits, so this is tried out on three tokens rather than believed.
+    Some architectures scale or cap their logits, so this is tested on three tokens.
     """
     head = module.get_output_embeddings()
     if head is None:

@@ -1,4 +1,4 @@
-"""Run state: a training run's folder, `metrics.jsonl` and `checkpoints/`, and the way back into it after a stop."""
+"""Run state: a training run's folder with `metrics.jsonl` and `checkpoints/`, and how to resume from it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +22,10 @@ from coseek.training.trainer.workers import ALONE, Workers
 
 
 class RunState:
-    """Where a run is, written down. Opening it with `resume` puts the learners back to the last checkpoint.
+    """The saved progress of a run. Opening it with `resume` restores the learners from the last checkpoint.
 
-    The first worker locks the folder as long as this object lives.
-
-    A run that was stopped before its first checkpoint begins again; the outcome is the same either way.
+    The first worker locks the folder as long as this object exists. A run that stopped before its first checkpoint
+    starts again, with the same result.
     """
 
     def __init__(
@@ -42,16 +41,16 @@ class RunState:
     ) -> None:
         self._workers = workers
         if not workers.first:
-            workers.wait()  # the first one mends what a kill left behind, and alone writes here
+            workers.wait()  # the first worker alone writes here, and repairs the files after a kill
         self._lock = lock_folder(folder) if workers.first else None
         self._checkpoints = folder / "checkpoints"
         self._settings, self._learners, self._frozen = settings, learners, frozen
         self.step = 0
-        """Steps that are over."""
+        """Steps that are done."""
         self.position = 0
-        """How far into the data the run is."""
+        """Position in the data."""
         self.notes: JsonObject = {}
-        """What the loop itself wants to find again."""
+        """Further state of the loop."""
         if has_checkpoint(self._checkpoints) and not resume:
             raise DataError(
                 f"{folder} holds a training run already; go on with it with --resume, or choose another folder"
@@ -74,16 +73,16 @@ class RunState:
         torch.set_rng_state(state["torch_rng"])
 
     def record(self, row: Mapping[str, float]) -> None:
-        """A line of metrics."""
+        """Write a row of metrics."""
         if self._workers.first:
             self._metrics.write(row)
 
     def advance(self, step: int, position: int) -> None:
-        """A step is over."""
+        """Record that a step is done."""
         self.step, self.position, self._saved = step, position, False
 
     def save(self) -> None:
-        """A checkpoint of now, unless the last one is that."""
+        """Save a checkpoint, unless the last one is current."""
         if self._saved:
             return
         learners = {name: learner.state() for name, learner in self._learners.items()}
@@ -106,6 +105,6 @@ class RunState:
         save_checkpoint(self._checkpoints, state)
 
     def keep(self, alarm: bool, patience: int) -> None:
-        """Say of the checkpoint of now whether an alarm is on: see `keep_healthy`."""
+        """Update the healthy checkpoint: see `keep_healthy`."""
         if self._workers.first:
             keep_healthy(self._checkpoints, self.step, alarm, patience)

@@ -1,4 +1,4 @@
-"""Clock: seconds by part of a step."""
+"""Timer: measures the seconds of each part of a step."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Timer:
-    """Seconds by part of a step."""
+    """Sums the seconds spent in each part of a step."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 

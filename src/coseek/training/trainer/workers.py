@@ -1,8 +1,8 @@
-"""Workers: several processes that train one policy, started by `torchrun`. Alone, everything in here does nothing.
+"""Workers: several processes that train one policy, started by `torchrun`. With one process these are no-ops.
 
-The contract: W workers make the update that one makes of the same batch, but for the order in which floats are added.
-Loss weights are computed over the whole batch before it is cut up; each worker takes every W-th part; gradients are
-*summed*. (Averages of per-worker means would weigh a token by whose batch it fell into.)
+Contract: W workers make the same update as one worker on the same batch, up to floating-point summation order. Loss
+weights are computed over the whole batch before it is split, each worker takes every W-th part, and gradients are
+*summed*. (An average of per-worker means would weight a token by the size of its worker's share.)
 """
 
 import os
@@ -22,30 +22,30 @@ T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 
 PATIENCE = timedelta(days=1)
-"""How long workers wait for each other: some stages are one worker's. (`torchrun` ends them all when one fails.)"""
+"""Timeout of collectives: in some stages one worker works alone. (`torchrun` ends all workers if one fails.)"""
 
 
 class Workers:
-    """This process among those that train together."""
+    """This process and its rank among the processes that train together."""
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         self.rank, self.world = rank, world
 
     @property
     def first(self) -> bool:
-        """Whether this worker is the one that writes files and talks."""
+        """Whether this worker is the one that writes files and reports progress."""
         return self.rank == 0
 
     def mine(self, parts: Sequence[T]) -> Sequence[T]:
-        """Every W-th part. They come longest first, so the shares are about as long."""
+        """Return every W-th part. Parts come longest first, so shares are about equal."""
         return parts[self.rank :: self.world]
 
     def stretch(self, items: Sequence[T]) -> Sequence[T]:
-        """This worker's stretch of the items; the stretches of all, one behind the other, are all items."""
+        """Return this worker's contiguous share of the items. The workers' shares, concatenated, are all items."""
         return items[len(items) * self.rank // self.world : len(items) * (self.rank + 1) // self.world]
 
     def gather(self, mine: T) -> list[T]:
-        """What each worker has, in their order."""
+        """Return the objects of all workers, in order of rank."""
         if self.world == 1:
             return [mine]
         found: list[T | None] = [None] * self.world
@@ -53,7 +53,7 @@ class Workers:
         return cast(list[T], found)
 
     def agree(self, decide: Callable[[], T]) -> T:
-        """What the first worker finds; the others take its word for it."""
+        """Return the first worker's result of `decide` on all workers."""
         if self.world == 1:
             return decide()
         found: list[T | None] = [decide() if self.first else None]
@@ -61,18 +61,18 @@ class Workers:
         return cast(T, found[0])
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all workers call this."""
         if self.world > 1:
             dist.barrier()
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum of all workers' tensors, in place."""
+        """Sum the tensors of all workers, in place."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def add_up_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give every worker the sum of all gradients; a parameter that nobody used keeps none."""
+        """Sum the gradients of all workers, in place. A parameter without a gradient on any worker keeps none."""
         if self.world == 1:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -88,7 +88,7 @@ ALONE = Workers()
 
 
 def workers_here() -> Workers:
-    """The workers that `torchrun` started, as its environment variables say; `ALONE` without it."""
+    """Return the workers that `torchrun` started, from its environment variables; `ALONE` without it."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return ALONE
@@ -101,36 +101,36 @@ def workers_here() -> Workers:
 
 
 def placed(module: M) -> M:
-    """The module, put where this worker computes: a GPU of its own, else the processor."""
+    """Move the module to this worker's device: its own GPU, or the CPU."""
     if torch.cuda.is_available():
         nn.Module.to(module, torch.device("cuda", torch.cuda.current_device()))
     return module
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
-    """The layers of a Hugging Face model: what is recomputed, and what is sharded, one by one."""
+    """Return the layers of a Hugging Face model, the units of recomputation and sharding."""
     return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 
 def shard(entry: nn.Module, workers: Workers) -> None:
-    """Spread a module's weights over the workers (FSDP2), layer by layer; its forward pass fetches them as needed."""
+    """Shard a module's weights over the workers (FSDP2), layer by layer. Its forward pass gathers them."""
     device = next(entry.parameters()).device
     mesh = init_device_mesh(device.type, (workers.world,))
     for module in (*layers_of(entry), entry):
         sharded = fully_shard(module, mesh=mesh)
         assert isinstance(sharded, FSDPModule)
-        # Gradients are summed, not averaged. Gloo knows no scaled sum, hence the plain one.
+        # Gradients are summed, not averaged. Gloo has no scaled sum, hence the plain one.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be spread over the workers; every one of them has to ask."""
+    """Return the whole of a tensor that may be sharded. All workers must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def spread_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """This worker's share of a whole tensor, if `other` is spread over the workers."""
+def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """Shard a whole tensor like `other`; return it unchanged if `other` is not sharded."""
     if not isinstance(other, DTensor) or tensor.shape != other.shape:
         return tensor
     return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)

@@ -1,1 +1,1 @@
-"""Algorithms by name, one file each: what a step's rewards say of every token. See `rl/algorithm.py`."""
+"""Algorithms: one file each, which computes per-token advantages. See `rl/algorithm.py`."""

@@ -1,4 +1,4 @@
-"""GRPO: each run compared with the mean and spread of its question's runs (Shao et al. 2024, eq. 4)."""
+"""GRPO: standardises each reward by the mean and standard deviation of its group (Shao et al. 2024, eq. 4)."""
 
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,12 @@ SETTINGS = GrpoSettings
 
 
 def advantages(step: StepRewards, settings: GrpoSettings) -> "Tensor":
-    """Shape BT: (r - mean) / std inside a group, at every policy token."""
+    """Return (r - mean) / std of each group, at every policy token; shape BT."""
     from coseek.training.rl.losses import group_advantages
 
     advantages_B = step.compare_groups(lambda rewards_G: group_advantages(rewards_G, scale=settings.scale_by_std))
     if settings.scale_by_std:
-        advantages_B[step.flat_B] = 0.0  # the spread that is left is the KL's noise, and would be scaled up to 1
+        advantages_B[step.flat_B] = (
+            0.0  # the remaining spread is noise of the KL, which the division would scale up to 1
+        )
     return step.every_token(advantages_B)

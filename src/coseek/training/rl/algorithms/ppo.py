@@ -1,4 +1,4 @@
-"""PPO: advantages of a trained value model, GAE over the policy's tokens (Schulman et al. 2016, eq. 16)."""
+"""PPO: advantages from a trained value model by GAE over the policy's tokens (Schulman et al. 2016, eq. 16)."""
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ SETTINGS = PpoSettings
 
 
 def advantages(step: StepRewards, settings: PpoSettings) -> Advantages:
-    """Both of shape BT: the GAE advantages, whitened; and the returns that the critic is fitted to."""
+    """Return GAE advantages, whitened if set, and the returns that the critic is fitted to; both of shape BT."""
     from coseek.training.rl.losses import gae, whiten
 
     assert step.values_BT is not None

@@ -1,4 +1,4 @@
-"""REINFORCE++: the reward to come of each token, whitened over the step (Hu 2025, eq. 3). Needs no groups."""
+"""REINFORCE++: the return of each token, whitened over the step (Hu 2025, eq. 3). Needs no groups."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ SETTINGS = ReinforcePpSettings
 
 
 def advantages(step: StepRewards, settings: ReinforcePpSettings) -> "Tensor":
-    """Shape BT: Σ γ^k r of the k-th policy token from here on, whitened."""
+    """Return Σ γ^k r over the policy tokens from each token on, whitened if set; shape BT."""
     from coseek.training.rl.losses import rewards_to_come, whiten
 
     advantages_BT = rewards_to_come(step.token_rewards(), step.mask_BT, settings.gamma)

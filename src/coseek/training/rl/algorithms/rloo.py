@@ -1,4 +1,4 @@
-"""RLOO: each run compared with the mean of its question's other runs (Ahmadian et al. 2024, eq. 8)."""
+"""RLOO: subtracts from each reward the mean of the other runs of its group (Ahmadian et al. 2024, eq. 8)."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ SETTINGS = GroupSettings
 
 
 def advantages(step: StepRewards, settings: GroupSettings) -> "Tensor":
-    """Shape BT: r - mean of the others' r, at every policy token."""
+    """Return r - mean of the others' r, at every policy token; shape BT."""
     from coseek.training.rl.losses import leave_one_out
 
     return step.every_token(step.compare_groups(leave_one_out))

@@ -1,1 +1,1 @@
-"""Training backends by name, one file each. See `rl/backend.py`."""
+"""Backends: one file for each training backend. See `rl/backend.py`."""

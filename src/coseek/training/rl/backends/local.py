@@ -1,4 +1,4 @@
-"""Local: the models of a run in this process, or in the processes that `torchrun` started."""
+"""Local backend: the models of a run in this process, or in the processes that `torchrun` started."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LocalBackend:
-    """Implements `TrainingBackend` around a policy; reference and critic are made where the settings want them."""
+    """Implements `TrainingBackend` around a policy. Creates reference and critic if the settings need them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LocalBackend:
 
 
 def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> LocalBackend:
-    """The policy around `network`, which is trained in place; reference and critic where the settings want them."""
+    """Make the backend of `network`, which is trained in place."""
     from coseek.training.trainer.policy import Policy
 
     policy = Policy(network, settings.policy, settings.updates, settings.temperature, workers)
