@@ -29,7 +29,7 @@ from coseek.agents.grammar import LONGEST_MARK, Grammar
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.agents.scripted.rules import guess
 from coseek.agents.search_turns import reasoning_of
-from coseek.agents.tools.tool import open_tool
+from coseek.agents.tool import open_tool
 from coseek.core.errors import SettingError
 from coseek.core.prompt_file import fill_template, one_line
 from coseek.data.passage import Passage

@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 
-from coseek.agents.tools.tool import ParsedCall, ToolContext, ToolRequest, ToolSettings
+from coseek.agents.tool import ParsedCall, ToolContext, ToolRequest, ToolSettings
 from coseek.core.files import JsonObject
 
 Numbers = Callable[..., float]

@@ -15,7 +15,7 @@ from coseek.agents.actions import (
     parse_queries,
     parse_tool_call,
 )
-from coseek.agents.tools.tool import Tool, open_tool
+from coseek.agents.tool import Tool, open_tool
 from coseek.core.files import JsonObject
 
 

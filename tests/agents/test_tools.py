@@ -26,7 +26,7 @@ from coseek.rewards.reward import make_reward
 CALCULATOR = Path(__file__).parents[2] / "examples" / "tools" / "calculator.py"
 SAY = "<think>b</think><answer>1815</answer>"
 ECHO = """
-    from coseek.agents.tools.tool import ParsedCall, ToolFault, ToolSettings
+    from coseek.agents.tool import ParsedCall, ToolFault, ToolSettings
     SETTINGS = ToolSettings
     def parse(arguments, settings):
         return ParsedCall(arguments)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from coseek.agents.tools.tool import ParsedAction, Tool
+from coseek.agents.tool import ParsedAction, Tool
 from coseek.core.files import Json
 from coseek.core.strict_json import InvalidJson, parse_lenient
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from coseek.agents.document_block import apply_selection, latest_block
 from coseek.agents.search_turns import make_past_turn
-from coseek.agents.tools.tool import TurnSearches
+from coseek.agents.tool import TurnSearches
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Call, Search, Segment
 from coseek.models.model import EpisodeState

@@ -11,8 +11,8 @@ from enum import StrEnum
 from functools import cached_property
 
 from coseek.agents.actions import QueryFormat, parse_flag, parse_numbers, parse_queries, parse_tool_call
+from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
-from coseek.agents.tools.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.core.errors import DataError
 from coseek.data.trajectory import PAGE, PROMPT, RETRY, TOOL, Author, Segment
 

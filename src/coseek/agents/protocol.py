@@ -11,7 +11,7 @@ from coseek.agents.actions import QueryFormat
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile
-from coseek.agents.tools.tool import Tool, open_tool, tool_path
+from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.plugins import file_digest, is_plugin_path

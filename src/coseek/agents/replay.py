@@ -8,7 +8,7 @@ from functools import cached_property
 from coseek.agents.episode import Episode
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import make_past_turn, replay_queries, turn_number
-from coseek.agents.tools.tool import TurnSearches
+from coseek.agents.tool import TurnSearches
 from coseek.core.errors import DataError
 from coseek.data.evidence import ranked
 from coseek.data.passage import Hit, Passage

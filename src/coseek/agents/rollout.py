@@ -15,8 +15,7 @@ from coseek.agents.grammar import Action, Intent
 from coseek.agents.limits import Limits as Limits
 from coseek.agents.protocol import Protocol
 from coseek.agents.search_turns import make_query
-from coseek.agents.tools.search import arguments_for
-from coseek.agents.tools.tool import (
+from coseek.agents.tool import (
     DocumentPage,
     Result,
     Tool,
@@ -26,6 +25,7 @@ from coseek.agents.tools.tool import (
     ToolRequest,
     TurnSearches,
 )
+from coseek.agents.tools.search import arguments_for
 from coseek.agents.unwritable import checked_turn
 from coseek.core.errors import RunError
 from coseek.core.files import Json

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-from coseek.agents.tools.tool import DocumentPage, ParsedCall, ToolContext, ToolRequest, ToolSettings
+from coseek.agents.tool import DocumentPage, ParsedCall, ToolContext, ToolRequest, ToolSettings
 from coseek.core.files import JsonObject
 
 

@@ -1,4 +1,4 @@
-"""Tool: what an agent can call during an episode. One file per tool, in this package or at a user's own `.py` path.
+"""Tool: what an agent can call during an episode. One file per tool, in `agents/tools` or at a user's own `.py` path.
 
 The module of a tool offers:
 
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, TypeAlias, Type
 from pydantic import Field
 
 from coseek.agents.limits import Limits
-from coseek.core.errors import SettingError, UnknownName
+from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.plugins import PluginSpec, is_plugin_path
-from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.core.strict_json import InvalidJson, parse_strict, replace_surrogates
 from coseek.data.passage import Hit
@@ -219,9 +219,6 @@ def open_tool(
     own = is_plugin_path(part)
     if own and not run_files:
         return None
-    known = [each for each in plugin_names(PACKAGE) if each != "tool"]
-    if not own and part not in known:
-        raise UnknownName("tool", part, known)
     found = find_plugin("tool", PACKAGE, tool_path(part, folder) if own else part, OFFERS)
     module = cast(ToolModule, found)
     settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, where)
