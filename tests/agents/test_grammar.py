@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.agents.grammar import Action
@@ -60,13 +60,11 @@ def complaint(segments: list[Segment]) -> str:
 
 
 @given(st.lists(st.sampled_from([*PIECES, " ", "\n", "word", "<", "</think"]), max_size=14).map("".join))
-@settings(max_examples=1500, deadline=None)
 def test_validity_is_the_automaton_of_the_paper_on_arbitrary_sequences(text: str) -> None:
     assert (complaint(as_segments(text)) == "") == automaton(text)
 
 
 @given(st.integers(0, 4), st.data())
-@settings(max_examples=600, deadline=None)
 def test_validity_is_the_automaton_of_the_paper_on_valid_sequences_with_one_piece_changed(
     turns: int, data: st.DataObject
 ) -> None:
@@ -112,7 +110,6 @@ def test_only_a_whole_tag_is_an_action() -> None:
 
 
 @given(st.text(alphabet="<>/ \nthinkanswer", max_size=60))
-@settings(max_examples=400)
 def test_disarmed_text_holds_no_tag(text: str) -> None:
     armed = text + "<answer>" + text + "</ANSWER >"
     disarmed = SEARCH_R1.escape(armed)

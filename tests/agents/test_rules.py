@@ -4,7 +4,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -174,7 +174,6 @@ def found(draw: st.DrawFn) -> tuple[Search, ...]:
     return tuple(Search(f"query {row}", tuple(Hit(passage, 1.0) for passage in hits)) for row, hits in enumerate(lists))
 
 
-@settings(max_examples=150)
 @given(TEXT, found())
 def test_whatever_is_found_it_makes_a_move_and_ranks_everything_once(
     question: str, searches: tuple[Search, ...]

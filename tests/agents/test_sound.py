@@ -40,7 +40,7 @@ def pieces(name: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
 @given(data=st.data(), max_tokens=st.integers(600, 4000), max_turn_tokens=st.integers(1, 300), k=st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whatever_a_model_writes_its_run_is_sound(
     name: str, data: st.DataObject, max_tokens: int, max_turn_tokens: int, k: int
 ) -> None:

@@ -214,7 +214,7 @@ HOSTILE = [
 
 
 @given(text=st.lists(st.sampled_from(HOSTILE), max_size=6).map("".join))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_result_closes_a_tag_or_forges_an_answer(tmp_path: Path, text: str) -> None:
     name = with_tool(tmp_path, ECHO)
     poisoned, clean = (play(name, call_with(one), SAY) for one in (text, "plain"))

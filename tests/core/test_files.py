@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.errors import DataError
@@ -37,7 +37,6 @@ objects = st.dictionaries(st.text(max_size=5), values, max_size=4)
 
 
 @given(objects)
-@settings(max_examples=150)
 def test_an_object_is_one_line_for_every_reader_and_comes_back_the_same(row: JsonObject) -> None:
     line = json_line(row)
     assert line.endswith("\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.errors import DataError
@@ -68,7 +68,6 @@ def test_every_loader_names_the_place(tmp_path: Path) -> None:
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=10,
 ))  # fmt: skip
-@settings(max_examples=300, deadline=None)
 def test_whatever_can_be_written_is_read_as_it_was(value: Json) -> None:
     for escaped in (True, False):
         text = json.dumps(value, ensure_ascii=escaped)
@@ -84,7 +83,6 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=300, deadline=None)
 def test_what_is_read_can_be_written_again_and_what_is_refused_cannot(value: Json) -> None:
     text = json.dumps(value)
     value = cast(Json, json.loads(text))  # two halves that stand together are one letter

@@ -76,7 +76,7 @@ class Babbler:
     k=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_a_model_writes_its_run_is_sound(
     protocol: str, said: list[str], max_tokens: int, max_turn_tokens: int, k: int, seed: int
 ) -> None:

@@ -22,7 +22,7 @@ def scanned(passages: list[Passage], folder: Path) -> CorpusFile:
     return CorpusFile.scan(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(passages=CORPORA)
 def test_a_corpus_on_disk_reads_as_the_one_in_memory(
     passages: list[Passage], tmp_path_factory: pytest.TempPathFactory

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.errors import DataError, SettingError, UnknownName, UserError
@@ -311,7 +311,6 @@ def test_a_share_too_small_for_a_question_is_refused() -> None:
         deal(QUESTIONS[:3], {"train": 0.999, "dev": 0.001})
 
 
-@settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from(["", "Ada", "Ada #2", "Bob"]), st.sampled_from("xyz")), max_size=12))
 def test_every_title_and_text_gets_one_id_of_its_own(pairs: list[tuple[str, str]]) -> None:
     shelf = PassageCollector()

@@ -24,7 +24,6 @@ def write(path: Path, *rows: JsonObject) -> Path:
 
 
 @given(text, text.filter(lambda title: "\n" not in title), text)
-@settings(max_examples=100)
 def test_a_passage_can_be_read_back_from_its_contents(ident: str, title: str, body: str) -> None:
     passage = Passage(ident, title, body)
     assert Passage.from_json({"id": ident, "contents": passage.contents}) == passage
@@ -101,7 +100,7 @@ def test_a_bad_passage_is_named_with_file_and_line(tmp_path: Path) -> None:
         unique_by=lambda question: question.id,
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_questions_come_back_from_disk_the_same(questions: list[Question]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "questions.dev.jsonl"

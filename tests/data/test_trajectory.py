@@ -59,7 +59,6 @@ trajectories = st.builds(
 
 
 @given(trajectories)
-@settings(max_examples=100, deadline=None)
 def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -> None:
     line = json_line(trajectory.to_json())
     assert len(line.splitlines()) == 1
@@ -67,7 +66,7 @@ def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -
 
 
 @given(trajectories)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_ids_and_mask_cover_every_token_once(trajectory: Trajectory) -> None:
     assert len(trajectory.ids) == len(trajectory.agent_mask) == sum(len(one.ids) for one in trajectory.segments)
     assert (

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.errors import DataError
@@ -18,7 +18,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trec")
 
 
-@settings(max_examples=100)
 @given(st.dictionaries(IDENTS, RANKED, min_size=1, max_size=3))
 def test_a_run_comes_back_in_the_order_it_was_given(folder: Path, found: dict[str, dict[str, float]]) -> None:
     """Whatever is in the ids, and though equal, infinite and nearly equal scores would be sorted otherwise."""
@@ -32,7 +31,6 @@ def test_a_run_comes_back_in_the_order_it_was_given(folder: Path, found: dict[st
     assert {question: [ident for ident, _ in rows] for question, rows in read.items()} == written
 
 
-@settings(max_examples=100)
 @given(st.dictionaries(IDENTS, st.dictionaries(IDENTS, st.integers(-2, 9), min_size=1), min_size=1, max_size=3))
 def test_qrels_come_back_as_they_were(folder: Path, qrels: dict[str, dict[str, int]]) -> None:
     write_qrels(folder / "qrels.txt", qrels)

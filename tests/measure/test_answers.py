@@ -1,7 +1,7 @@
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.measure.answers import cover_match, exact_match, f1, normalise
@@ -29,13 +29,11 @@ def test_normalising_lowers_strips_drops_and_squeezes_in_this_order(text: str, n
 
 
 @given(any_text | words)
-@settings(max_examples=200)
 def test_normalising_twice_changes_nothing(text: str) -> None:
     assert normalise(normalise(text)) == normalise(text)
 
 
 @given(any_text | words)
-@settings(max_examples=200)
 def test_normal_text_has_no_punctuation_no_articles_and_single_spaces(text: str) -> None:
     normal = normalise(text)
     assert not set(normal) & set(string.punctuation)
@@ -52,7 +50,6 @@ def test_what_normalises_to_nothing_matches_nothing(empty: str | None) -> None:
 
 
 @given(words, words)
-@settings(max_examples=200)
 def test_a_strict_match_is_a_cover_match_and_has_f1_one(prediction: str, gold: str) -> None:
     if exact_match(prediction, [gold]):
         assert cover_match(prediction, [gold])
@@ -62,7 +59,6 @@ def test_a_strict_match_is_a_cover_match_and_has_f1_one(prediction: str, gold: s
 
 
 @given(words, st.lists(words, max_size=4), words)
-@settings(max_examples=200)
 def test_one_more_gold_answer_never_lowers_a_score(prediction: str, golds: list[str], more: str) -> None:
     assert exact_match(prediction, golds) <= exact_match(prediction, [*golds, more])
     assert cover_match(prediction, golds) <= cover_match(prediction, [*golds, more])
@@ -70,7 +66,6 @@ def test_one_more_gold_answer_never_lowers_a_score(prediction: str, golds: list[
 
 
 @given(any_text, any_text)
-@settings(max_examples=200)
 def test_f1_does_not_care_which_side_is_the_gold(one: str, other: str) -> None:
     assert f1(one, [other]) == pytest.approx(f1(other, [one]))
 

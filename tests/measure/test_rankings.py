@@ -2,7 +2,7 @@ import math
 
 import ir_measures
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ir_measures import RR, R, nDCG
 
@@ -29,7 +29,6 @@ def theirs(
     return {(metric.query_id, str(metric.measure)): metric.value for metric in found}
 
 
-@settings(max_examples=150, deadline=None)
 @given(QRELS, RUNS)
 def test_every_number_is_that_of_ir_measures(
     qrels: dict[str, dict[str, int]], run: dict[str, dict[str, float]]
@@ -56,7 +55,6 @@ def test_every_number_is_that_of_ir_measures(
             assert rankings.all_gold(gold, ranked, k) == (expected[query, str(R @ k)] == 1 if relevant else None)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(IDS, st.integers(1, 3), min_size=1), st.lists(IDS, max_size=12))
 def test_a_passage_that_stands_twice_counts_where_it_stands_first(gold: dict[str, int], ranked: list[str]) -> None:
     # Worst first: ir-measures keeps the last score that it is told for a passage, hence the best.
@@ -68,7 +66,6 @@ def test_a_passage_that_stands_twice_counts_where_it_stands_first(gold: dict[str
 
 
 @given(ids, ids, st.none() | st.integers(1, 9))
-@settings(max_examples=100)
 def test_scores_lie_between_nought_and_one(gold: list[str], ranked: list[str], k: int | None) -> None:
     for value in (
         rankings.recall(gold, ranked, k),

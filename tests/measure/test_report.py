@@ -87,7 +87,7 @@ def sections(text: str) -> list[Section]:
 
 
 @given(st.text(max_size=30) | st.just(NASTY))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_data_says_is_shown_and_never_obeyed(text: str) -> None:
     plain, page = Page(report_html("title", sections("plain"))), Page(report_html("title", sections(text)))
     assert page.open == []

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.models.token_sampling import filter_logits, sample_tokens, uniforms
@@ -28,7 +28,6 @@ def test_seeds_that_follow_each_other_share_no_stretch() -> None:
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40), others=st.lists(st.integers(0, 2**64 - 1)))
-@settings(max_examples=100)
 def test_a_number_depends_on_its_seed_and_position_alone(seed: int, position: int, others: list[int]) -> None:
     (alone,) = numbers([seed], [position])
     assert 0 < alone < 1
@@ -40,7 +39,6 @@ def test_a_number_depends_on_its_seed_and_position_alone(seed: int, position: in
     uniform=st.sampled_from([2.0**-24, 0.1, 0.5, 0.9, 1 - 2.0**-24, 1.0]),
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
 )
-@settings(max_examples=150)
 def test_what_is_drawn_is_where_the_cumulative_distribution_passes_the_number(
     logits: list[float], uniform: float, temperature: float
 ) -> None:

@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("tokenizer", [LEARNT, ByteTokenizer(TAGS)], ids=[
 
 @BOTH
 @given(text=st.text(max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_text_comes_back_whole(tokenizer: HfTokenizer | ByteTokenizer, text: str) -> None:
     for ids in (tokenizer.encode(text), tokenizer.encode_data(text)):
         assert tokenizer.decode(ids) == text

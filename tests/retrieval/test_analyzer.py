@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coseek.core.errors import SettingError
@@ -59,20 +59,17 @@ except MissingExtra as error:
     assert "pip install 'coseek[stem]'" in done.stdout
 
 
-@settings(max_examples=200)
 @given(st.text(alphabet=st.characters(max_codepoint=127)))
 def test_plain_text_is_cut_as_any_other(text: str) -> None:
     assert words(text) == words(f"{text} é")[:-1]
 
 
-@settings(max_examples=200)
 @given(st.text(), st.text())
 @example("㐀", "0⼀")  # a radical that is CJK only once compatibility forms are unified
 def test_cutting_two_texts_is_cutting_each(one: str, other: str) -> None:
     assert words(f"{one}\n{other}") == words(one) + words(other)
 
 
-@settings(max_examples=200)
 @given(st.text())
 def test_cutting_words_again_changes_nothing_outside_cjk(text: str) -> None:
     once = [word for word in words(text) if word.isascii()]

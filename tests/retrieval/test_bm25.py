@@ -30,7 +30,6 @@ def ids(retriever: Bm25, query: QueryLike, k: int = 10) -> list[str]:
 ZOO = corpus_of(["the cat sat", "a dog sat on the dog", "the cat saw the dog", "fig trees", ""])
 
 
-@settings(max_examples=100)
 @given(TEXTS, QUERY, st.floats(0, 3), st.floats(0, 1))
 def test_scores_are_those_of_bm25s_to_the_last_bit(
     texts: list[list[str]], query: list[str], k1: float, b: float
@@ -49,7 +48,6 @@ def test_a_query_finds_the_same_alone_and_in_a_batch(texts: list[list[str]], que
     assert retriever.search(lines, 3) == [retriever.search([line], 3)[0] for line in lines]
 
 
-@settings(max_examples=300)
 @given(st.lists(QUERY, min_size=1, max_size=60), st.lists(st.integers(0, 4), max_size=8), st.integers(1, 30))
 def test_looking_at_few_passages_finds_what_looking_at_all_finds(
     texts: list[list[str]], query: list[int], k: int

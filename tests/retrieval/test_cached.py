@@ -109,7 +109,7 @@ def test_a_search_that_failed_is_not_remembered(path: Path) -> None:
         assert len(engine.asked) == 2
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.text(max_size=3) | st.just("ada \ud800"), max_size=4), max_size=5), st.integers(1, 3))
 def test_the_cache_changes_no_hit_whatever_is_asked(tmp_path: Path, batches: list[list[str]], k: int) -> None:
     engine = Engine()

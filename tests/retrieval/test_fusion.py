@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.retrieval.fusion import Scale, reciprocal_rank_fusion, scaled, weighted_fusion
@@ -20,7 +20,6 @@ def test_no_lists_rank_nothing() -> None:
     assert reciprocal_rank_fusion([]) == {}
 
 
-@settings(max_examples=100, deadline=None)
 @given(LISTS)
 def test_everything_found_is_ranked_once_and_one_list_keeps_its_order(lists: list[list[str]]) -> None:
     assert set(reciprocal_rank_fusion(lists)) == {ident for ranked in lists for ident in ranked}
@@ -31,7 +30,6 @@ def test_everything_found_is_ranked_once_and_one_list_keeps_its_order(lists: lis
 SCORES = st.lists(st.floats(-1e308, 1e308), min_size=1, max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
 @given(SCORES, st.sampled_from(["min-max", "z"]))
 def test_scaled_scores_begin_at_0_and_never_swap_two(scores: list[float], scale: Scale) -> None:
     values = scaled(scores, scale)

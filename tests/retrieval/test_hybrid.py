@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.errors import IndexMismatch, RetrieverError, SettingError
@@ -127,7 +127,6 @@ def test_weights_that_make_no_sense_are_refused(weights: list[float]) -> None:
 RANKING = st.lists(st.sampled_from("abcdef"), unique=True)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(RANKING, min_size=2, max_size=4), st.sampled_from(["rrf", "weighted"]), st.integers(1, 6))
 def test_hits_are_distinct_with_falling_scores_and_fewer_are_the_first_of_more(
     rankings: list[list[str]], method: str, k: int

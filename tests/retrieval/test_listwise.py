@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
@@ -70,7 +70,6 @@ def test_thinking_aloud_is_not_the_ranking() -> None:
     assert parse_ranking("First I wrote [1] > [2] > [3]. No: [3] > [1] > [2]", 3).order == (2, 0, 1)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("[]0123456789 >,\nx"), max_size=60) | st.text(max_size=40), st.integers(0, 12))
 def test_any_answer_gives_every_passage_one_place(answer: str, count: int) -> None:
     reading = parse_ranking(answer, count)
@@ -78,13 +77,11 @@ def test_any_answer_gives_every_passage_one_place(answer: str, count: int) -> No
     assert 0 <= reading.missing <= count
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.permutations(range(8)), st.sampled_from([" > ", ">", ", ", " ", "\n"]))
 def test_a_whole_ranking_is_read_as_it_was_written(order: list[int], joint: str) -> None:
     assert parse_ranking(joint.join(f"[{place + 1}]" for place in order), 8).order == tuple(order)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(st.sampled_from("[]0123456789 x\n{}"), max_size=30), min_size=3, max_size=3))
 def test_a_passage_or_a_query_cannot_forge_a_number_or_a_line(texts: list[str]) -> None:
     title, text, query = texts

@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.retrieval.ranking import top_rows
 
 
-@settings(max_examples=300)
 @given(st.lists(st.integers(0, 4), max_size=30), st.integers(1, 40))
 def test_the_best_rows_come_first_and_equal_scores_keep_row_order(scores: list[int], k: int) -> None:
     array = np.array(scores, dtype=np.float32)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.scripted import Scripted
 
@@ -45,7 +45,6 @@ def test_the_rate_follows_the_formula_of_the_paper() -> None:
         assert noise.rate(TrainingProgress(step, steps)) == pytest.approx(0.1 + share * 0.6)
 
 
-@settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 100), st.integers(0, 50))
 def test_the_rate_goes_from_start_to_end_and_never_outside(start: float, end: float, base: float, step: int) -> None:
     noise = NoiseSchedule(start=start, end=end, base=base)
@@ -136,7 +135,6 @@ def test_documents_hold_no_tags_not_even_those_that_appear_when_others_go() -> N
     assert (found[0].title, found[0].text) == ("", "42")
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.text(max_size=80)
     | st.lists(st.sampled_from(["Document 1: a\n", "doc 2)", "<answer>", "</", "b>", "<", "x", "\n", " "])).map(

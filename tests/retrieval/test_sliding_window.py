@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.retrieval.llm.sliding_window import sliding_together, spans
@@ -31,7 +31,6 @@ def test_a_step_that_leaves_gaps_is_refused() -> None:
             spans(10, 4, step)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 60), shapes())
 def test_every_item_is_in_a_window_and_neighbours_overlap(count: int, shape: tuple[int, int]) -> None:
     window, step = shape
@@ -41,7 +40,6 @@ def test_every_item_is_in_a_window_and_neighbours_overlap(count: int, shape: tup
     assert all(next_end - start >= window - step for (start, _), (_, next_end) in pairwise(cuts))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.permutations(range(30)), st.integers(0, 30), shapes())
 def test_if_every_window_is_ranked_rightly_the_best_window_less_step_items_are_in_front(
     items: list[int], count: int, shape: tuple[int, int]
@@ -53,7 +51,6 @@ def test_if_every_window_is_ranked_rightly_the_best_window_less_step_items_are_i
     assert sorted(found) == best
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=5), shapes(), st.integers(0, 10_000))
 def test_whatever_the_ranker_says_nothing_is_lost_and_lists_do_not_touch_each_other(
     counts: list[int], shape: tuple[int, int], seed: int

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.errors import SettingError, UnknownName
@@ -147,7 +147,6 @@ def test_text_without_blanks_is_cut_between_its_characters() -> None:
     assert render_view("question+query", Query("q", "黑豹队在"), limit=9) == "黑 [SEP] q"
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(ALL), queries, st.integers(0, 60), st.sampled_from([len, tokens]), st.booleans())
 def test_a_limit_is_kept_the_query_stays_whole_and_nothing_is_cut_without_need(
     view: str, query: Query, limit: int, count: Count, bare: bool
@@ -173,7 +172,6 @@ def test_a_long_past_is_cut_with_few_counts() -> None:
     assert len(seen.split()) == 8192 and len(calls) <= 18
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(["question+query", "question+history"]), queries)
 def test_a_separator_inside_the_data_closes_no_field(view: str, query: Query) -> None:
     fields = [query.question, *(turn.query for turn in query.history if view == "question+history"), query.text]
@@ -182,14 +180,12 @@ def test_a_separator_inside_the_data_closes_no_field(view: str, query: Query) ->
         assert len(render_view(view, query).split("[SEP]")) == len(given_fields)
 
 
-@settings(max_examples=300)
 @given(queries)
 def test_text_inside_the_data_begins_no_line(query: Query) -> None:
     roles = {line.split(":")[0] for line in render_view("reasoning+query", query).split("\n")}
     assert roles <= {"Reasoning", "Query"} and len(render_view("reasoning+query", query).splitlines()) == 2
 
 
-@settings(max_examples=200)
 @given(st.text("[]SEP <|>/s x\n"), st.sampled_from(["[SEP]", "</s>", "<|s|>", " | ", "[ S ]", "SEP", "SS", "]"]))
 def test_no_separator_survives_in_data_and_no_word_is_lost(data: str, separator: str) -> None:
     disarmed = neutralise_separator(data, separator)

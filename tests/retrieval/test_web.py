@@ -409,7 +409,6 @@ def test_bytes_are_read_as_what_they_say_they_are(body: bytes, said: str) -> Non
     assert decode(body, said) == "é"
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60), st.text(max_size=30))
 def test_any_bytes_are_some_text(body: bytes, said: str) -> None:
     assert isinstance(decode(body, said), str)
@@ -431,7 +430,7 @@ SCRAPS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([*SCRAPS, "A sentence that is long enough to be taken for one. "]), max_size=60))
 def test_any_heap_of_tags_is_a_page_or_none(scraps: list[str]) -> None:
     with suppress(PageFault):
@@ -443,7 +442,6 @@ def test_a_page_of_too_many_tags_is_not_read() -> None:
         read_page(FetchedPage("u", b"<p>" * 50_000, "text/html"))
 
 
-@settings(deadline=None)
 @given(st.text(st.sampled_from("ab 桜の\n"), max_size=200), st.integers(1, 9))
 def test_cutting_keeps_every_character_but_blanks_and_their_order(text: str, words: int) -> None:
     assert "".join("".join(cut(text, words)).split()) == "".join(text.split())

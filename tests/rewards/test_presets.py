@@ -82,7 +82,7 @@ def test_every_preset_is_in_the_table() -> None:
 
 
 @given(facts=FACTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_a_preset_pays_what_its_formula_says(name: str, facts: Facts) -> None:
     paid = PRESETS[name](facts.trajectory(), facts.said())
@@ -91,7 +91,6 @@ def test_a_preset_pays_what_its_formula_says(name: str, facts: Facts) -> None:
 
 
 @given(facts=FACTS)
-@settings(max_examples=100, deadline=None)
 def test_gain_genacc_and_their_sum_are_three_named_numbers(facts: Facts) -> None:
     """Trap 27: the published code is called GBR and pays GBR + GenAcc."""
     paid = PRESETS["s3-code"](facts.trajectory(), facts.said())
@@ -105,7 +104,6 @@ def test_gain_genacc_and_their_sum_are_three_named_numbers(facts: Facts) -> None
 
 
 @given(facts=FACTS, name=st.sampled_from(sorted(FORMULAS)), at=st.sampled_from(["generator", "baseline", "judge"]))
-@settings(max_examples=120, deadline=None)
 def test_a_fault_of_a_part_that_is_needed_is_no_reward_and_never_a_zero(facts: Facts, name: str, at: str) -> None:
     reward, said = PRESETS[name], facts.said()
     assert said.reply is not None and said.baseline is not None and said.verdicts is not None

@@ -2,7 +2,7 @@ from dataclasses import replace
 from math import log2
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 
@@ -208,7 +208,6 @@ def test_a_wrong_spec_is_one_sentence(spec: RewardSpec, kind: type[UserError], s
     hit=st.booleans(),
     name=st.sampled_from([name for name in reward_names() if name not in ("searches", "gbr")]),
 )
-@settings(max_examples=100, deadline=None)
 def test_every_part_but_a_count_and_a_gain_lies_between_nought_and_one(
     answer: str | None, valid: bool, hit: bool, name: str
 ) -> None:

@@ -35,7 +35,6 @@ groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_s
 
 
 @given(groups)
-@settings(max_examples=100, deadline=None)
 def test_each_run_is_compared_with_the_mean_of_the_others(values: list[float]) -> None:
     found = leave_one_out(torch.tensor(values)).tolist()
     for place, value in enumerate(values):
@@ -185,7 +184,7 @@ def test_the_charge_counts_what_stands_behind_the_prompt_and_is_logged_by_name()
 
 
 @given(st.integers(0, 1000), st.integers(1, 7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_entropy_in_slices_is_the_entropy_with_its_gradient(seed: int, rows: int) -> None:
     raw = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(3).requires_grad_()
     p = raw.softmax(1)

@@ -73,7 +73,7 @@ PAIRS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "normaliser"), PAIRS)
 @given(seed=st.integers(0, 10_000), tokens=st.integers(1, 60))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 def test_the_update_is_the_same_however_a_step_is_cut_and_shuffled(
     algorithm: str, normaliser: str, seed: int, tokens: int
 ) -> None:

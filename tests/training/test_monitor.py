@@ -145,7 +145,7 @@ def noisy_runs(draw: st.DrawFn) -> list[dict[str, float]]:
     return rows
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(noisy_runs())
 def test_noise_around_any_level_raises_no_alarm_in_two_hundred_steps(rows: list[dict[str, float]]) -> None:
     # Every alarm looks at its window's mean, so a look once a window is enough to find one that noise could raise.

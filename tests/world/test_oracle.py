@@ -54,7 +54,7 @@ def test_the_judge_reads_yes_and_no_from_the_first_word() -> None:
     assert not world().oracle.judge(asking("no"), " nowhere")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(response=st.text(max_size=40))
 def test_the_judge_takes_any_text(response: str) -> None:
     assert world().oracle.judge(chain(), response) in (True, False)

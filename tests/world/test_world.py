@@ -331,7 +331,7 @@ def test_shares_that_do_not_fit_are_refused() -> None:
 SHARE = st.sampled_from([0.0, 0.3, 1.0])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10_000), aliases=SHARE, alias_use=SHARE, lookalikes=SHARE, namesakes=SHARE, outdated=SHARE)
 def test_any_mix_of_difficulties_makes_a_sound_world(
     seed: int, aliases: float, alias_use: float, lookalikes: float, namesakes: float, outdated: float
