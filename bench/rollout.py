@@ -215,13 +215,13 @@ def profile(side: Side, protocol: Protocol, retriever: Retriever, questions: Seq
 def lengthened(protocol: Protocol, tokenizer: Tokenizer, world: World, tokens: int) -> Protocol:
     """The protocol with the world's own text in front of every question, until a prompt has this many tokens."""
     file, rng, front = protocol.template.file, random.Random(0), ""
-    question = max((question.question for question in world.questions["dev"]), key=len)
+    question = max(world.questions["dev"], key=lambda one: len(one.question))
 
     def longer() -> Protocol:
         prompt_template = replace(protocol.template, file=file.model_copy(update={"prompt": front + file.prompt}))
         return replace(protocol, template=prompt_template)
 
-    while len(longer().template.prompt_ids(tokenizer, question)) < tokens:
+    while len(longer().template.prompt_ids(tokenizer, question)[0]) < tokens:
         front += f" {rng.choice(rng.choice(world.corpus).text.split())}"
     return longer()
 

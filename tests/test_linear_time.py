@@ -32,6 +32,7 @@ from coseek.agents.search_turns import reasoning_of
 from coseek.agents.tool import open_tool
 from coseek.core.errors import SettingError
 from coseek.core.prompt_file import fill_template, one_line
+from coseek.core.role_marks import ROLE_MARK, without_role_marks
 from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.judge import read_verdict
@@ -227,6 +228,7 @@ USES: dict[str, Callable[[str], object]] = {
     "snippets": plain,
     "pages": read_pages,
     "templates": lambda text: (fill_template(text, query="x"), one_line(text, 100)),
+    "role marks": without_role_marks,
     "budget": lambda text: (HARMLESS_WORDS.count(text), HARMLESS_WORDS.cut(text, 100)),
     "ids of bytes": lambda text: (BYTES.encode(text), BYTES.encode_data(text)),
 }
@@ -302,11 +304,11 @@ def test_every_pattern_is_one_that_these_tests_see() -> None:
 
 
 def old_lookalikes(grammar: Grammar) -> re.Pattern[str]:
-    """The specification: the pattern as it was, which backtracked over blanks."""
+    """The specification: the pattern as it was, which backtracked over blanks, and the role marks in the same way."""
     plain_marks = [mark[1:-1] for mark in grammar.special_tokens if re.fullmatch(r"<\w[\w-]*>", mark)]
     marks = [re.escape(mark) for mark in grammar.special_tokens if not re.fullmatch(r"</?\w[\w-]*>", mark)]
     tag = rf"<\s*/?\s*(?:{'|'.join(plain_marks)})\s*>"
-    return re.compile("|".join([tag, r"<\|[^<>|\s]{1,64}\|>", *marks]), re.I)
+    return re.compile("|".join([tag, ROLE_MARK.replace("*+", "*"), *marks]), re.I)
 
 
 def old_disarm(grammar: Grammar, text: str) -> str:

@@ -13,7 +13,7 @@ from coseek.models.local_text import (
     CUT,
     LocalTextModel,
     TextModelSettings,
-    chat_frame,
+    around_prompt,
     open_local_text_model,
     open_text_model,
 )
@@ -71,7 +71,7 @@ def test_a_template_that_drops_the_prompt_is_refused(talking: Path) -> None:
     tokenizer = HfTokenizer.load(talking)
     tokenizer.fast.chat_template = "{{ 'hello' }}"
     with pytest.raises(DataError, match="drops what a user says"):
-        chat_frame(tokenizer, talking)
+        around_prompt(tokenizer)
 
 
 def test_a_prompt_that_is_too_long_keeps_its_beginning_and_its_end(writer: LocalTextModel) -> None:

@@ -7,6 +7,7 @@ import yaml
 
 from coseek.core.files import atomic_write, read_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
+from coseek.models.chat import ChatTemplate
 
 CARD = "coseek.yaml"
 
@@ -19,7 +20,9 @@ class AgentCard(Settings):
     protocol: str = "search-r1"
     """The protocol that the model speaks."""
     prompt_template: str = "default"
-    """The prompt template that it was trained with."""
+    """The prompt template that it was trained with; a YAML file is seen from the model folder."""
+    chat_template: ChatTemplate = "auto"
+    """Whether its prompts stood in its chat template."""
 
     @classmethod
     def read(cls, folder: Path) -> "AgentCard":
@@ -27,7 +30,13 @@ class AgentCard(Settings):
         path = folder / CARD
         if not path.is_file():
             return cls()
-        return make_settings(cls, read_yaml(path, "card", "`protocol: …` and `prompt_template: …`"), path)
+        card = make_settings(cls, read_yaml(path, "card", "`protocol: …` and `prompt_template: …`"), path)
+        inside = {
+            name: str(folder / value)
+            for name in ("protocol", "prompt_template")
+            if (value := str(getattr(card, name))).endswith((".yaml", ".yml")) and (folder / value).is_file()
+        }
+        return card.model_copy(update=inside)
 
     def write(self, folder: Path) -> None:
         with atomic_write(folder / CARD) as file:

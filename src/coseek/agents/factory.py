@@ -9,12 +9,14 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 
 import hashlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, cast
 
 from pydantic import Field
 
 from coseek.agents.agent_card import AgentCard
+from coseek.agents.prompt_template import TakenAs
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.scripted_agent import ScriptedAgent
@@ -30,6 +32,7 @@ from coseek.data.audit import Decode
 from coseek.data.run import Run
 from coseek.hardware.precision import S, SamplingPrecision
 from coseek.hardware.speed import resolve_here, warning
+from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import dialect_of
 from coseek.models.model import Model, Tokenizer
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
@@ -56,7 +59,10 @@ class AgentSettings(Settings):
     protocol: str
     """A protocol by name, or a YAML file."""
     prompt_template: str
-    """`default`, `laptop`, or a YAML file with a prompt of your own."""
+    """A prompt template by name (`default`, `base`, `data`, `laptop`), or a YAML file with a prompt of your own."""
+    chat_template: ChatTemplate = "auto"
+    """Whether the prompt stands in the model's chat template: `auto` as the prompt template says, which is where the
+    tokenizer has one. A server that takes chat messages applies its own."""
     temperature: float = Field(default=0.0, ge=0.0)
     """0 takes the most likely token; no effect on scripted agents."""
     precision: SamplingPrecision = "float32"
@@ -88,7 +94,8 @@ def settings_for(
     typed = {key: value for key, value in given.items() if value is not None}
     tree |= typed
     card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
-    whole = {"protocol": card.protocol, "prompt_template": card.prompt_template, **tree}
+    own = {"protocol": card.protocol, "prompt_template": card.prompt_template, "chat_template": card.chat_template}
+    whole = {**own, **tree}
     settings = make_settings(AgentSettings, whole, file or "", tuple(typed))
     if settings.is_remote and settings.server is None:
         return settings.model_copy(update={"server": RemoteModelSettings()})
@@ -152,15 +159,23 @@ def limits_of(agent: Agent) -> Limits:
 
 def open_agent(settings: AgentSettings) -> Agent:
     """Open an agent whose settings the user gave: files that they name are run."""
-    protocol = load_protocol(settings.protocol, settings.prompt_template, run_files=True)
+    protocol = load_protocol(settings.protocol, settings.prompt_template, settings.chat_template, run_files=True)
     tokenizer = open_tokenizer(settings, protocol)
+    protocol.template.framed(tokenizer)  # refuses a chat template that is not there before the model is loaded
     if is_scripted(settings.name):
         model: Model = ScriptedAgentModel(open_scripted_agent(settings.name), protocol, tokenizer)
     elif settings.is_remote:
         model = open_server(settings, protocol, tokenizer)
+        protocol = replace(protocol, template=replace(protocol.template, taken_as=_taken_as(model)))
     else:
         model = open_model(settings, protocol, tokenizer)
     return Agent(protocol, model, made_of(settings, model))
+
+
+def _taken_as(model: RemoteModel) -> TakenAs:
+    if dialect_of(model.served.dialect).EXACT:
+        return "ids"
+    return "messages" if model.served.dialect == "chat" else "text"
 
 
 def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:

@@ -14,13 +14,13 @@ from coseek.agents.actions import QueryFormat, parse_flag, parse_numbers, parse_
 from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
+from coseek.core.role_marks import ROLE_MARK, harmless
 from coseek.data.trajectory import PAGE, PROMPT, RETRY, TOOL, Author, Segment
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
 """Suffixes of a flag's name in an order: what may follow the flag depends on its value."""
 _PAIRS = {"{": "}", "[": "]", "(": ")"}
-_HARMLESS = {"<": "‹", "[": "［", "{": "｛", "(": "（", "\\": "＼"}
 _PLAIN_MARK = re.compile(r"</?(\w[\w-]*)>")
 LONGEST_MARK = 64
 """Maximum characters of a mark: the time to find marks grows with text length times mark length."""
@@ -178,12 +178,16 @@ class Grammar:
         marks = [re.escape(mark) for mark in self.special_tokens if not _PLAIN_MARK.fullmatch(mark)]
         # Possessive (`*+`) to prevent backtracking: a passage decides how many blanks there are.
         tag = rf"<\s*+(?:/\s*+)?(?:{'|'.join(names)})\s*+>"
-        # Most tokenizers write roles and ends of turns as `<|…|>`.
-        return re.compile("|".join([tag, r"<\|[^<>|\s]{1,64}\|>", *marks]), re.I)
+        return re.compile("|".join([tag, ROLE_MARK, *marks]), re.I)
 
     def escape(self, text: str) -> str:
-        """Neutralise the protocol's marks in text from outside: `<answer>` becomes `‹answer›`."""
-        return self._lookalikes.sub(_harmless, text)
+        """Neutralise the protocol's marks and all role marks in text from outside: `<answer>` becomes `‹answer›`."""
+        return self._lookalikes.sub(harmless, text)
+
+    def cut_at_marks(self, text: str) -> list[str]:
+        """Cut a text in front of and behind every mark; the pieces joined are the text."""
+        marks = sorted(self.special_tokens, key=len, reverse=True)
+        return re.split(f"({'|'.join(map(re.escape, marks))})", text)
 
     def parse(self, text: str) -> list[Span]:
         """Cut what the agent wrote in one turn into spans. Total: any text parses, faults become problems."""
@@ -316,12 +320,6 @@ class Grammar:
     def action_of(self, span: Span) -> Action:
         """The action of one of the agent's spans."""
         return Action.NONE if span.problem or not span.tag else self.by_name[span.tag].action
-
-
-def _harmless(mark: re.Match[str]) -> str:
-    text = mark[0]
-    text = _HARMLESS.get(text[0], "·") + text[1:]
-    return text[:-1] + "›" if text[-1] == ">" else text
 
 
 def _balanced(text: str, opening: str, closing: str) -> dict[int, int]:

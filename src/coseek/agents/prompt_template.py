@@ -1,13 +1,14 @@
 """Prompt template: the text around a grammar (prompt, documents, observations), in a YAML file that a user can replace.
 
 Text from outside fills a template's `{fields}`. It is escaped and tokenised as plain characters, so it can neither
-close a tag nor become a special token.
+close a tag nor become a special token. The prompt is a user's message of the model's chat template where there is one.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
@@ -16,15 +17,23 @@ from coseek.agents.grammar import Grammar
 from coseek.core.errors import SettingError
 from coseek.core.files import read_yaml
 from coseek.core.registry import find_yaml
+from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Hit
+from coseek.data.question import Question
 from coseek.data.trajectory import Search
+from coseek.models.chat import ROLES, ChatTemplate, begin_ids, chat_frame, uses_chat_template
 from coseek.models.model import Tokenizer
 
 FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
 _LITERAL = re.compile(r"\{(\{\w+\})\}")
 """`{{word}}` in a template is written as `{word}`."""
+
+
+TakenAs: TypeAlias = Literal["ids", "text", "messages"]
+"""What a model takes: token ids, a text (its server adds the beginning-of-text token), or chat messages (its server
+applies the chat template)."""
 
 
 class PromptTemplateFile(Settings):
@@ -36,6 +45,14 @@ class PromptTemplateFile(Settings):
     """The first segment of an episode; `{question}` is filled in."""
     prompts: dict[str, str] = Field(default={})
     """Prompts of single protocols, by name, in place of `prompt`."""
+    protocols: tuple[str, ...] = ()
+    """Protocols that the prompts are written for; any when empty."""
+    chat_template: ChatTemplate = "auto"
+    """Whether the prompt is a user's message of the model's chat template: `auto` where its tokenizer has one. `off`
+    for a prompt that holds a model's chat marks itself."""
+    prompt_column: bool = False
+    """Take the prompt that the data hold for a question (`meta.prompt`, from the `prompt` column of Search-R1's files);
+    `prompt` is for questions without one."""
     observation: str = ""
     """Around the documents of a search; `{documents}` is filled in."""
     document: str = ""
@@ -79,6 +96,7 @@ class PromptTemplate:
 
     file: PromptTemplateFile
     grammar: Grammar
+    taken_as: TakenAs = "ids"
 
     @classmethod
     def load(cls, name: str, grammar: Grammar, protocol: str, needs: Sequence[str] = ()) -> "PromptTemplate":
@@ -97,6 +115,11 @@ class PromptTemplate:
         cls, file: PromptTemplateFile, grammar: Grammar, protocol: str, needs: Sequence[str], source: str
     ) -> "PromptTemplate":
         """Check templates against a grammar."""
+        if file.protocols and protocol not in file.protocols:
+            raise SettingError(
+                f"{source} is written for the protocols {', '.join(file.protocols)}, not for {protocol}; take "
+                "prompt_template=default, or a YAML file of your own"
+            )
         file = file.model_copy(update={"prompt": file.prompts.get(protocol, file.prompt), "prompts": {}})
         for template, fields in _FIELDS.items():
             for field in _FIELD.findall(getattr(file, template)):
@@ -112,8 +135,55 @@ class PromptTemplate:
             raise SettingError(f"{source}: the observation of the protocol {protocol} must hold {around}")
         return cls(file, grammar)
 
-    def prompt_ids(self, tokenizer: Tokenizer, question: str) -> tuple[int, ...]:
-        return tuple(self._fill(self.file.prompt, {"question": self._data(tokenizer, question)}, tokenizer))
+    def with_chat(self, chat_template: ChatTemplate) -> "PromptTemplate":
+        """The same with this setting, unless it is `auto`, which leaves the file's own."""
+        if chat_template == "auto":
+            return self
+        return replace(self, file=self.file.model_copy(update={"chat_template": chat_template}))
+
+    def framed(self, tokenizer: Tokenizer) -> bool:
+        """Whether prompts stand in the tokenizer's chat template. Raises `SettingError` for `on` without one."""
+        return uses_chat_template(tokenizer, self.file.chat_template) and self.taken_as != "messages"
+
+    def prompt_ids(self, tokenizer: Tokenizer, question: Question) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The prompt, and what a chat template puts between it and the answer. Search results that open an episode
+        stand between the two, so that they are part of the user's message."""
+        messages = _own_messages(question) if self.file.prompt_column else None
+        if messages is None:
+            fields = {"question": self._data(tokenizer, question.question)}
+            return self._messages(tokenizer, ["user"], [self._fill(self.file.prompt, fields, tokenizer)])
+        contents = [self._instruction(tokenizer, text, question.question) for _, text in messages]
+        return self._messages(tokenizer, [role for role, _ in messages], contents)
+
+    def _messages(
+        self, tokenizer: Tokenizer, roles: Sequence[str], contents: Sequence[Sequence[int]]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Messages in their frame, the last stretch of the frame apart."""
+        wanted: ChatTemplate = self.file.chat_template if self.framed(tokenizer) else "off"
+        before, *behind = chat_frame(tokenizer, wanted, roles)
+        begin = begin_ids(tokenizer)
+        if self.taken_as != "ids" and before[: len(begin)] == begin:
+            before = before[len(begin) :]
+        ids = list(before)
+        for content, after in zip(contents, [*behind[:-1], ()], strict=True):
+            ids += [*content, *after]
+        return tuple(ids), behind[-1]
+
+    def _instruction(self, tokenizer: Tokenizer, text: str, question: str) -> list[int]:
+        """Tokenise a message of the data as one text. A mark of the protocol is a token where the tokenizer has one for
+        it; the question and role marks are neutralised."""
+        marks = self.grammar.special_tokens
+        start, asked, end = text.rpartition(question)
+        start, end = (without_role_marks(part, frozenset(marks)) for part in (start, end))
+        whole = start + self.grammar.escape(asked) + end
+        ids: list[int] = []
+        text = ""
+        for piece in self.grammar.cut_at_marks(whole):
+            mark = tokenizer.encode(piece) if piece in marks else []
+            if len(mark) == 1:
+                ids += [*tokenizer.encode_data(text), *mark]
+            text = "" if len(mark) == 1 else text + piece
+        return ids + tokenizer.encode_data(text)
 
     def observation_ids(self, tokenizer: Tokenizer, hits: Sequence[Hit], max_tokens: int) -> tuple[int, ...]:
         """Render the observation of one search that found `hits`."""
@@ -177,7 +247,8 @@ class PromptTemplate:
             "query": self._data(tokenizer, " · ".join(search.query for search in searches)),
             "documents": self._documents(tokenizer, searches, max_tokens),
         }
-        return tuple(self._fill(self.file.notes, fields, tokenizer))
+        ids, tail = self._messages(tokenizer, ["user"], [self._fill(self.file.notes, fields, tokenizer)])
+        return ids + tail
 
     def notes_ids(self, tokenizer: Tokenizer, notes: str, max_tokens: int) -> tuple[int, ...]:
         """Render the observation with notes in place of documents."""
@@ -197,6 +268,23 @@ class PromptTemplate:
         for at, part in enumerate(_FIELD.split(template)):
             ids += fields[part] if at % 2 else tokenizer.encode(_LITERAL.sub(r"\1", part)) if part else []
         return ids
+
+
+def _own_messages(question: Question) -> list[tuple[str, str]] | None:
+    """(role, content) of each message in `meta.prompt`, a text or a list of messages; `None` without one."""
+    found = question.meta.get("prompt")
+    if found is None:
+        return None
+    messages: list[tuple[str, str]] = []
+    for one in found if isinstance(found, list) else [{"role": "user", "content": found}]:
+        role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (None, None)
+        if role not in ROLES or not isinstance(role, str) or not isinstance(content, str):
+            raise SettingError(
+                f"question {question.id!r} has a prompt that is no text and no list of messages with a role "
+                f"({', '.join(ROLES)}) and a content; take a prompt template without prompt_column"
+            )
+        messages.append((role, content))
+    return messages or None
 
 
 def _holds(text: str, *parts: str) -> bool:

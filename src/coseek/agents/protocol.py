@@ -19,6 +19,7 @@ from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, make_settings
 from coseek.data.identities import digest
 from coseek.data.trajectory import Author
+from coseek.models.chat import ChatTemplate
 
 FOLDER = Path(__file__).parent / "protocols"
 
@@ -132,11 +133,14 @@ class Protocol:
         return base.model_copy(update=suited)
 
 
-def load_protocol(name: str, prompt_template: str = "default", *, run_files: bool = False) -> Protocol:
+def load_protocol(
+    name: str, prompt_template: str = "default", chat_template: ChatTemplate = "auto", *, run_files: bool = False
+) -> Protocol:
     """Load a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
-    `prompt_template` is `default`, `laptop`, or a user's YAML file; only the latter overrides templates in the
-    protocol file. `run_files` runs the `.py` files of its tools: pass it only where the user named the protocol, never
+    `prompt_template` is one by name (`default`, `base`, `data`, `laptop`) or a user's YAML file; only the latter
+    overrides templates in the protocol file. `chat_template` overrides the prompt template's own setting unless it is
+    `auto`. `run_files` runs the `.py` files of its tools: pass it only where the user named the protocol, never
     where a stored run does. Without it those tools are left out, which is enough to read stored trajectories.
     """
     path = find_yaml("protocol", FOLDER, name)
@@ -160,7 +164,7 @@ def load_protocol(name: str, prompt_template: str = "default", *, run_files: boo
     return Protocol(
         path.stem,
         grammar,
-        words,
+        words.with_chat(chat_template),
         file.opens_with_search,
         file.retries,
         file.ends_after_search,

@@ -143,7 +143,8 @@ class Driver:
         opened: list[Episode] = []
         for key, (question, seed) in started:
             row = self.rows[key] = Episode(key, question, seed, time.perf_counter())
-            ids = self.prompt_template.prompt_ids(self.tokenizer, question.question)
+            ids, tail = self.prompt_template.prompt_ids(self.tokenizer, question)
+            ids += () if self.protocol.opens_with_search else tail
             row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
             opened.append(row)
         if self.protocol.opens_with_search:
@@ -238,6 +239,8 @@ class Driver:
 
     def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | Call | None = None) -> None:
         """Insert an environment segment, record the searches or the call it answers, and continue the episode."""
+        if self.protocol.opens_with_search and not row.written:
+            ids += self.prompt_template.prompt_ids(self.tokenizer, row.question)[1]
         if row.tokens + len(ids) >= self.limits.max_tokens:
             # Not recorded: a reward must not pay for what the agent never read.
             self._finish(row, StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")

@@ -27,8 +27,10 @@ def identities_of(
     questions: Sequence[Question],
     limits: Limits,
     seed: int,
+    framed: bool = False,
 ) -> dict[str, str]:
-    """Digests of all that a run's trajectories depend on. `made_of` is `Agent.identities`."""
+    """Digests of all that a run's trajectories depend on. `made_of` is `Agent.identities`; `framed`: the prompt stands
+    in the tokenizer's chat template."""
     prompt_template = protocol.template.file.model_dump_json(exclude={"about"}, exclude_defaults=True)
     searched = {}
     # A server that does not answer is a fault of each search, not an error here; its identity is not compared.
@@ -38,7 +40,7 @@ def identities_of(
         "questions": questions_digest(questions),
         **made_of,
         "protocol": protocol.identity,
-        "prompt_template": digest(prompt_template),
+        "prompt_template": digest(prompt_template + (" in the chat template" if framed else "")),
         "limits": digest(limits.model_dump_json(exclude_defaults=True)),
         "seed": str(seed),
         **searched,
@@ -66,7 +68,8 @@ def run_questions(
     """
     faults = {mended(question).id: why for question in questions if (why := fault_of(question))}
     asked_for = [mended(question) for question in questions] if faults else questions
-    identities = identities_of(agent.identities, agent.protocol, retriever, asked_for, limits, seed)
+    framed = agent.protocol.template.framed(agent.model.tokenizer)
+    identities = identities_of(agent.identities, agent.protocol, retriever, asked_for, limits, seed, framed)
     rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in asked_for]
     with run.open_for_append(identities) as file:
         done = run.done()

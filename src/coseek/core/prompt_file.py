@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.files import read_yaml
+from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import Settings, make_settings
 
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -40,8 +41,11 @@ def load_prompt(kind: type[P], name: str, folder: Path, fields: Mapping[str, set
 
 
 def fill_template(template: str, **fields: str) -> str:
-    """Fill in the fields of a template, once."""
-    return _FIELD.sub(lambda found: fields.get(found.group(1), found.group(0)), template)
+    """Fill in the fields of a template, once. Role marks in the fields are made harmless."""
+    return _FIELD.sub(
+        lambda found: without_role_marks(fields[found.group(1)]) if found.group(1) in fields else found.group(0),
+        template,
+    )
 
 
 def count_words(text: str) -> int:

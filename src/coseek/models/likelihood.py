@@ -18,7 +18,7 @@ from coseek.core.errors import SettingError
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import Settings
 from coseek.hardware.precision import EncodingPrecision, Use
-from coseek.models.local_text import chat_frame, load_local
+from coseek.models.local_text import around_prompt, load_local
 from coseek.models.remote_text import named_server
 from coseek.models.tokenizer import HfTokenizer
 
@@ -180,7 +180,7 @@ def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> Lo
     return LocalLikelihood(
         model=model,
         tokenizer=tokenizer,
-        around=chat_frame(tokenizer, folder),
+        around=around_prompt(tokenizer),
         max_context=context,
         batch_tokens=settings.batch_tokens,
         identity=f"{fingerprint(folder)}:{precision}:{context}:{settings.batch_tokens}",

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from coseek.core.errors import DataError, ModelError
+from coseek.core.errors import ModelError
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import Settings
 from coseek.data.question import Question
 from coseek.hardware.precision import Precision, PrecisionSetting, SamplingPrecision, Use
 from coseek.hardware.speed import precision_of
+from coseek.models.chat import chat_frame
 from coseek.models.model import EpisodeState, Model, Request, TurnEnd
 from coseek.models.remote_text import RemoteTextModel, named_server, open_remote_text
 from coseek.models.shape import hidden_size
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 CUT = "\n[A part was left out here, because the whole did not fit.]\n"
 """Replaces the removed middle of a prompt that is too long."""
-_SLOT = "\ue000prompt\ue001"
-"""A placeholder that shows a chat template's frame; no template contains these private-use characters."""
 
 
 class TextModelSettings(Settings):
@@ -122,10 +121,16 @@ def open_local_text_model(folder: Path, settings: TextModelSettings | None = Non
     sampling = SamplerSettings(temperature=0.0, max_rows=settings.max_rows, max_tokens=context, dtype=precision)
     return LocalTextModel(
         model=Sampler(network, tokenizer, (), sampling),
-        around=chat_frame(tokenizer, folder),
+        around=around_prompt(tokenizer),
         max_context=context,
         identity=f"{fingerprint(folder)}:{precision}:{context}",
     )
+
+
+def around_prompt(tokenizer: HfTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before and after a user's message: see `chat_frame`."""
+    before, after = chat_frame(tokenizer)
+    return before, after
 
 
 def load_local(
@@ -138,18 +143,3 @@ def load_local(
     model = load_model(folder, chosen)
     longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or max_context)
     return model, HfTokenizer.load(folder), chosen, min(longest, max_context)
-
-
-def chat_frame(tokenizer: HfTokenizer, folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and after a user's message by the chat template; without one, the beginning-of-text token if there is
-    one."""
-    if tokenizer.fast.chat_template is None:
-        bos_id = tokenizer.fast.bos_token_id
-        begins = isinstance(bos_id, int) and list(tokenizer.fast("").input_ids)[:1] == [bos_id]
-        return ((bos_id,) if begins else ()), ()
-    turn = [{"role": "user", "content": _SLOT}]
-    said = tokenizer.fast.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    before, found, after = str(said).partition(_SLOT)
-    if not found:
-        raise DataError(f"the chat template of {folder} drops what a user says; correct its chat_template")
-    return tuple(tokenizer.encode(before)), tuple(tokenizer.encode(after))

@@ -30,7 +30,7 @@ class HfTokenizer:
         eos_id = fast.eos_token_id
         if not isinstance(eos_id, int):
             raise DataError(f'{source} names no end-of-text token; set "eos_token" in its tokenizer_config.json')
-        self.fast = fast
+        self.fast, self.source = fast, source
         self.eos_id: int = eos_id
         # Two copies, since `fast` belongs to the caller and must not change.
         self._trusted = RustTokenizer.from_str(fast.backend_tokenizer.to_str())

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from coseek.agents.agent_card import CARD, AgentCard
-from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.run_questions import run_questions
 from coseek.core.errors import DataError
@@ -201,7 +201,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     @cached_property
     def protocol(self) -> Protocol:
-        return load_protocol(self.recipe.protocol, self.recipe.prompt_template, run_files=True)
+        return self.recipe.load_protocol()
 
     def policy_folder(self, name: str) -> Path:
         """`start`, `warm`, a stage's name or `trained`; without a warm start `warm` is `start`."""
@@ -225,7 +225,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     @property
     def _card(self) -> AgentCard:
-        return AgentCard(protocol=self.recipe.protocol, prompt_template=self.recipe.prompt_template)
+        return AgentCard(
+            protocol=self.recipe.protocol,
+            prompt_template=self.recipe.prompt_template,
+            chat_template=self.recipe.chat_template,
+        )
 
     @property
     def special_tokens(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError, ErrorList, SettingError, UnknownName, nearest
 from coseek.core.hub import missing
 from coseek.core.plugins import is_plugin_path
@@ -164,7 +164,7 @@ def taught(recipe: AgentRecipe) -> list[Protocol]:
     """The agent's protocol, then the others of its warm start. Refuses two protocols with one prompt."""
     also = recipe.warm_start.also if recipe.warm_start else {}
     wrong = ErrorList()
-    found = [wrong.of(load_protocol, name, recipe.prompt_template) for name in (recipe.protocol, *also)]
+    found = [wrong.of(recipe.load_protocol, name, run_files=False) for name in (recipe.protocol, *also)]
     wrong.refuse()
     own, *others = (protocol for protocol in found if protocol is not None)
     for other in others:

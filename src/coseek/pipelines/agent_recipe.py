@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
+from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Limits
 from coseek.agents.scripted.expert import ExpertSettings
 from coseek.core.errors import SettingError, nearest
@@ -17,6 +18,7 @@ from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.hardware.precision import Replaces, SamplingPrecision
+from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.retrieval.vectors.encoder import is_shipped
@@ -182,6 +184,9 @@ class AgentRecipe(Settings):
     """The agent's protocol."""
     prompt_template: str = "laptop"
     """The agent's prompt template."""
+    chat_template: ChatTemplate = "auto"
+    """Whether prompts stand in the model's chat template: `auto` as the prompt template says, which is where the
+    tokenizer has one."""
     limits: Limits = Limits()
     """Budgets of every episode."""
     policy: PolicySettings = PolicySettings()
@@ -224,6 +229,10 @@ class AgentRecipe(Settings):
         for name in self.stages:
             self.stage(name)
         return self
+
+    def load_protocol(self, name: str | None = None, *, run_files: bool = True) -> Protocol:
+        """The agent's protocol, or another one, with the recipe's prompt template."""
+        return load_protocol(name or self.protocol, self.prompt_template, self.chat_template, run_files=run_files)
 
     def stage(self, name: str) -> "AgentRecipe":
         """The recipe of one stage. Raises `SettingError` for a wrong name or setting."""

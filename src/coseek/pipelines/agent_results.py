@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
-from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.run_questions import identities_of, run_questions
 from coseek.agents.scripted.rules import RuleAgent
@@ -121,11 +120,9 @@ def answer_cell(training: AgentTraining, row: TableRow, column: QuestionSet, don
         run = Run.made_with(folder, plain, served.identities_of(column.retriever, column.questions, row.passages, seed))
         served.naive_rag(run, column.retriever, column.questions, row.passages, seed)
         return
-    protocol, made_of = (
-        load_protocol(row.protocol, training.recipe.prompt_template, run_files=True),
-        made_of_row(training, row),
-    )
-    identities = identities_of(made_of, protocol, column.retriever, column.questions, limits, seed)
+    protocol, made_of = training.recipe.load_protocol(row.protocol), made_of_row(training, row)
+    framed = protocol.template.framed(training.tokenizer)
+    identities = identities_of(made_of, protocol, column.retriever, column.questions, limits, seed, framed)
     run = Run.made_with(folder, settings_of(training, row, column), identities)
     if len(run.done()) == len(column.questions):
         return
@@ -149,6 +146,7 @@ def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
             "name": str(training.policy_folder(row.policy)) if row.policy else row.name,
             "protocol": row.protocol,
             "prompt_template": training.recipe.prompt_template,
+            "chat_template": training.recipe.chat_template,
             "temperature": row.temperature,
             "tokenizer": None if row.policy else str(training.policy_folder("start")),
         },
@@ -167,7 +165,7 @@ def made_of_row(training: AgentTraining, row: TableRow) -> dict[str, str]:
 
 def agent_of(training: AgentTraining, row: TableRow) -> Agent:
     """The row's agent. The rule-based one uses the policy's tokenizer, so that token counts are comparable."""
-    protocol = load_protocol(row.protocol, training.recipe.prompt_template, run_files=True)
+    protocol = training.recipe.load_protocol(row.protocol)
     made_of = made_of_row(training, row)
     if not row.policy:
         return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), made_of)

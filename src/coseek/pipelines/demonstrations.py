@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.scripted.expert import ExpertAgent
 from coseek.agents.scripted.gold import GoldAnswerAgent
@@ -63,14 +63,14 @@ def demonstrate(
         few = asked[: round(settings.one_shot * len(asked))]
         for name in ("direct", "rag"):
             limits = recipe.limits.model_copy(update={"passages_per_search": recipe.table.rag_passages})
-            once = load_protocol(name, recipe.prompt_template, run_files=True)
+            once = recipe.load_protocol(name)
             seed = derive_seed(recipe.seed, name, number)
             answered = [question for question in few if question.answers]
             shown += _written(GoldAnswerAgent(), once, tokenizer, place, answered, limits, seed)
         for name, share in settings.also.items():
             rng = random.Random(f"{recipe.seed}/{name}/{number}")
             some = rng.sample(asked, round(share * len(asked)))
-            other = load_protocol(name, recipe.prompt_template, run_files=True)
+            other = recipe.load_protocol(name)
             seed = derive_seed(recipe.seed, name, number)
             shown += _written(demonstrator, other, tokenizer, place, some, recipe.limits, seed)
         progress.advance(number, f"{len(shown)} runs")

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from coseek.agents.protocol import Protocol, load_protocol
+from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.core.progress import NoProgress, Progress
@@ -163,7 +163,7 @@ def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
 
 def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path, progress: Progress) -> list[dict[str, float]]:
     """Train one small step of every stage; returns the last metrics of each."""
-    protocol = load_protocol(recipe.protocol, recipe.prompt_template, run_files=True)
+    protocol = recipe.load_protocol()
     small_model(recipe, shape, protocol, folder / "model")
     training = AgentTraining(small_recipe(recipe, folder), folder / "run", progress)
     training.begin(resume=False)
@@ -254,6 +254,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
         },
         "limits": {name: min(most, getattr(recipe.limits, name)) for name, most in BUDGETS.items()},
         "policy": {"folder": model},
+        "chat_template": "auto",  # the small tokenizer has none
         "rl": {
             "steps": 1, "questions_per_step": 2, "group_size": min(2, recipe.rl.group_size), "evaluate_every": 0,
             "policy": rows, "critic": rows,

@@ -40,7 +40,7 @@ def _question(row: SourceRow) -> Question:
         question=row.text("question") if row.has("question") else _question_in_prompt(row),
         answers=tuple(_answers(row)),
         gold_ids=tuple(row.texts("gold_ids")) if row.has("gold_ids") else (),
-        meta=row.meta("data_source", "metadata"),
+        meta=row.meta("data_source", "metadata", "prompt"),
     )
 
 

@@ -122,9 +122,8 @@ def parts_of(course: CoTrainingPaths, number: int) -> LabelResources:
         temperature = settings.temperature if terms_of(settings).rolls_out else settings.branch_temperature
         agent, weights = course.speaker(number, temperature), fingerprint(course.policy(number))
         recipe = course.recipe.agent
-        identity = digest_of(
-            "agent", weights, agent.protocol.name, recipe.prompt_template, str(temperature), recipe.precision
-        )
+        prompt = (recipe.prompt_template, recipe.chat_template)
+        identity = digest_of("agent", weights, agent.protocol.name, *prompt, str(temperature), recipe.precision)
         return AgentWithLimits(agent, limits, identity)
 
     return LabelResources(

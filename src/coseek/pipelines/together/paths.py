@@ -169,6 +169,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
             "name": str(self.policy(agent)),
             "protocol": recipe.protocol,
             "prompt_template": recipe.prompt_template,
+            "chat_template": recipe.chat_template,
             "temperature": temperature,
         }
         own = recipe.data.index or str(self.round(0).agent / "data.index")
