@@ -32,7 +32,8 @@ from coseek.graders.factory import open_generator
 from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.grading import answer_cache, generate_answers
 from coseek.measure.component_scores import component_run
-from coseek.measure.score import ALL, METRICS, MetricSummary, ScoredRun, score_run, summaries_of
+from coseek.measure.question_groups import ALL
+from coseek.measure.score import METRICS, MetricSummary, ScoredRun, score_run, summaries_of
 from coseek.measure.table import Table, show
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings

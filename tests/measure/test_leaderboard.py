@@ -26,9 +26,10 @@ def board(**more: object) -> Leaderboard:
 
 def test_sets_in_domain_come_first_are_marked_and_averaged_apart() -> None:
     table = board().table()
-    assert table.columns == ("em", "nq *", "hotpotqa", "mean in domain", "mean out of domain", "mean")
+    assert table.columns == ("em", "nq *", "hotpotqa", "macro in domain", "macro out of domain", "macro", "micro")
     strong = table.rows[0]
-    assert [cell.partition(" ")[0] for cell in strong] == ["strong", "0.900", "0.500", "0.900", "0.500", "0.700"]
+    shown = [cell.partition(" ")[0] for cell in strong]
+    assert shown == ["strong", "0.900", "0.500", "0.900", "0.500", "0.700", "0.786"]
 
 
 def test_systems_are_ranked_and_those_that_lack_a_set_have_no_mean_and_come_last() -> None:
@@ -65,5 +66,12 @@ def test_a_name_breaks_neither_the_page_nor_the_table() -> None:
 def test_the_json_is_plain_and_has_every_place() -> None:
     tree = json.loads(json.dumps(board().to_json(), allow_nan=False))
     assert len(tree["places"]) == 5
-    assert tree["averages"]["strong"]["mean"]["mean"] == pytest.approx(0.7)
-    assert tree["averages"]["<b>part|ly</b>"]["mean"] is None
+    assert tree["averages"]["strong"]["macro"]["mean"] == pytest.approx(0.7)
+    assert tree["averages"]["<b>part|ly</b>"]["macro"] is None
+
+
+def test_a_set_of_few_questions_does_not_swing_the_mean_of_the_large_ones() -> None:
+    cells = {"nq": rows(150, 50), "hotpotqa": rows(100, 100), "bamboogle": rows(0, 25)}
+    found = leaderboard({("a", name): score_run("a", some) for name, some in cells.items()}, "em").averages_of("a")
+    means = {name: round(mean.mean, 3) for name, mean in found.items() if mean is not None}
+    assert means == {"macro": 0.417, "macro, n ≥ 200": 0.625, "micro": 0.588}

@@ -6,8 +6,9 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from coseek.core.errors import DataError, UnknownName
 from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
+from coseek.measure.question_groups import MACRO, MACRO_LARGE
 from coseek.measure.score import METRICS, score_runs, score_trajectory
-from coseek.measure.table import comparison_table, main_table
+from coseek.measure.table import comparison_table, dataset_table, grouped_tables, main_table
 
 ONE_HOP = Question("q2", "what is Orbo?", ("company",), ("orbo",), 1, {"kind": "attribute"})
 NO_GOLD = Question("q3", "say something", ("hello",))
@@ -134,3 +135,53 @@ def test_an_agent_that_only_searches_is_not_marked_down_for_giving_no_answer(pro
     assert score_trajectory(silent)["answer_hit"] == 0.0
     answered = replace(silent, answer="Velora")  # by a generator, from what was found
     assert score_trajectory(answered)["em"] == 1.0
+
+
+def in_sets(**sizes: tuple[int, int]) -> list[Trajectory]:
+    """Right and wrong runs of each data set."""
+    return [
+        run(
+            found("orbo", ORBO),
+            question=replace(QUESTION, id=f"{name}/{number}", hops=None, meta={"data_source": name}),
+            answer="Velora" if number < right else "Zun",
+        )
+        for name, (right, wrong) in sizes.items()
+        for number in range(right + wrong)
+    ]
+
+
+def test_every_data_set_has_a_column_with_macro_and_micro_means() -> None:
+    scores = score_runs({"a": in_sets(nq=(150, 50), hotpotqa=(100, 100), bamboogle=(0, 25))}, metrics=["em"])
+    assert scores.by_dataset == ("bamboogle", "hotpotqa", "nq", MACRO, MACRO_LARGE)
+    table = dataset_table(scores)
+    assert table.columns == ("em", "bamboogle", "hotpotqa", "nq", "macro", "macro, n ≥ 200", "micro")
+    assert [cell.partition(" ")[0] for cell in table.rows[0]] == [
+        "a",
+        "0.000",
+        "0.500",
+        "0.750",
+        "0.417",
+        "0.625",
+        "0.588",
+    ]
+    macro = scores.of("a", MACRO)
+    assert (macro.questions, macro.missing) == (425, 0)
+
+
+def test_one_data_set_has_no_columns_of_its_own() -> None:
+    scores = score_runs({"a": in_sets(nq=(1, 1))}, metrics=["em"])
+    assert scores.by_dataset == () and {summary.group for summary in scores.summaries} == {"all"}
+    assert grouped_tables(scores, "em") == {}
+
+
+def test_a_run_that_lacks_a_data_set_has_no_macro_mean() -> None:
+    runs = {"a": in_sets(nq=(1, 1), musique=(1, 1)), "b": in_sets(nq=(2, 0))}
+    scores = score_runs(runs, metrics=["em"])
+    assert scores.of("a", MACRO).metrics["em"].mean == 0.5
+    assert "em" not in scores.of("b", MACRO).metrics and scores.of("b", MACRO).missing == 2
+
+
+def test_a_data_set_called_like_a_group_hides_no_group() -> None:
+    scores = score_runs({"a": in_sets(all=(1, 0), macro=(0, 3))}, metrics=["em"])
+    assert scores.by_dataset == ("all (set)", "macro (set)", MACRO)
+    assert scores.of("a").metrics["em"].mean == 0.25 and scores.of("a", MACRO).metrics["em"].mean == 0.5

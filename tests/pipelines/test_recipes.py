@@ -254,9 +254,10 @@ def test_closed_questions_and_other_hops_can_be_left_out() -> None:
     ]
     assert [one.id for one in candidates(asked, SelectSettings())] == ["a", "b", "c"]
     assert [one.id for one in candidates(asked, SelectSettings(yes_no=False))] == ["b", "c"]
-    assert [one.id for one in select(asked, SelectSettings(hops=(1,), most=1), "gen_acc", None, print)] == ["a"]
+    (drawn,) = select(asked, SelectSettings(hops=(1,), most=1), "gen_acc", None, 0, print)
+    assert drawn in asked[:2]
     with pytest.raises(DataError, match="none of the 3"):
-        select(asked, SelectSettings(hops=(4,)), "gen_acc", None, print)
+        select(asked, SelectSettings(hops=(4,)), "gen_acc", None, 0, print)
 
 
 def test_naive_rag_is_wrong_by_the_rewards_accuracy_or_else_by_the_judge_there_is() -> None:

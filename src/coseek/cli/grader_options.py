@@ -15,6 +15,7 @@ from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
+from coseek.data.selection import EVERY, QuestionFilter, draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import Generator, GeneratorSettings
@@ -108,14 +109,14 @@ class ScoredBothWays:
     """One mapping a judge, over both kinds of answers."""
 
 
-def ask(run: Run, name: str, parts: GraderSet) -> ScoredBothWays:
+def ask(run: Run, name: str, parts: GraderSet, select: QuestionFilter = EVERY) -> ScoredBothWays:
     """Score a run: the generator answers from its passages, the judges judge all answers. Cached results are reused.
 
     Without generator and judges the trajectories are read once and not kept in memory.
     """
     if parts.generator is None and not parts.judges:
-        return ScoredBothWays(score_run(name, run.trajectories()), None)
-    trajectories = list(run.trajectories())
+        return ScoredBothWays(score_run(name, _chosen(run, select)), None)
+    trajectories = list(_chosen(run, select))
     answers: Answers = {}
     if parts.generator is not None:
         sheet = answer_cache(run.folder, parts.generator)
@@ -133,6 +134,15 @@ def ask(run: Run, name: str, parts: GraderSet) -> ScoredBothWays:
         component_run(name, trajectories, answers, first) if parts.generator is not None else None,
         tuple(verdicts),
     )
+
+
+def _chosen(run: Run, select: QuestionFilter) -> Iterator[Trajectory]:
+    """The trajectories of a run whose questions pass the filter."""
+    if select == EVERY:
+        return run.trajectories()
+    questions = {one.question.id: one.question for one in run.trajectories()}
+    chosen = {question.id for question in select.apply(list(questions.values()))}
+    return (one for one in run.trajectories() if one.question.id in chosen)
 
 
 def claims_of(trajectories: Sequence[Trajectory], answers: Answers) -> list[Claim]:
@@ -173,7 +183,7 @@ def _name(judge: Judge) -> str:
     return str(card["model"]) if "model" in card else f"the oracle of {card['oracle']}"
 
 
-def intended(runs: Sequence[Run]) -> list[Question]:
+def intended(runs: Sequence[Run], select: QuestionFilter = EVERY) -> list[Question]:
     """The questions that the runs were asked, where the files still exist: a stopped run lacks some of them."""
     found: list[Question] = []
     for run in runs:
@@ -183,5 +193,13 @@ def intended(runs: Sequence[Run]) -> list[Question]:
             files = sorted(path.glob("questions.*.jsonl"))
             path = path / f"questions.{split}.jsonl" if split else files[0] if len(files) == 1 else None
         if path is not None and path.is_file():
-            found += load_questions(path)[: count if isinstance(count, int) else None]
-    return found
+            found += _asked(load_questions(path), count if isinstance(count, int) else None, run.settings)
+    return found if select == EVERY else select.apply(found)
+
+
+def _asked(questions: list[Question], count: int | None, settings: JsonObject) -> list[Question]:
+    """What a run asked of a file's questions; runs of older versions asked the first `count`."""
+    select, seed = settings.get("select"), settings.get("seed")
+    if not isinstance(select, dict):
+        return questions[:count]
+    return draw(make_settings(QuestionFilter, select).apply(questions), count, seed if isinstance(seed, int) else 0)

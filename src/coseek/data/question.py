@@ -32,6 +32,18 @@ class Question:
     """How many facts must be chained; `None` when the data set does not say."""
     meta: dict[str, Json] = field(default_factory=dict)
 
+    @property
+    def dataset(self) -> str | None:
+        """The data set that the question is of, where it says so."""
+        name = self.meta.get("dataset", self.meta.get("data_source"))  # rows of Search-R1 call it data_source
+        return None if name is None else str(name)
+
+    @property
+    def kind(self) -> str | None:
+        """The type of the question, where it says so."""
+        kind = self.meta.get("kind", self.meta.get("type"))  # HotpotQA and 2Wiki call it type
+        return None if kind is None else str(kind)
+
     def to_json(self) -> JsonObject:
         row: JsonObject = {"id": self.id, "question": self.question, "answers": list(self.answers)}
         if self.gold_ids:

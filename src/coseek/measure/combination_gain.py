@@ -5,15 +5,16 @@ figure 5). The matched comparison is RAG with, for each question, as many passag
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from coseek.core.files import Json, JsonObject
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.measure.plots import Series, Svg, line_plot
-from coseek.measure.score import ALL, MetricSummary, ScoredRun, summarise
-from coseek.measure.table import Table, interval_json, left_out, metrics_json, show
+from coseek.measure.question_groups import ALL, macro_groups
+from coseek.measure.score import MetricSummary, ScoredRun, Scores, macro_summaries, summarise
+from coseek.measure.table import Table, dataset_table, interval_json, left_out, metrics_json, scores_json, show
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,27 @@ class CombinationGain:
     idents: Sequence[str]
     """Ids of the requested questions."""
     seed: int = 0
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Data set → the ids of its questions, where there are several."""
+
+    @property
+    def runs(self) -> list[ScoredRun]:
+        """The curve by ascending k, the matched point, the agent."""
+        return [*(self.rag[k] for k in sorted(self.rag)), self.matched, self.agent]
 
     @property
     def rows(self) -> list[MetricSummary]:
-        """The curve by ascending k, the matched point, the agent."""
+        """The means of every run."""
         metrics = (self.metric, "context_passages", "context_tokens", "all_gold@5", "recall", "answer_hit")
-        runs = [*(self.rag[k] for k in sorted(self.rag)), self.matched, self.agent]
-        return [summarise(run, ALL, self.idents, metrics, self.seed) for run in runs]
+        return [summarise(run, ALL, self.idents, metrics, self.seed) for run in self.runs]
+
+    @property
+    def by_dataset(self) -> Scores:
+        """The metric of every run by data set, with the macro and micro means."""
+        groups, metrics = {ALL: self.idents, **self.datasets}, (self.metric,)
+        means = [summarise(run, name, ids, metrics, self.seed) for run in self.runs for name, ids in groups.items()]
+        means += [one for run in self.runs for one in macro_summaries(run, self.datasets, metrics, self.seed)]
+        return Scores(tuple(means), by_dataset=(*self.datasets, *macro_groups(self.datasets)))
 
     def gain(self, other: ScoredRun) -> Difference | None:
         """Paired difference agent − other on their common questions."""
@@ -47,8 +62,7 @@ class CombinationGain:
 
     def table(self) -> Table:
         """One row per point: score, size of the generator's context, and the agent's gain over it."""
-        runs = [*(self.rag[k] for k in sorted(self.rag)), self.matched]
-        gains = [self.gain(run) for run in runs] + [None]
+        gains = [self.gain(run) for run in self.runs[:-1]] + [None]
         rows = [
             (
                 row.run,
@@ -63,6 +77,11 @@ class CombinationGain:
         ]
         columns = ("passages from", "questions", self.metric, "passages", "tokens", "recall", "agent above it by")
         return Table(columns, tuple(rows), tuple(left_out(self.rows, (self.metric,))))
+
+    def tables(self) -> dict[str, Table]:
+        """Heading → table: the points, and the metric by data set where there are several."""
+        found = {self.metric: self.table()}
+        return {**found, "By data set": dataset_table(self.by_dataset, self.metric)} if self.datasets else found
 
     def plot(self) -> Svg:
         """The metric by passages: RAG's curve and the agent's point."""
@@ -96,7 +115,8 @@ class CombinationGain:
         ]
         gain = self.gain(self.matched)
         found: Json = None if gain is None else {**interval_json(gain.difference), "p": gain.p, "mcnemar": gain.mcnemar}
-        return {"metric": self.metric, "points": points, "gain_at_equal_passages": found}
+        tree: JsonObject = {"metric": self.metric, "points": points, "gain_at_equal_passages": found}
+        return {**tree, "by_dataset": scores_json(self.by_dataset)["summaries"]} if self.datasets else tree
 
 
 def _end(value: float | None) -> float:

@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from coseek.data.grade_cache import GeneratedAnswer
 from coseek.data.trajectory import Trajectory
-from coseek.measure.score import ALL, MetricSummary, ScoredRow, ScoredRun, Scores, Verdicts, collect, score_trajectory
+from coseek.measure.question_groups import ALL
+from coseek.measure.score import MetricSummary, ScoredRow, ScoredRun, Scores, Verdicts, collect, score_trajectory
 from coseek.measure.table import Table, left_out, show
 
 GENERATOR_FAULT = "generator_error"

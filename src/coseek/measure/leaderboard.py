@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from coseek.core.files import Json, JsonObject
-from coseek.measure.intervals import Interval, macro_mean
+from coseek.measure.intervals import Interval
+from coseek.measure.question_groups import MICRO, macro_groups
 from coseek.measure.report import TableSection, report_html
-from coseek.measure.score import ScoredRun, values_of
+from coseek.measure.score import ScoredRun, macro_of, unknown_of, values_of
 from coseek.measure.table import Table, interval_json, show
 
 
@@ -27,7 +28,7 @@ class LeaderboardCell:
     """For questions with missing verdicts, the shares of those trajectories; counted as wrong."""
 
     def mean(self, seed: int) -> Interval | None:
-        return bounded(macro_mean([self.values], np.random.default_rng(seed)), [self])
+        return macro_of([(self.values, self.unknown)], np.random.default_rng(seed))
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Leaderboard:
     by: tuple[str, ...] = ()
     """Notes on judge and generator."""
     seed: int = 0
+    asked: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Data set → the ids of the questions that any system was asked."""
 
     @property
     def datasets(self) -> list[str]:
@@ -63,21 +66,30 @@ class Leaderboard:
         found = [mean.mean for mean in means if mean is not None]
         return math.fsum(found) / len(found) if found else -math.inf
 
-    def average(self, system: str, datasets: Sequence[str]) -> Interval | None:
-        """Macro mean over data sets; `None` unless the system has all of them."""
+    def average(self, system: str, datasets: Sequence[str], micro: bool = False) -> Interval | None:
+        """Macro mean over data sets, or the mean over all their questions; `None` unless the system has all sets."""
         places = [self.places[system, dataset] for dataset in datasets if (system, dataset) in self.places]
-        values = [place.values for place in places]
-        if len(values) < len(datasets):
+        parts: list[tuple[Sequence[float], Sequence[float]]] = [(place.values, place.unknown) for place in places]
+        if len(parts) < len(datasets):
             return None
-        return bounded(macro_mean(values, np.random.default_rng(self.seed)), places)
+        if micro:
+            values, unknown = ([value for part in side for value in part] for side in zip(*parts, strict=True))
+            parts = [(values, unknown)]
+        return macro_of(parts, np.random.default_rng(self.seed))
 
     @property
     def averages(self) -> dict[str, list[str]]:
-        """Data sets of each average: all, and in-domain and out-of-domain if there are both."""
+        """Data sets of each average: macro means (in domain and out of domain if there are both), and the micro mean.
+        Empty for one data set."""
         inside = [name for name in self.datasets if name in self.in_domain]
         outside = [name for name in self.datasets if name not in self.in_domain]
-        parts = {"mean in domain": inside, "mean out of domain": outside} if inside and outside else {}
-        return {**parts, **({"mean": self.datasets} if len(self.datasets) > 1 else {})}
+        parts = {"macro in domain": inside, "macro out of domain": outside} if inside and outside else {}
+        whole = macro_groups({name: self.asked.get(name, ()) for name in self.datasets})
+        return {**parts, **whole, MICRO: self.datasets} if whole else {}
+
+    def averages_of(self, system: str) -> dict[str, Interval | None]:
+        """Every average of a system."""
+        return {name: self.average(system, sets, name == MICRO) for name, sets in self.averages.items()}
 
     def table(self) -> Table:
         """One row per system. In-domain data sets are marked with a star."""
@@ -86,7 +98,7 @@ class Leaderboard:
             (
                 system,
                 *(self._cell(system, dataset) for dataset in self.datasets),
-                *(show(self.average(system, datasets)) for datasets in self.averages.values()),
+                *map(show, self.averages_of(system).values()),
             )
             for system in self.systems
         ]
@@ -99,6 +111,8 @@ class Leaderboard:
     def notes(self) -> list[str]:
         """Notes below the table."""
         notes = ["Means with 95 % bootstrap intervals over questions; –: not run."]
+        if len(self.datasets) > 1:
+            notes.append("macro: every data set weighs the same; micro: every question.")
         if any(name in self.in_domain for name in self.datasets):
             notes.append("* in domain: trained systems were trained on this set.")
         notes += self.by
@@ -130,23 +144,13 @@ class Leaderboard:
             for (system, dataset), place in sorted(self.places.items())
         ]
         averages: JsonObject = {
-            system: {name: _json(self.average(system, sets)) for name, sets in self.averages.items()}
-            for system in self.systems
+            system: {name: _json(mean) for name, mean in self.averages_of(system).items()} for system in self.systems
         }
         return {"metric": self.metric, "places": places, "averages": averages, "by": list(self.by)}
 
     def html(self) -> str:
         """A self-contained HTML page."""
         return report_html(f"Leaderboard: {self.metric}", [TableSection(self.metric, self.table())])
-
-
-def bounded(mean: Interval | None, places: Sequence[LeaderboardCell]) -> Interval | None:
-    """A macro mean with its upper bound if verdicts are missing."""
-    unread = sum(len(place.unknown) for place in places)
-    if mean is None or not unread:
-        return mean
-    more = math.fsum(math.fsum(place.unknown) / len(place.values) for place in places) / len(places)
-    return replace(mean, unread=unread, most=mean.mean + more)
 
 
 def leaderboard(
@@ -163,11 +167,11 @@ def leaderboard(
     places: dict[tuple[str, str], LeaderboardCell] = {}
     for (system, dataset), run in runs.items():
         rows = run.questions.values()
-        unknown = tuple(row.unknown[metric] for row in rows if metric in row.unknown)
+        unknown = tuple(unknown_of(rows, metric))
         missing = len(asked[dataset]) - sum(row.rows > 0 for row in rows)
         faults = sum(row.faults for row in rows)
         places[system, dataset] = LeaderboardCell(tuple(values_of(rows, metric)), faults, missing, unknown)
-    return Leaderboard(metric, places, frozenset(in_domain), tuple(by), seed)
+    return Leaderboard(metric, places, frozenset(in_domain), tuple(by), seed, asked)
 
 
 def _json(interval: Interval | None) -> Json:

@@ -11,7 +11,7 @@ The unit is the question: several trajectories of one question (seeds) are avera
 independent.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import fmean
@@ -27,12 +27,8 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author, Trajectory
 from coseek.measure import retrieval
 from coseek.measure.answers import cover_match, exact_match, f1
-from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
-
-ALL = "all"
-"""Name of the group of all questions."""
-IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
-"""Groups of questions from data sets that were trained on, and of the others."""
+from coseek.measure.intervals import Difference, Interval, bootstrap_mean, macro_mean, paired_difference
+from coseek.measure.question_groups import ALL, check_groups, datasets_of, groups_of, macro_groups
 
 EVIDENCE_CUTS = (5, 10)
 """Depths k of the evidence metrics."""
@@ -198,6 +194,8 @@ class Scores:
     comparisons: tuple[Comparison, ...] = ()
     stops: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Run → stop reason → trajectories."""
+    by_dataset: tuple[str, ...] = ()
+    """The groups that are data sets, then their macro means; empty for questions of one data set."""
 
     def of(self, run: str, group: str = ALL) -> MetricSummary:
         """The means of a run over a group. Raises `KeyError` for an unknown pair."""
@@ -285,20 +283,27 @@ def summaries_of(
     metrics: Sequence[str],
     seed: int,
     in_domain: Collection[str] = (),
+    pairs: Iterable[tuple[ScoredRun, ScoredRun]] | None = None,
 ) -> Scores:
-    """Means of scored runs over all of `asked` and by group, and comparisons with the first run.
+    """Means of scored runs over all of `asked`, by data set and by group, and comparisons of (run, baseline) `pairs`.
 
-    `in_domain` names data sets; if not empty, questions are also grouped into in-domain and out-of-domain.
+    By default every later run is compared with the first. `in_domain` names data sets; if not empty, questions are also
+    grouped into in-domain and out-of-domain.
     """
-    groups = groups_of(asked, by, in_domain)
+    questions = list(asked)
+    groups, datasets = groups_of(questions, by, in_domain), datasets_of(questions)
+    means = [summarise(run, group, idents, metrics, seed) for run in scored for group, idents in groups.items()]
+    means += [one for run in scored for one in macro_summaries(run, datasets, metrics, seed)]
+    compared = [(run, scored[0]) for run in scored[1:]] if pairs is None else pairs
     return Scores(
-        tuple(summarise(run, group, idents, metrics, seed) for run in scored for group, idents in groups.items()),
+        tuple(means),
         tuple(
-            compare(scored[0], run, group, idents, metrics, seed)
-            for run in scored[1:]
+            compare(against, run, group, idents, metrics, seed)
+            for run, against in compared
             for group, idents in groups.items()
         ),
         {run.name: run.stops for run in scored},
+        (*datasets, *macro_groups(datasets)),
     )
 
 
@@ -319,10 +324,49 @@ def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequen
     )
 
 
+def macro_summaries(
+    run: ScoredRun, datasets: Mapping[str, Sequence[str]], metrics: Sequence[str], seed: int
+) -> list[MetricSummary]:
+    """The macro means of a run over data sets (name → question ids); a metric that some set lacks has none."""
+    found = []
+    for group, names in macro_groups(datasets).items():
+        rows = [[run.questions[ident] for ident in datasets[name] if ident in run.questions] for name in names]
+        parts = [[row for row in some if row.rows] for some in rows]
+        means = {
+            metric: macro_of(
+                [(values_of(part, metric), unknown_of(part, metric)) for part in parts], np.random.default_rng(seed)
+            )
+            for metric in metrics
+        }
+        found.append(
+            MetricSummary(
+                run=run.name,
+                group=group,
+                questions=sum(map(len, parts)),
+                rows=sum(row.rows for part in parts for row in part),
+                faults=sum(row.faults for some in rows for row in some),
+                missing=sum(len(datasets[name]) for name in names) - sum(map(len, parts)),
+                metrics={name: mean for name, mean in means.items() if mean is not None},
+            )
+        )
+    return found
+
+
+def macro_of(parts: Sequence[tuple[Sequence[float], Sequence[float]]], rng: np.random.Generator) -> Interval | None:
+    """The macro mean of data sets, each given by its values and the shares that are unknown; a lower bound if verdicts
+    are missing."""
+    mean = macro_mean([values for values, _ in parts], rng)
+    unread = sum(len(unknown) for _, unknown in parts)
+    if mean is None or not unread:
+        return mean
+    more = sum(sum(unknown) / len(values) for values, unknown in parts) / len(parts)
+    return replace(mean, unread=unread, most=mean.mean + more)
+
+
 def mean_of(rows: Sequence[QuestionScores], metric: str, rng: np.random.Generator) -> Interval | None:
     """The mean of a metric over the questions that have it; a lower bound if verdicts are missing."""
     values = values_of(rows, metric)
-    unknown = [row.unknown[metric] for row in rows if metric in row.unknown]
+    unknown = unknown_of(rows, metric)
     mean = bootstrap_mean(values, rng)
     if mean is None or not unknown:
         return mean
@@ -332,6 +376,11 @@ def mean_of(rows: Sequence[QuestionScores], metric: str, rng: np.random.Generato
 def values_of(rows: Iterable[QuestionScores], metric: str) -> list[float]:
     """A metric by question; 0 where a verdict is missing."""
     return [row.metrics.get(metric, 0.0) for row in rows if metric in row.metrics or metric in row.unknown]
+
+
+def unknown_of(rows: Iterable[QuestionScores], metric: str) -> list[float]:
+    """Of the questions with missing verdicts, the shares of those trajectories."""
+    return [row.unknown[metric] for row in rows if metric in row.unknown]
 
 
 def compare(
@@ -349,58 +398,6 @@ def compare(
     shared = [ident for ident in idents if ident in first.questions and ident in other.questions]
     unread = sum(_is_unread(first.questions[ident]) or _is_unread(other.questions[ident]) for ident in shared)
     return Comparison(other.name, first.name, group, differences, unread)
-
-
-def _by_hops(question: Question) -> str | None:
-    return None if question.hops is None else f"{question.hops} hop" + ("s" if question.hops != 1 else "")
-
-
-def _by_chain(question: Question) -> str | None:
-    return "2+ hops" if question.hops is not None and question.hops > 1 else None
-
-
-def _by_kind(question: Question) -> str | None:
-    kind = question.meta.get("kind", question.meta.get("type"))  # HotpotQA and 2Wiki call it type
-    return None if kind is None else str(kind)
-
-
-def dataset_of(question: Question) -> str | None:
-    """The data set of a question."""
-    name = question.meta.get("dataset", question.meta.get("data_source"))  # rows of Search-R1 call it data_source
-    return None if name is None else str(name)
-
-
-GROUPS: dict[str, Callable[[Question], str | None]] = {
-    "hops": _by_hops,
-    "chain": _by_chain,
-    "kind": _by_kind,
-    "dataset": dataset_of,
-}
-"""Functions that group questions; `None`: only in the group `all`."""
-
-
-def check_groups(by: Iterable[str]) -> None:
-    """Raise `UnknownName` for an unknown grouping."""
-    for name in by:
-        if name not in GROUPS:
-            raise UnknownName("group", name, GROUPS)
-
-
-def groups_of(
-    questions: Iterable[Question], by: Sequence[str], in_domain: Collection[str] = ()
-) -> dict[str, list[str]]:
-    """Group → the ids of its questions; `all` comes first."""
-    everyone = list(questions)
-    groups = {ALL: [question.id for question in everyone]}
-    if in_domain:
-        inside = {question.id: dataset_of(question) in in_domain for question in everyone}
-        groups[IN_DOMAIN] = [ident for ident in inside if inside[ident]]
-        groups[OUT_OF_DOMAIN] = [ident for ident in inside if not inside[ident]]
-    for name in by:
-        named = [(group, question.id) for question in everyone if (group := GROUPS[name](question)) is not None]
-        for group, ident in sorted(named):
-            groups.setdefault(group, []).append(ident)
-    return groups
 
 
 def _values(run: ScoredRun, metric: str, idents: Sequence[str]) -> dict[str, float]:

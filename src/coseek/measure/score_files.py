@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coseek.core.files import JsonObject, atomic_write, write_json, write_jsonl
 from coseek.measure.report import TableSection, write_report
-from coseek.measure.score import ScoredRun, dataset_of
+from coseek.measure.score import ScoredRun
 from coseek.measure.table import Table
 
 ROWS, SUMMARY = "questions.jsonl", "scores.json"
@@ -34,7 +34,7 @@ def question_rows(run: ScoredRun) -> Iterator[JsonObject]:
         yield {
             "run": run.name,
             "id": ident,
-            "dataset": dataset_of(row.question),
+            "dataset": row.question.dataset,
             "hops": row.question.hops,
             "trajectories": row.rows,
             "faults": row.faults,

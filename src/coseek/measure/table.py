@@ -1,14 +1,15 @@
 """Table: scores as Markdown, JSON and terminal tables."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from coseek.core.files import Json, JsonObject
 from coseek.measure.intervals import Difference, Interval, holm
-from coseek.measure.score import ALL, JUDGED, Comparison, MetricSummary, Scores
+from coseek.measure.question_groups import ALL, MICRO
+from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
 
 MAIN = ("em", "cover_em", "f1", "recall", "recall_per_search", "answer_hit", "searches", "agent_tokens")
 """Default metrics of a table."""
@@ -70,11 +71,29 @@ def main_table(scores: Scores, metrics: Sequence[str] = MAIN, group: str = ALL) 
 
 
 def group_table(scores: Scores, metric: str = "em") -> Table:
-    """One row per run, one column per group of questions (by hops, by kind)."""
-    groups = list(dict.fromkeys(summary.group for summary in scores.summaries))
-    runs = list(dict.fromkeys(summary.run for summary in scores.summaries))
+    """One row per run, one column per group of questions (by hops, by kind) that is not a data set."""
+    every = dict.fromkeys(summary.group for summary in scores.summaries)
+    return _columns(scores, metric, {group: group for group in every if group not in scores.by_dataset})
+
+
+def dataset_table(scores: Scores, metric: str = "em") -> Table:
+    """One row per run, one column per data set, and the macro and micro means."""
+    table = _columns(scores, metric, {**{group: group for group in scores.by_dataset}, ALL: MICRO})
+    return replace(table, notes=("macro: every data set weighs the same; micro: every question.",))
+
+
+def grouped_tables(scores: Scores, metric: str, heading: str = "By group") -> dict[str, Table]:
+    """Heading → table of a metric by data set and by group, as far as there are any."""
+    found = {"By data set": dataset_table(scores, metric)} if scores.by_dataset else {}
+    by_group = group_table(scores, metric)
+    return {**found, heading: by_group} if len(by_group.columns) > 2 else found
+
+
+def _columns(scores: Scores, metric: str, groups: Mapping[str, str]) -> Table:
+    """One row per run, one column per group, under its title."""
+    runs = dict.fromkeys(summary.run for summary in scores.summaries)
     rows = [(run, *(_cell(scores.of(run, group).metrics.get(metric), metric) for group in groups)) for run in runs]
-    return Table((metric, *groups), tuple(rows))
+    return Table((metric, *groups.values()), tuple(rows))
 
 
 def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str = ALL) -> Table:

@@ -32,10 +32,12 @@ from coseek.data.identities import Identities
 from coseek.data.imports import import_data
 from coseek.data.question import Question
 from coseek.data.run import Run
+from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
 from coseek.measure.answers import exact_match
+from coseek.measure.question_groups import MACRO, datasets_of
 from coseek.measure.retrieval import run_recall
 from coseek.models.laptop import add_tag_tokens, make_policy
 from coseek.models.pretrained import load_model
@@ -180,11 +182,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     @cached_property
     def sets(self) -> list[QuestionSet]:
         """The columns of the table."""
-        data, most = self.recipe.data, self.recipe.table.questions
+        data, most, seed = self.recipe.data, self.recipe.table.questions, self.recipe.table.seed
         named = [("dev", "data", data.dev), ("test", "data", data.test)]
         named += [("unseen", "unseen", data.test)] if data.unseen is not None else []
+        folder = self.set_folders
         return [
-            QuestionSet(name, tuple(Dataset(self.set_folders[where]).questions(split)[:most]), self.retrievers[where])
+            QuestionSet(name, tuple(draw(Dataset(folder[where]).questions(split), most, seed)), self.retrievers[where])
             for name, where, split in named
         ]
 
@@ -316,16 +319,16 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def asked(self, stage: Stage, scoring: EpisodeScorer) -> list[Question]:
         """The training questions of a stage."""
-        recipe, questions = stage.recipe, self.questions(stage.recipe.data.train)
+        recipe, questions, seed = stage.recipe, self.questions(stage.recipe.data.train), stage.seed("select")
         if recipe.select.naive_rag == "any":
-            return select(questions, recipe.select, accuracy_of(recipe), None, self.progress.say)
+            return select(questions, recipe.select, accuracy_of(recipe), None, seed, self.progress.say)
         if (known := stage.chosen()) is not None:
             return known
         baselines = scoring.baselines or self.baselines(recipe)
-        return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, self.progress.say))
+        return stage.choose(select(questions, recipe.select, accuracy_of(recipe), baselines, seed, self.progress.say))
 
     def _dev_questions(self, recipe: AgentRecipe) -> list[Question]:
-        return self.questions(recipe.data.dev)[: recipe.table.dev_questions]
+        return draw(self.questions(recipe.data.dev), recipe.table.dev_questions, recipe.table.seed)
 
     def roll_out(
         self, agent: Agent, retriever: Retriever, questions: Sequence[Question], seeds: Sequence[int], limits: Limits
@@ -335,7 +338,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
 
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
-        """Mean reward, strict EM and gold-passage recall on the first `table.dev_questions` of the dev split."""
+        """The readings on `table.dev_questions` of the dev split: see `readings_of`."""
         questions = self._dev_questions(recipe)
         seeds = [derive_seed(recipe.seed, "look", question.id) for question in questions]
         runs = self.roll_out(agent, self.retrievers["data"], questions, seeds, recipe.limits)
@@ -464,13 +467,26 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
 
 def readings_of(runs: Sequence[Trajectory], scoring: EpisodeScorer) -> dict[str, float]:
-    """Mean reward, exact match and recall of the runs without a fault; metrics that no question has are left out."""
+    """Mean reward, strict EM and gold-passage recall of the runs without a fault; metrics that no question has are left
+    out. With several data sets also of each (`exact_match/nq`), and their macro mean (`exact_match/macro`)."""
     whole = [run for run in runs if not run.stop.is_fault]
     if not whole:
         raise DataError("every run of the dev questions ended by a fault; see to the retriever first")
-    named: dict[str, list[float]] = {
-        "reward": [paid.value for paid in scoring(whole) if isinstance(paid, Reward)],
-        "exact_match": [float(exact_match(run.answer, run.question.answers)) for run in whole if run.question.answers],
-        "recall": [found for run in whole if (found := run_recall(run)) is not None],
+    paid = scoring(whole)
+    named: dict[str, list[float | None]] = {
+        "reward": [one.value if isinstance(one, Reward) else None for one in paid],
+        "exact_match": [
+            float(exact_match(run.answer, run.question.answers)) if run.question.answers else None for run in whole
+        ],
+        "recall": [run_recall(run) for run in whole],
     }
-    return {name: fmean(values) for name, values in named.items() if values}
+    sets = {group: set(idents) for group, idents in datasets_of(run.question for run in whole).items()}
+    readings: dict[str, float] = {}
+    for name, values in named.items():
+        known = [(run.question.id, value) for run, value in zip(whole, values, strict=True) if value is not None]
+        groups = {group: [value for ident, value in known if ident in idents] for group, idents in sets.items()}
+        means = {f"{name}/{group}": fmean(found) for group, found in groups.items() if found}
+        if means and len(means) == len(sets):
+            means[f"{name}/{MACRO}"] = fmean(means.values())
+        readings |= {**({name: fmean(value for _, value in known)} if known else {}), **means}
+    return readings

@@ -17,6 +17,7 @@ from coseek.core.errors import SettingError, nearest
 from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
+from coseek.data.selection import QuestionFilter
 from coseek.hardware.precision import Replaces, SamplingPrecision
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
@@ -125,17 +126,15 @@ class WarmStartSettings(Settings):
     """The supervised training."""
 
 
-class SelectSettings(Settings):
+class SelectSettings(QuestionFilter):
     """The choice of training questions."""
 
-    hops: tuple[int, ...] | None = None
-    """Only questions with these numbers of hops."""
     yes_no: bool = True
     """Keep questions whose answer is yes, no, true or false (004 drops them: such words match by chance)."""
     naive_rag: Literal["any", "wrong"] = "any"
     """`wrong`: only questions that the generator answers wrongly from naive RAG's passages (004)."""
     most: int | None = Field(default=None, ge=1)
-    """The first so many of the chosen questions."""
+    """A draw of so many of the chosen questions, every data set in its share."""
 
 
 class MachineSettings(Settings):
@@ -157,7 +156,7 @@ class TableSettings(Settings):
     """The final measurement."""
 
     questions: int = Field(default=800, ge=1)
-    """Questions of each set, at most."""
+    """Questions of each set, at most; a draw with every data set in its share."""
     dev_questions: int = Field(default=200, ge=1)
     """Questions of the dev split for the gate and the learning curve."""
     rag_passages: int = Field(default=4, ge=1)
@@ -166,7 +165,7 @@ class TableSettings(Settings):
     """Passages of a second naive RAG where the generator answers: as many as the agent's searches find together
     (s3: 9). None: only the baseline's."""
     seed: int = 0
-    """Seed of the rows at temperature 1, and of the bootstrap."""
+    """Seed of the drawn questions, of the rows at temperature 1, and of the bootstrap."""
 
 
 class AgentRecipe(Settings):

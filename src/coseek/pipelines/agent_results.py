@@ -4,10 +4,10 @@ Where the agent gives no answer and the recipe has a generator, that generator a
 (`generator_table.py`). Every cell is a run folder, so it can be audited and scored again.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 from coseek.agents.rollout import Agent, Limits
 from coseek.agents.run_questions import identities_of, run_questions
@@ -17,9 +17,11 @@ from coseek.core.files import JsonObject, read_jsonl
 from coseek.core.progress import Progress
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.run import Run
+from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.measure.answers import exact_match
 from coseek.measure.plots import BarSeries, Svg, bar_plot, line_plot, series_of, smoothed
+from coseek.measure.question_groups import ALL
 from coseek.measure.report import (
     FilesSection,
     PlotSection,
@@ -30,8 +32,8 @@ from coseek.measure.report import (
     TrajectorySection,
     write_report,
 )
-from coseek.measure.score import METRICS, ScoredRun, Scores, answers_itself, compare, groups_of, score_run, summarise
-from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, group_table, main_table, scores_json, show
+from coseek.measure.score import METRICS, ScoredRun, Scores, answers_itself, score_run, summaries_of
+from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, grouped_tables, main_table, scores_json, show
 from coseek.models.pretrained import load_model
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining, QuestionSet
@@ -45,9 +47,9 @@ PAIRS = (("after", "before"), ("after, T=1", "before, T=1"))
 """Rows that are compared question by question."""
 EXAMPLES = 6
 """Trajectories in the report."""
+LOOK = "eval/reward"
+"""Metric of the looks at the dev questions; those of one data set end in `/NAME`."""
 RESULT_FILES = {"report.html": "the report", "table.md": "all tables", "table.json": "the same for programs"}
-
-K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,30 +200,13 @@ def _scores(training: AgentTraining, rows: Sequence[TableRow], column: QuestionS
         runs[row.label] = scored(training, row.label, cell_folder(training, row, column))
         if component:
             training.progress.advance(number, row.label)
-    groups = groups_of(column.questions, served.GROUPS if component else ("hops",)).items()
-    return scores_of(runs, pairs_of(rows), groups, tuple(METRICS), seed)
+    by, pairs = served.GROUPS if component else ("hops",), [(runs[one], runs[other]) for one, other in pairs_of(rows)]
+    return summaries_of(list(runs.values()), column.questions, by, tuple(METRICS), seed, pairs=pairs)
 
 
 def pairs_of(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
     """The paired comparisons: `PAIRS`, and `after` with the generator's naive RAG."""
     return [*PAIRS, *(("after", row.label) for row in rows if row.passages)]
-
-
-def scores_of(
-    runs: Mapping[K, ScoredRun],
-    pairs: Iterable[tuple[K, K]],
-    groups: Collection[tuple[str, Sequence[str]]],
-    metrics: Sequence[str],
-    seed: int,
-) -> Scores:
-    """Means of all runs, and paired differences of (run, baseline), in every group of question ids."""
-    means = [summarise(run, group, idents, metrics, seed) for run in runs.values() for group, idents in groups]
-    compared = [
-        compare(runs[against], runs[name], group, idents, metrics, seed)
-        for name, against in pairs
-        for group, idents in groups
-    ]
-    return Scores(tuple(means), tuple(compared), {run.name: run.stops for run in runs.values()})
 
 
 def scored(training: AgentTraining, name: str, folder: Path) -> ScoredRun:
@@ -275,11 +260,15 @@ def alarms_of(stage: Stage) -> list[str]:
 
 
 def headline(training: AgentTraining, scores: dict[str, Scores]) -> Table:
-    """Agents by sets, in one metric."""
+    """Agents by sets, in one metric; a set of several data sets has a column for each, and their macro means."""
     metric = metric_of(training)
-    rows = rows_of(training)
-    cells = [(row.label, *(show(found.of(row.label).metrics.get(metric)) for found in scores.values())) for row in rows]
-    return Table((metric, *scores), tuple(cells), tuple(notes_of(training)))
+    columns = {name: (found, ALL) for name, found in scores.items()}
+    columns |= {f"{name} {group}": (found, group) for name, found in scores.items() for group in found.by_dataset}
+    cells = [
+        (row.label, *(show(found.of(row.label, group).metrics.get(metric)) for found, group in columns.values()))
+        for row in rows_of(training)
+    ]
+    return Table((metric, *columns), tuple(cells), tuple(notes_of(training)))
 
 
 def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> dict[str, Table]:
@@ -288,7 +277,7 @@ def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> di
     if any(one.group == served.CHAIN for one in found.comparisons):
         paired = served.PAIRED if by_generator(training) else PAIRED
         tables[f"Differences, {served.CHAIN}"] = comparison_table(found, paired, served.CHAIN)
-    tables["By hops"] = group_table(found, metric_of(training))
+    tables |= grouped_tables(found, metric_of(training), "By hops")
     if by_generator(training) and training.graders.generator is not None:
         runs = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
         tables["What the generator is given"] = served.selection_table(training.graders.generator, runs, found)
@@ -320,8 +309,12 @@ def sections_of(
     for stage in training.stages:
         sections += _curve(stage)
     for name, found in scores.items():
-        bars = _bars(training, found, metric)
-        sections.append(PlotSection(f"Before and after, by hops: {name}", bars, f"{metric}, greedy"))
+        every = dict.fromkeys(summary.group for summary in found.summaries)
+        by_hops = [group for group in every if group not in found.by_dataset]
+        for heading, groups in (("by hops", by_hops), ("by data set", found.by_dataset)):
+            if groups:
+                bars = _bars(training, found, groups, metric)
+                sections.append(PlotSection(f"Before and after, {heading}: {name}", bars, f"{metric}, greedy"))
         shown = {heading: one for heading, one in tables[name].items() if heading != "Means"}
         sections += [TableSection(f"{heading}: {name}", one) for heading, one in shown.items()]
     command = f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"
@@ -341,7 +334,8 @@ def _examples(training: AgentTraining) -> TrajectorySection:
     if by_generator(training):
         runs = served.with_answers(training.graders, cell_folder(training, after, column), runs)
         text += " The answer is the generator's."
-    shown = sorted(runs[: 5 * EXAMPLES], key=lambda run: -len(run.searches))
+    drawn = {one.id for one in draw([run.question for run in runs], 5 * EXAMPLES, training.recipe.table.seed)}
+    shown = sorted((run for run in runs if run.question.id in drawn), key=lambda run: -len(run.searches))
     right = [run for run in shown if exact_match(run.answer, run.question.answers)]
     wrong = [run for run in shown if not exact_match(run.answer, run.question.answers)]
     examples = (*right[: EXAMPLES // 2], *wrong[: EXAMPLES // 2])
@@ -358,14 +352,15 @@ def _curve(stage: Stage) -> list[Section]:
     rows = [row for _, row in read_jsonl(stage.folder / "metrics.jsonl")]
     reward = series_of(rows, "reward", "a step's runs, temperature 1")
     lines = [reward, replace(smoothed(reward), name="mean of five steps")]
-    looks = series_of(rows, "eval/reward", "dev questions, greedy", markers=True)
-    plot = line_plot([*lines, looks] if looks.x else lines, "step", "reward")
+    keys = sorted({key for row in rows for key in row if key == LOOK or key.startswith(f"{LOOK}/")})
+    names = [": ".join(["dev questions, greedy", *key.split("/")[2:]]) for key in keys]
+    looks = [series_of(rows, key, name, markers=True) for key, name in zip(keys, names, strict=True)]
+    plot = line_plot([*lines, *looks], "step", "reward")
     return [PlotSection(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
 
 
-def _bars(training: AgentTraining, found: Scores, metric: str) -> Svg:
+def _bars(training: AgentTraining, found: Scores, groups: Sequence[str], metric: str) -> Svg:
     plain = [row.label for row in rows_of(training) if row.passages] or ["naive RAG"]
-    groups = list(dict.fromkeys(summary.group for summary in found.summaries))
     bars = [
         BarSeries(name, tuple(found.of(name, group).metrics.get(metric) for group in groups))
         for name in ("before", "after", *plain)

@@ -13,6 +13,7 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
+from coseek.data.selection import QuestionFilter, draw
 from coseek.retrieval.factory import check_source, describe_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever
 
@@ -25,7 +26,9 @@ class RunSettings(Settings):
     split: str | None = None
     """The split of a data-set folder."""
     count: int | None = None
-    """Only the first so many questions."""
+    """A draw of so many questions with the run's seed, every data set in its share; all by default."""
+    select: QuestionFilter = QuestionFilter()
+    """Only questions of some data sets, hops or types."""
     retriever: str
     """An index folder, a URL, or a YAML file."""
     agent: AgentSettings
@@ -91,8 +94,9 @@ def run_agent(
 
 
 def load_asked(settings: RunSettings) -> list[Question]:
-    """The first `count` questions that the settings name."""
-    return questions_at(Path(settings.questions), settings.split)[: settings.count]
+    """The questions that the settings name: filtered, and a draw of `count`."""
+    found = settings.select.apply(questions_at(Path(settings.questions), settings.split))
+    return draw(found, settings.count, settings.seed)
 
 
 def questions_at(path: Path, split: str | None) -> list[Question]:

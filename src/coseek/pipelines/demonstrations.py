@@ -16,6 +16,7 @@ from coseek.core.progress import Progress
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Passage
 from coseek.data.question import Question
+from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.models.model import Tokenizer
 from coseek.pipelines.agent_recipe import AgentRecipe, WarmStartSettings
@@ -46,7 +47,8 @@ def demonstrate(
     demonstrator = demonstrators[settings.demonstrator]
     shown: list[Trajectory] = []
     places: Iterator[tuple[Retriever, Sequence[Question]]]
-    if uses_worlds(settings):
+    in_worlds = uses_worlds(settings)
+    if in_worlds:
         worlds = list(throw_away_worlds(recipe))
         places = ((Bm25.over(world.corpus), world.questions["train"]) for world in worlds)
         for world in worlds:
@@ -60,7 +62,8 @@ def demonstrate(
     for number, (place, asked) in enumerate(places, start=1):
         seed = derive_seed(recipe.seed, "shown", number)
         shown += _written(demonstrator, protocol, tokenizer, place, asked, recipe.limits, seed)
-        few = asked[: round(settings.one_shot * len(asked))]
+        count = round(settings.one_shot * len(asked))
+        few = asked[:count] if in_worlds else draw(asked, count, recipe.seed)  # a world's order is random
         for name in ("direct", "rag"):
             limits = recipe.limits.model_copy(update={"passages_per_search": recipe.table.rag_passages})
             once = recipe.load_protocol(name)

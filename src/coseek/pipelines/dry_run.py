@@ -260,7 +260,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
             "policy": rows, "critic": rows,
         },
         "rejection": {"samples": 1, "at_least": -1e9, "sft": sft},
-        "select": {"hops": None, "most": 4},
+        "select": {"sources": None, "hops": None, "types": None, "most": 4},
         "graders": {
             **({"generator": {**asked, "max_answer_tokens": 8, "counted_by": None}} if graders.generator else {}),
             **({"judge": {"model": ORACLE}} if graders.judge else {}),

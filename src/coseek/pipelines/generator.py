@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
+from coseek.data.selection import draw
 from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.generator import (
     OWN_PROMPT,
@@ -146,7 +147,7 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
     def look(self, generator: Generator) -> dict[str, float]:
         """Strict EM on held-out dev questions, in all and by hops."""
         room = WorldSampler(self.held_out, "dev")
-        asked = room.questions[: self.recipe.table.dev_questions]
+        asked = draw(room.questions, self.recipe.table.dev_questions, self.recipe.table.seed)
         right = [
             float(exact_match(run.answer, run.question.answers))
             for run in self._runs(generator, asked, room, gold=True)
@@ -179,7 +180,7 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
         model = load_model(self.generator_folder, self.precision)
         generator = self.generator_of(model, "trained")
         room = WorldSampler(self.held_out, "test")
-        asked = room.questions[: self.recipe.table.questions]
+        asked = draw(room.questions, self.recipe.table.questions, self.recipe.table.seed)
         count = self.recipe.table.passages
         runs = {
             f"gold among {count}": self._runs(generator, asked, room, gold=True),
@@ -189,7 +190,7 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
 
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json`; returns the table."""
-        table = group_table(scores)
+        table = group_table(scores)  # a laptop world is one data set
         text = f"# A laptop generator\n\n{table.markdown()}\n{main_table(scores).markdown()}"
         write_tables(self.folder, text, scores_json(scores))
         return table

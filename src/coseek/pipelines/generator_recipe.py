@@ -27,7 +27,7 @@ class GeneratorTable(Settings):
     passages: int = Field(default=5, ge=2)
     """Passages of a question, gold ones included."""
     seed: int = 0
-    """Seed of the passages' order and of the bootstrap."""
+    """Seed of the drawn questions, of the passages' order, and of the bootstrap."""
 
 
 class GeneratorRecipe(Settings):

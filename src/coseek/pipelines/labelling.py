@@ -18,6 +18,7 @@ from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.run import Run
+from coseek.data.selection import draw
 from coseek.graders.judge import is_world
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, check_distinct, make_labels
@@ -34,7 +35,7 @@ class LabelSettings(Settings):
     runs: list[str]
     """The run folders whose searches are labelled."""
     count: int | None = None
-    """Only the first so many questions."""
+    """A draw of so many questions, every data set in its share; all by default."""
     method: str
     """The labelling method."""
     retriever: str
@@ -121,11 +122,11 @@ def runs_of(settings: LabelSettings) -> list[Run]:
 
 
 def run_questions(settings: LabelSettings) -> list[Question]:
-    """The first `count` different questions of the runs, in order."""
+    """A draw of `count` different questions of the runs, in order."""
     found: dict[str, Question] = {}
     for run in runs_of(settings):
         found |= {run.question.id: run.question for run in run.trajectories() if run.question.id not in found}
-    return list(found.values())[: settings.count]
+    return draw(list(found.values()), settings.count, 0)
 
 
 def run_turns(settings: LabelSettings, questions: Iterable[Question]) -> list[SearchTurn]:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from coseek.core.errors import DataError
 from coseek.data.question import Question, load_questions, save_questions
+from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines, is_closed, unsolved_by_rag
 from coseek.graders.scoring import EpisodeScorer
@@ -78,12 +79,8 @@ def metrics_files(recipe: AgentRecipe, folder: Path) -> list[Path]:
 
 
 def candidates(questions: Sequence[Question], settings: SelectSettings) -> list[Question]:
-    """The questions that pass the filters on hops and on yes/no answers."""
-    return [
-        one
-        for one in questions
-        if (settings.hops is None or one.hops in settings.hops) and (settings.yes_no or not is_closed(one))
-    ]
+    """The questions that pass the filters on data set, hops, type and yes/no answers."""
+    return [one for one in settings.apply(questions) if settings.yes_no or not is_closed(one)]
 
 
 def select(
@@ -91,6 +88,7 @@ def select(
     settings: SelectSettings,
     accuracy: Accuracy,
     baselines: RagBaselines | None,
+    seed: int,
     say: Say,
 ) -> list[Question]:
     """The training questions of a stage, in order; with `baselines` only those that naive RAG answers wrongly.
@@ -104,7 +102,7 @@ def select(
         say(f"{len(chosen)} questions that naive RAG fails; it answers {found.solved}, and {found.failed} are unknown")
     if not chosen:
         raise DataError(f"none of the {len(questions)} training questions is left; ask for less in `select`")
-    return chosen[: settings.most]
+    return draw(chosen, settings.most, seed)
 
 
 def accuracy_of(recipe: AgentRecipe) -> Accuracy:

@@ -24,7 +24,7 @@ from coseek.core.files import atomic_write, check_output_folder, write_json
 from coseek.core.lock import lock_if_named
 from coseek.data.run import Run
 from coseek.measure.leaderboard import leaderboard as make_leaderboard
-from coseek.measure.score import METRICS, QuestionScores, ScoredRun, dataset_of
+from coseek.measure.score import METRICS, QuestionScores, ScoredRun
 
 app = new_app()
 BOARD = "leaderboard.json"
@@ -109,5 +109,5 @@ def by_dataset(scored: ScoredRun, run: Run) -> dict[str, ScoredRun]:
     otherwise = Path(str(run.settings.get("questions", run.folder.name))).name
     parts: dict[str, dict[str, QuestionScores]] = {}
     for ident, row in scored.questions.items():
-        parts.setdefault(dataset_of(row.question) or otherwise, {})[ident] = row
+        parts.setdefault(row.question.dataset or otherwise, {})[ident] = row
     return {name: ScoredRun(scored.name, rows, scored.stops) for name, rows in parts.items()}

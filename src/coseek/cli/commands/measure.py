@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from coseek.cli.commands.score import print_tables, split_names
-from coseek.cli.options import BootstrapSeed, Count, Split
+from coseek.cli.options import Count, Select, Split, question_filter
 from coseek.cli.terminal import AsJson, new_app, print_json, progress_bar, say
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, write_jsonl
@@ -17,9 +17,11 @@ from coseek.core.lock import lock_if_named
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
+from coseek.data.selection import draw
 from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write_qrels, write_run
+from coseek.measure.question_groups import GROUPS, check_groups
 from coseek.measure.rankings import FAMILIES, Metric
-from coseek.measure.score import GROUPS, ScoredRun, Scores, check_groups
+from coseek.measure.score import ScoredRun, Scores
 from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, search_questions
 from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
@@ -72,9 +74,8 @@ def measure(
     ],
     split: Split = None,
     count: Count = None,
-    depth: Annotated[
-        int, typer.Option(min=1, help="Passages for each search; no metric may have a deeper cut-off.")
-    ] = 100,
+    select: Select = None,
+    depth: Annotated[int, typer.Option(min=1, help="Passages a search; no metric may have a deeper cut-off.")] = 100,
     metrics: Annotated[
         str, typer.Option(help=f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k, as in recall@5.")
     ] = ",".join(MAIN),
@@ -92,7 +93,7 @@ def measure(
         Path | None, typer.Option(help="A folder for qrels.txt and a TREC run file for each retriever.")
     ] = None,
     per_question: Annotated[Path | None, typer.Option(help="A .jsonl file for the metrics of each question.")] = None,
-    seed: BootstrapSeed = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap, and of --count.")] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Measure what retrievers find when the question itself is searched: means with 95 % intervals, compared in pairs.
@@ -105,7 +106,7 @@ def measure(
         raise UserError("the same retriever is named twice; name each once")
     chosen, groups = chosen_metrics(metrics, depth), split_names(by)
     check_groups(groups)  # before the search, which may take an hour
-    questions = questions_at(source, split)[:count]
+    questions = draw(question_filter(select).apply(questions_at(source, split)), count, seed)
     corpus = corpus_of(source) if reads_texts(chosen) else None
     measuring = RetrievalMeasure(chosen, judgements(qrels, questions))
     plan = Plan(questions, measuring, depth, missing, corpus, trec_out is not None)

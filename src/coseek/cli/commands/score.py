@@ -19,7 +19,7 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile
+from coseek.cli.options import BootstrapSeed, CacheFile, Select, question_filter
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
@@ -28,19 +28,10 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.measure.agreement import agreement_table
 from coseek.measure.component_scores import SUFFIX, component_table
-from coseek.measure.score import (
-    GROUPS,
-    JUDGED,
-    METRICS,
-    ScoredRun,
-    Scores,
-    check_groups,
-    dataset_of,
-    questions_of,
-    summaries_of,
-)
+from coseek.measure.question_groups import GROUPS, check_groups
+from coseek.measure.score import JUDGED, METRICS, ScoredRun, Scores, questions_of, summaries_of
 from coseek.measure.score_files import ROWS, SUMMARY, write_scores
-from coseek.measure.table import MAIN, Table, comparison_table, group_table, main_table, scores_json
+from coseek.measure.table import MAIN, Table, comparison_table, grouped_tables, main_table, scores_json
 
 app = new_app()
 
@@ -72,6 +63,7 @@ def score(
     ] = None,
     judge_prompt: JudgePromptFile = "judge",
     cache: CacheFile = None,
+    select: Select = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for questions.jsonl, scores.json, scores.md and scores.html.")
     ] = None,
@@ -89,10 +81,11 @@ def score(
         check_output_folder(out, SUMMARY, own=(ROWS,))
     chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
     check_groups(split_names(by))
+    some = question_filter(select)
     parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache)
     with lock_if_named(out):
-        asked = [ask(Run(run), str(run), parts) for run in runs]
-        questions = intended([Run(run) for run in runs])
+        asked = [ask(Run(run), str(run), parts, some) for run in runs]
+        questions = intended([Run(run) for run in runs], some)
         board = ScoreReport(asked, questions, parts, chosen, split_names(by), split_names(in_domain), seed)
         if out is not None:
             write_scores(out, board.runs, board.to_json(), board.tables())
@@ -120,7 +113,7 @@ class ScoreReport:
         components = [one.component for one in asked if one.component is not None]
         known = {question.id: question for question in questions_of(own)}
         questions = list({**{question.id: question for question in questions}, **known}.values())
-        if in_domain and not any(map(dataset_of, questions)):
+        if in_domain and not any(question.dataset for question in questions):
             raise SettingError(
                 f"--in-domain {','.join(in_domain)}: these questions do not say which data set they are of; compare "
                 "whole runs with `coseek leaderboard`, which takes the data set from the folder of the questions"
@@ -143,10 +136,10 @@ class ScoreReport:
             found["As a component"] = replace(table, notes=table.notes + notes)
         if self.agreements:
             found["Judges"] = agreement_table(self.agreements)
-        if len({summary.group for summary in self.own.summaries}) > 1:
-            found["By group"] = group_table(self.own, self.metrics[0])
-            if self.component is not None:
-                found["By group, as a component"] = group_table(self.component, shown_of(self.metrics)[0])
+        found |= grouped_tables(self.own, self.metrics[0])
+        if self.component is not None:
+            grouped = grouped_tables(self.component, shown_of(self.metrics)[0])
+            found |= {f"{heading}, as a component": one for heading, one in grouped.items()}
         if self.own.comparisons:
             found["Run against run"] = comparison_table(self.own, self.metrics)
         if self.component is not None and self.component.comparisons:
@@ -188,9 +181,7 @@ def show_tables(tables: Mapping[str, Table]) -> None:
 
 def print_tables(scores: Scores, metrics: list[str], main: Table | None = None) -> None:
     """Print the main table, the first metric by group, and the differences from the first run."""
-    tables = {"Runs": main or main_table(scores, metrics)}
-    if len({summary.group for summary in scores.summaries}) > 1:
-        tables["By group"] = group_table(scores, metrics[0])
+    tables = {"Runs": main or main_table(scores, metrics), **grouped_tables(scores, metrics[0])}
     if scores.comparisons:
         tables["Run against run"] = comparison_table(scores, metrics)
     show_tables(tables)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coseek.agents.served_context import served_context
-from coseek.cli.commands.score import split_names
+from coseek.cli.commands.score import show_tables, split_names
 from coseek.cli.grader_options import (
     BudgetTokens,
     GraderSet,
@@ -22,7 +22,7 @@ from coseek.cli.grader_options import (
     warn_of_cuts,
 )
 from coseek.cli.options import BootstrapSeed, CacheFile
-from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
+from coseek.cli.terminal import AsJson, new_app, print_json, say
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
 from coseek.core.lock import lock_if_named
@@ -32,6 +32,7 @@ from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.grading import answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.measure.combination_gain import CombinationGain
 from coseek.measure.component_scores import component_run
+from coseek.measure.question_groups import datasets_of
 from coseek.measure.report import PlotSection, Section, TableSection, write_report
 from coseek.measure.score import METRICS, ScoredRun
 from coseek.measure.searched import Answered, SearchedQuestion, search_questions
@@ -80,7 +81,7 @@ def combination_gain(
     if as_json:
         print_json(tree)
     else:
-        stdout_console().print(gain.table().rich())
+        show_tables(gain.tables())
 
 
 def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObject) -> None:
@@ -88,7 +89,7 @@ def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObj
     write_json(out / "combination-gain.json", tree)
     text = "\n\n".join(parts.notes())
     plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
-    sections: list[Section] = [TableSection(gain.metric, gain.table(), text), plot]
+    sections: list[Section] = [*(TableSection(name, table, text) for name, table in gain.tables().items()), plot]
     write_report(out / "combination-gain.html", "Combination gain", sections)
 
 
@@ -113,6 +114,7 @@ def measured(
         agent=answered("agent", trajectories, run, parts),
         idents=[question.id for question in questions],
         seed=seed,
+        datasets=datasets_of(questions),
     )
 
 

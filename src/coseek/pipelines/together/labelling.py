@@ -3,7 +3,6 @@
 The candidates come from the retriever of the round before, over which the agent was trained and is run.
 """
 
-import random
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +14,7 @@ from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.settings import dump_settings
 from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
+from coseek.data.selection import draw
 from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.judge import is_world
 from coseek.labels.label_folder import LabelFolder
@@ -79,7 +79,7 @@ def drawn(course: CoTrainingPaths, number: int) -> list[Question]:
     """The training questions of a round."""
     questions = course.agent(0).questions(course.recipe.agent.data.train)
     seed = derive_seed(course.recipe.seed, "questions", number)
-    return random.Random(seed).sample(questions, min(course.recipe.labels.questions, len(questions)))
+    return draw(questions, course.recipe.labels.questions, seed)
 
 
 def rolled_out(course: CoTrainingPaths, number: int, questions: list[Question], tally: CallCounts) -> list[SearchTurn]:

@@ -11,6 +11,7 @@ from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question
 from coseek.data.run import Run
+from coseek.data.selection import draw
 from coseek.measure.score import METRICS, ScoredRun, summarise
 from coseek.pipelines.agent_results import metric_of, scored
 from coseek.pipelines.together.paths import CoTrainingPaths
@@ -75,7 +76,8 @@ class Pairs:
         course, questions = self.course, self.questions(pair.split)
         data = course.recipe.agent.data
         split = data.test if pair.split == "test" else data.dev
-        asked: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
+        named: JsonObject = {"questions": str(course.data_folder), "split": split, "count": len(questions)}
+        asked: JsonObject = {**named, "select": {}, "seed": course.recipe.pairs.seed}
         settings = course.run_settings(pair.agent, pair.retriever, asked, 0.0)
         made_of, protocol = course.made_of(pair.agent, 0.0), course.agent(pair.agent).protocol
         retriever, limits, seed = course.search(pair.retriever), course.recipe.agent.limits, course.recipe.pairs.seed
@@ -104,9 +106,10 @@ class Pairs:
     def _questions(self) -> dict[Split, list[Question]]:
         recipe, dataset = self.course.recipe, Dataset(self.course.data_folder)
         data = recipe.agent.data
-        found: dict[Split, list[Question]] = {"test": dataset.questions(data.test)[: recipe.pairs.questions]}
+        seed = recipe.pairs.seed
+        found: dict[Split, list[Question]] = {"test": draw(dataset.questions(data.test), recipe.pairs.questions, seed)}
         if recipe.stop is not None:
-            found["dev"] = dataset.questions(data.dev)[: recipe.stop.questions]
+            found["dev"] = draw(dataset.questions(data.dev), recipe.stop.questions, seed)
         return found
 
     def scored(self, pair: Pair) -> ScoredRun:

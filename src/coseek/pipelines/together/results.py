@@ -8,15 +8,14 @@ from coseek.core.files import JsonObject, read_json
 from coseek.measure.intervals import Interval
 from coseek.measure.plots import Series, Svg, line_plot
 from coseek.measure.report import PlotSection, Section, TableSection, write_report
-from coseek.measure.score import METRICS, Scores, groups_of
-from coseek.measure.table import Table, scores_json, show
+from coseek.measure.score import METRICS, Scores, summaries_of
+from coseek.measure.table import Table, dataset_table, scores_json, show
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent_results import (
     RESULT_FILES,
     by_generator,
     closing_sections,
     means_and_differences,
-    scores_of,
 )
 from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.together.labelling import labelled
@@ -38,10 +37,11 @@ class Results:
     def of(cls, course: CoTrainingPaths, pairs: Pairs, rounds: int) -> "Results":
         asked, seed = list(pairs.questions("test")), course.recipe.pairs.seed
         metrics = [name for name in METRICS if name != "wall_s"]  # what else ran at the time is no result
-        groups = groups_of(asked, served.GROUPS if by_generator(course.first) else ("hops",)).items()
+        by = served.GROUPS if by_generator(course.first) else ("hops",)
         runs = {pair: pairs.scored(pair) for pair in pairs.of(rounds)}
-        compared = compared_pairs(rounds, course.recipe.pairs.beside)
-        return cls(course, pairs, rounds, scores_of(runs, compared, groups, metrics, seed))
+        compared = [(runs[one], runs[other]) for one, other in compared_pairs(rounds, course.recipe.pairs.beside)]
+        scored = summaries_of(list(runs.values()), asked, by, metrics, seed, pairs=compared)
+        return cls(course, pairs, rounds, scored)
 
     # --- tables
 
@@ -123,6 +123,8 @@ class Results:
         found = {"Every pair": self.headline(), "Searches a question": self.grid("searches", 2)}
         if self.pairs.metric != "recall":
             found["Gold passages found"] = self.grid("recall")
+        if self.scores.by_dataset:
+            found["By data set"] = dataset_table(self.scores, self.pairs.metric)
         found |= {**means_and_differences(self.course.first, self.scores), "Labels": self.label_table()}
         held_out = self.retriever_table()
         return found if held_out is None else {**found, "Held-out turns": held_out}
