@@ -41,6 +41,8 @@ class Foreign:
         self.answer = answer
         self.asked: list[tuple[str, JsonObject, dict[str, str]]] = []
         self.url = ""
+        self.has_card = False
+        """Whether `/info` is answered as the test says, and remembered; otherwise there is none."""
 
     def reply(self, path: str, body: JsonObject, headers: dict[str, str]) -> Reply:
         self.asked.append((path, body, headers))
@@ -66,7 +68,7 @@ def foreign(answer: Answer) -> Iterator[Foreign]:
             self._send(*server.reply(self.path, body, {key.lower(): value for key, value in self.headers.items()}))
 
         def do_GET(self) -> None:
-            self._send(*server.reply(self.path, {}, {}))
+            self._send(*(server.reply(self.path, {}, {}) if server.has_card else (404, {}, b"")))
 
         def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
             self.send_response(status)
@@ -284,6 +286,7 @@ def test_an_address_or_a_file_opens_it(tmp_path: Path) -> None:
 def test_the_identity_follows_the_server_where_it_gives_one() -> None:
     cards: list[Json] = [{"identity": "one"}, {"identity": "two"}]
     with foreign(lambda path, body: cards.pop(0) if cards else (404, {}, b"")) as server:
+        server.has_card = True
         clients = [RemoteRetriever(RemoteRetrieverSettings(url=server.url)) for _ in range(4)]
         identities = [client.identity for client in clients]
         assert identities == [client.identity for client in clients]  # asked for once

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import cast
 
 import httpx
 
@@ -13,6 +14,7 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.app import make_app
+from coseek.serve.middleware import Headers, Receive, Scope, Send
 from coseek.serve.running import Server, bound
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ServeSettings
@@ -68,14 +70,26 @@ def _same(retriever: Retriever) -> Retriever:
 
 
 @contextmanager
-def live(retrievers: Mapping[str, Retriever], token: str | None = None, **settings: float | str) -> Iterator[str]:
-    """The URL of a server in a thread, which is stopped in the end."""
+def live(
+    retrievers: Mapping[str, Retriever],
+    token: str | None = None,
+    sizes: list[int] | None = None,
+    **settings: float | str,
+) -> Iterator[str]:
+    """The URL of a server in a thread, which is stopped in the end. `sizes` takes the bytes of every request's body."""
     given = make_settings(ServeSettings, {"port": 0, "log": False, **settings})
     listening = bound(given.host, given.port)
     service = RetrieverService({name: partial(_same, one) for name, one in retrievers.items()}, given)
     ready = threading.Event()
     service.when_open = ready.set
-    server = Server(service, make_app(service, token))
+    app = make_app(service, token)
+
+    async def measured(scope: Scope, receive: Receive, send: Send) -> None:
+        if sizes is not None and scope.get("method") == "POST":
+            sizes.append(int(dict(cast(Headers, scope["headers"]))[b"content-length"]))
+        await app(scope, receive, send)
+
+    server = Server(service, measured)
     server.grace_s = 0.0
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()

@@ -2,14 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
 from tests.serve.live import CORPUS, EchoRetriever, live
 
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.passage import Corpus
 from coseek.retrieval.query import PastTurn, Query
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.random import RandomRetriever
+from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteRetrieverSettings
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +75,21 @@ def test_without_scores_the_inner_lists_hold_the_documents_alone(client: httpx.C
 
 
 @pytest.mark.parametrize(
-    "body", [{"queries": "x"}, {"query": "x"}, {"query": ["x"]}, {"queries": ["x"]}, {"queries": None, "query": "x"}]
+    "body", [{"queries": "x"}, {"query": ["x"]}, {"queries": ["x"]}, {"queries": "x", "query": "y"}]
 )
 def test_a_single_query_in_any_dialect_is_answered_with_a_list_of_one_list(
     client: httpx.Client, body: dict[str, object]
 ) -> None:
     assert ids(client.post("/retrieve", json={**body, "topk": 1, "return_scores": True})) == [["ada"]]
+
+
+@pytest.mark.parametrize("body", [{"query": "x"}, {"queries": None, "query": "x"}])
+def test_one_query_as_a_string_is_answered_with_a_flat_list(client: httpx.Client, body: dict[str, object]) -> None:
+    reply = client.post("/retrieve", json={**body, "topk": 2, "return_scores": True})
+    assert [row["document"]["id"] for row in reply.json()["result"]] == ["ada", "byron"]
+    reply = client.post("/retrieve", json={**body, "topk": 2})
+    assert [document["id"] for document in reply.json()["result"]] == ["ada", "byron"]
+    assert client.post("/retrieve", json={"query": " "}).json() == {"result": []}
 
 
 @pytest.mark.parametrize("body", [{"topk": None}, {"topk": 0}, {}])
@@ -175,6 +190,37 @@ def test_too_much_for_one_request_is_refused(client: httpx.Client) -> None:
             yield b"x" * 1_000
 
     assert "bytes" in refused(client.post("/retrieve", content=unannounced()), 413)
+
+
+def test_a_batch_of_search_r1s_grpo_script_is_answered() -> None:
+    with live({"echo": EchoRetriever()}, batch=4_096) as url:
+        body = {"queries": [f"q{number}" for number in range(2_560)], "topk": 3, "return_scores": True}
+        assert ids(httpx.post(f"{url}/retrieve", json=body, timeout=30)) == [["ada", "byron", "curie"]] * 2_560
+
+
+def test_a_small_request_cannot_ask_for_a_huge_answer() -> None:
+    with live({"echo": EchoRetriever()}, max_hits=50, max_answer_bytes=1_000) as url:
+        assert "split" in refused(httpx.post(f"{url}/retrieve", json={"queries": ["x"] * 26, "topk": 2}), 413)
+        assert "bytes" in refused(httpx.post(f"{url}/retrieve", json={"queries": ["x"] * 10, "topk": 4}), 413)
+        assert httpx.post(f"{url}/retrieve", json={"queries": ["x"], "topk": 4}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "contents", ["no title", "Bare title\nbody", '"Quoted"\nbody', '"\nhalf', "", "A\n\nB\n", "\n"]
+)
+def test_contents_go_out_byte_for_byte_as_the_corpus_has_them(tmp_path: Path, contents: str) -> None:
+    rows = [{"id": "a", "contents": contents}, {"id": "b", "title": "T", "text": "body", "contents": contents}]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    copy = tmp_path / "copy.jsonl"
+    Corpus.load(path).save(copy)
+    for corpus in (Corpus.load(path), Corpus.load(copy), CorpusFile.scan(path)):
+        retriever = RandomRetriever(corpus)
+        with live({"random": retriever}) as url, closing(RemoteRetriever(RemoteRetrieverSettings(url=url))) as client:
+            reply = httpx.post(f"{url}/retrieve", json={"queries": ["x"], "topk": 2}).json()["result"][0]
+            assert [row["contents"] for row in reply] == [contents] * 2
+            assert {hit.passage.contents for hit in client.search(["x"], 2)[0]} == {contents}
+            assert client.search(["x"], 2) == retriever.search(["x"], 2)
 
 
 def test_what_led_to_a_query_reaches_the_retriever(client: httpx.Client, echo: EchoRetriever) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
 
@@ -17,32 +17,41 @@ class Passage:
     id: str
     title: str
     text: str
+    given: str | None = field(default=None, compare=False, repr=False)
+    """`contents` as the corpus writes it, where it is not the quoted title, a newline and the text."""
 
     @property
     def contents(self) -> str:
-        """The quoted title, a newline and the text: the `contents` field of the `/retrieve` protocol."""
-        return f'"{self.title}"\n{self.text}'
+        """The `contents` field of the `/retrieve` protocol: as the corpus writes it, else the quoted title, a newline
+        and the text."""
+        return _quoted(self.title, self.text) if self.given is None else self.given
 
     def to_json(self) -> JsonObject:
-        return {"id": self.id, "title": self.title, "text": self.text}
+        row: JsonObject = {"id": self.id, "title": self.title, "text": self.text}
+        return row if self.given is None else {**row, "contents": self.given}
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Passage":
-        """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the quoted title)."""
+        """Read `{"id", "title", "text"}` or `{"id", "contents"}` (first line of contents: the title, mostly quoted)."""
         if "id" not in row:
             raise DataError('a passage needs an "id"')
         ident = read_id(row)
+        contents = None if row.get("contents") is None else _text(row["contents"], "contents", ident)
         if "text" in row:
-            title = row.get("title")
-            return cls(ident, "" if title is None else _text(title, "title", ident), _text(row["text"], "text", ident))
-        if "contents" not in row:
+            title = "" if row.get("title") is None else _text(row["title"], "title", ident)
+            body = _text(row["text"], "text", ident)
+        elif contents is None:
             raise DataError(f'passage {ident!r} has neither "text" nor "contents"')
-        title, newline, body = _text(row["contents"], "contents", ident).partition("\n")
-        if not newline:
-            return cls(ident, "", title)
-        if len(title) >= 2 and title[0] == title[-1] == '"':
-            title = title[1:-1]
-        return cls(ident, title, body)
+        else:
+            title, newline, body = contents.partition("\n")
+            title, body = (title, body) if newline else ("", title)
+            if len(title) >= 2 and title[0] == title[-1] == '"':
+                title = title[1:-1]
+        return cls(ident, title, body, None if contents == _quoted(title, body) else contents)
+
+
+def _quoted(title: str, text: str) -> str:
+    return f'"{title}"\n{text}'
 
 
 def read_id(row: JsonObject) -> str:

@@ -45,6 +45,12 @@ class Query:
     def of(cls, asked: "QueryLike") -> "Query":
         return cls(asked) if isinstance(asked, str) else asked
 
+    @property
+    def context_chars(self) -> int:
+        """Characters of everything besides the text."""
+        past = sum(len(turn.query) + len(turn.reasoning) + sum(map(len, turn.documents)) for turn in self.history)
+        return len(self.question) + len(self.reasoning) + past
+
     def to_json(self) -> JsonObject:
         return {
             "text": self.text,

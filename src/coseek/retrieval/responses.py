@@ -7,6 +7,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 from coseek.core.files import Json, JsonObject
@@ -87,12 +88,13 @@ def _passage(document: JsonObject) -> Passage:
         raise ValueError("a document without text")
     title = document.get("title")
     row: JsonObject = {"id": "", "title": title if isinstance(title, str) else ""}
-    row |= {"text": text} if isinstance(text, str) else {"contents": contents}
+    row |= {"text": text} if isinstance(text, str) else {}
+    row |= {"contents": contents} if isinstance(contents, str) else {}
     passage = Passage.from_json(row)
     ident = _first(document, _IDS)
     if ident is None:
         ident = "sha256:" + digest_of(passage.title, passage.text)[:16]
-    return Passage(str(ident), passage.title, passage.text)
+    return replace(passage, id=str(ident))
 
 
 def _first(document: JsonObject, names: Iterable[str]) -> Json:

@@ -7,7 +7,9 @@ from typing import Protocol
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import replace_surrogates
 from coseek.data.passage import Corpus, Hit
+from coseek.retrieval.context_fields import EVERYTHING, ContextFields
 from coseek.retrieval.query import Query, QueryLike, as_queries
+from coseek.retrieval.views import find_view
 
 
 class Retriever(Protocol):
@@ -32,6 +34,12 @@ class Retriever(Protocol):
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]: ...
 
 
+def fields_read(retriever: Retriever) -> ContextFields:
+    """What the retriever reads of a query's context: its optional attribute `reads`, or else everything."""
+    reads = getattr(retriever, "reads", None)
+    return reads if isinstance(reads, ContextFields) else EVERYTHING
+
+
 def fault_of_hits(hits: Sequence[Hit]) -> str:
     """Why a list of hits cannot be stored (a score that is not finite, a lone surrogate); empty if it can."""
     for rank, hit in enumerate(hits, start=1):
@@ -44,7 +52,7 @@ def fault_of_hits(hits: Sequence[Hit]) -> str:
 
 
 class LayeredRetriever:
-    """Base of a retriever over another one, with its corpus and view."""
+    """Base of a retriever over another one, with its corpus and view. It may have a view of its own in `settings`."""
 
     def __init__(self, over: Retriever) -> None:
         self.over = over
@@ -52,6 +60,11 @@ class LayeredRetriever:
     @property
     def corpus(self) -> Corpus | None:
         return self.over.corpus
+
+    @property
+    def reads(self) -> ContextFields:
+        view = getattr(getattr(self, "settings", None), "view", "query")
+        return fields_read(self.over) | find_view(view).fields
 
     def seen(self, query: QueryLike) -> str:
         return self.over.seen(query)
@@ -61,6 +74,7 @@ class FixedRetriever:
     """A retriever with fixed results, for tests and examples."""
 
     name = "fixed"
+    reads = ContextFields()
 
     def __init__(self, corpus: Corpus, results: dict[str, list[str]]) -> None:
         self.corpus = corpus

@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import accumulate
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from coseek.core.errors import UnknownName
+from coseek.retrieval.context_fields import ContextFields, Past
 from coseek.retrieval.query import Query, QueryLike
 
 Count: TypeAlias = Callable[[str], int]
@@ -57,14 +58,19 @@ class QueryView:
 
     about: str
     question: bool = False
-    past: Literal["", "queries", "reasonings", "documents"] = ""
-    """What it takes of past turns: nothing; queries; also reasonings; also documents."""
+    past: Past = ""
+    """What it takes of past turns."""
     reasoning: bool = False
     """Includes the current turn's reasoning. Missing reasoning reads `Empty`, as in AgentIR's training data."""
     lines: bool = True
     """One line per piece, with its label; otherwise the separator stands between the pieces."""
     turns: int | None = None
     """The number of latest turns, this one included; `None` for all."""
+
+    @property
+    def fields(self) -> ContextFields:
+        """The fields of a query's context that it reads."""
+        return ContextFields(self.question, self.reasoning, self.past, self.turns)
 
     def pieces(self, query: Query) -> list[Piece]:
         """The pieces of a query: question, past turns oldest first, reasoning, query."""

@@ -137,7 +137,8 @@ def _retrieve(service: RetrieverService, name: str) -> Callable[[Request], Await
             if job.fault is not None:
                 raise job.fault
             lists = job.lists
-        return Response(await _written(_in_place(wish, lists), wish.scores), media_type="application/json")
+        text = await _written(_in_place(wish, lists), wish, service.settings.max_answer_bytes)
+        return Response(text, media_type="application/json")
 
     return retrieve
 
@@ -172,11 +173,11 @@ def _in_place(wish: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
     return [[] if blank(query) else next(found) for query in wish.queries]
 
 
-async def _written(lists: list[list[Hit]], scores: bool) -> bytes:
+async def _written(lists: list[list[Hit]], wish: RetrieveRequest, max_bytes: int) -> bytes:
     try:
         if sum(map(len, lists)) < _MANY_HITS:
-            return answer(lists, scores)
-        return await asyncio.to_thread(answer, lists, scores)
+            return answer(lists, wish, max_bytes)
+        return await asyncio.to_thread(answer, lists, wish, max_bytes)
     except ValueError:
         raise RetrieverError("the retriever gave a score that is no number") from None
 

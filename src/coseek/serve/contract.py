@@ -38,6 +38,8 @@ class RetrieveRequest:
     """`None` leaves it to the server."""
     scores: bool
     """Whether each document comes with its score."""
+    flat: bool = False
+    """Whether the answer is the list of the only query: the dialect of `{"query": "one text"}` (QAgent's client)."""
 
 
 def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
@@ -57,16 +59,24 @@ def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
     if scores is not None and not isinstance(scores, bool):
         raise RefusedRequest(422, f'"return_scores" is true or false, not {_quoted(scores)}')
     queries = _in_context(texts, row.get("contexts"), limits)
-    return RetrieveRequest(tuple(queries), _topk(row.get("topk")), bool(scores))
+    flat = row.get("queries") is None and isinstance(row.get("query"), str)
+    return RetrieveRequest(tuple(queries), _topk(row.get("topk")), bool(scores), flat)
 
 
 def passages_of(wish: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
-    """The number of passages for each query, at most the size of the corpus where that is known."""
+    """The number of passages for each query, at most the size of the corpus where that is known. Raises
+    `RefusedRequest` (422, 413) for more than `max_topk`, or more than `max_hits` in all."""
     k = wish.topk or limits.topk
     k = k if corpus is None else min(k, corpus)
     if k > limits.max_topk:
         raise RefusedRequest(
             422, f'"topk" is {_quoted(wish.topk)}, and at most {limits.max_topk} passages for each query are returned'
+        )
+    if (hits := k * len(wish.queries)) > limits.max_hits:
+        raise RefusedRequest(
+            413,
+            f"{len(wish.queries)} queries with {k} passages each are {hits} passages in one answer, and at most "
+            f"{limits.max_hits} are returned; split it",
         )
     return k
 
@@ -76,14 +86,22 @@ def blank(query: QueryLike) -> bool:
     return not Query.of(query).text.strip()
 
 
-def answer(lists: Sequence[Sequence[Hit]], scores: bool) -> bytes:
-    """The body of an answer: one list for each query, in order. A score that is not finite raises `ValueError`."""
-    result: list[list[JsonObject]] = [
-        [{"document": document(hit), "score": float(hit.score)} if scores else document(hit) for hit in hits]
-        for hits in lists
-    ]
-    # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
-    return json.dumps({"result": result}, allow_nan=False, separators=(",", ":")).encode()
+def answer(lists: Sequence[Sequence[Hit]], wish: RetrieveRequest, max_bytes: int) -> bytes:
+    """The body of an answer: one list for each query, in order, or the only list where the answer is flat. A score that
+    is not finite raises `ValueError`, a longer body `RefusedRequest` (413)."""
+    parts: list[bytes] = []
+    room = max_bytes
+    for hits in lists:
+        rows: list[JsonObject] = [document(hit) for hit in hits]
+        if wish.scores:
+            rows = [{"document": row, "score": float(hit.score)} for row, hit in zip(rows, hits, strict=True)]
+        # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
+        parts.append(json.dumps(rows, allow_nan=False, separators=(",", ":")).encode())
+        room -= len(parts[-1])
+        if room < 0:
+            raise RefusedRequest(413, f"the answer has more than {max_bytes} bytes; split the request")
+    result = parts[0] if wish.flat else b"[" + b",".join(parts) + b"]"
+    return b'{"result":' + result + b"}"
 
 
 def document(hit: Hit) -> JsonObject:
@@ -118,7 +136,7 @@ def _mended(value: Json) -> Json:
 
 
 def _texts(row: JsonObject) -> list[str]:
-    """`queries` or `query`, each a list or a single string."""
+    """`queries` or `query`, each a list or a single string. `query` as a string has a flat answer."""
     for name in ("queries", "query"):
         given = row.get(name)
         if given is None:
@@ -169,16 +187,9 @@ def _one_in_context(text: str, context: Json, limits: ServeSettings) -> QueryLik
         query = Query.from_json({**context, "text": text})
     except DataError as error:
         raise RefusedRequest(422, str(error)[:_QUOTED]) from None
-    if _length(query) > limits.max_context_chars:
+    if query.context_chars > limits.max_context_chars:
         raise RefusedRequest(413, f"the context of a query has more than {limits.max_context_chars} characters")
     return query
-
-
-def _length(query: Query) -> int:
-    past = sum(
-        len(turn.query) + len(turn.reasoning) + sum(len(text) for text in turn.documents) for turn in query.history
-    )
-    return len(query.question) + len(query.reasoning) + past
 
 
 def _quoted(value: object) -> str:

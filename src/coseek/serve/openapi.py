@@ -38,9 +38,10 @@ def _request(limits: ServeSettings) -> JsonObject:
     }
     return {
         "type": "object",
-        "required": ["queries"],
+        "anyOf": [{"required": ["queries"]}, {"required": ["query"]}],
         "properties": {
             "queries": texts,
+            "query": {**texts, "description": "The same; a single string is answered with a flat list."},
             "topk": {
                 "type": ["integer", "null"],
                 "minimum": 0,
@@ -83,7 +84,10 @@ _RESULT: JsonObject = {
     "type": "object",
     "required": ["result"],
     "properties": {
-        "result": {"type": "array", "items": {"type": "array", "items": {"anyOf": [_SCORED, _DOCUMENT]}}},
+        "result": {
+            "type": "array",
+            "items": {"anyOf": [{"type": "array", "items": {"anyOf": [_SCORED, _DOCUMENT]}}, _SCORED, _DOCUMENT]},
+        },
     },
 }
 _ERROR: JsonObject = {"type": "object", "required": ["error"], "properties": {"error": _STRING}}

@@ -10,7 +10,7 @@ from coseek import __version__
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, fields_read
 from coseek.serve.batching import Batcher
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.settings import ServeSettings
@@ -19,6 +19,8 @@ from coseek.serve.worker import Service
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names of indexes, which become parts of URLs."""
 TAKEN = frozenset({"retrieve", "info", "health", "openapi.json"})
+LIMITS = {"max_queries", "max_query_chars", "max_context_chars", "max_topk", "max_hits", "max_body_bytes"}
+"""Settings that bound a request; `/info` states them."""
 _SECRET = frozenset({"token", "secret", "password", "key", "authorization"})
 
 
@@ -44,6 +46,7 @@ class Index:
             "name": retriever.name,
             "identity": retriever.identity,
             "view": str(view),
+            "reads": fields_read(retriever).to_json(),
             "passages": passages,
             "settings": shown,
         }
@@ -89,7 +92,10 @@ class RetrieverService(Service[ServeSettings]):
         return {"ready": not why, "why": why, "waiting": self.batcher.waiting, "faults": self.batcher.faults}
 
     def info(self, name: str) -> JsonObject:
-        return {**self.index(name).card, "topk": self.settings.topk, "indexes": list(self.names), "coseek": __version__}
+        """The card of an index, with what it reads of a query's context, and the limits of a request."""
+        limits = self.settings.model_dump(include=LIMITS)
+        said: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
+        return {**self.index(name).card, **said, "coseek": __version__}
 
     def _open(self) -> None:
         for name, opener in self._openers.items():

@@ -36,16 +36,20 @@ class ServeSettings(ListenSettings):
     """Queries of several requests in one search, at most."""
     wait_ms: float = Field(default=0.0, ge=0, le=1_000)
     """Milliseconds that a request waits for others while the retriever is idle."""
-    queue: int = Field(default=4_096, ge=1)
+    queue: int = Field(default=16_384, ge=1)
     """Queries that may wait; more are answered with 503 and `Retry-After`."""
-    max_queries: int = Field(default=1_024, ge=1)
-    """Queries of one request, at most."""
+    max_queries: int = Field(default=4_096, ge=1)
+    """Queries of one request, at most. Search-R1's GRPO script sends up to 2,560, and stops when they are refused."""
     max_query_chars: int = Field(default=32_768, ge=1)
     """Characters of one query, at most."""
     max_context_chars: int = Field(default=1_000_000, ge=0)
     """Characters of one query's question, reasoning and history together, at most."""
     max_topk: int = Field(default=1_000, ge=1)
     """Passages for each query, at most."""
+    max_hits: int = Field(default=65_536, ge=1)
+    """Passages of one answer, at most: queries times `topk`."""
+    max_answer_bytes: int = Field(default=134_217_728, ge=1)
+    """Bytes of one answer, at most."""
     log_queries: bool = False
     """Write the queries into the log line, too. Off by default, since they are the users' words."""
 

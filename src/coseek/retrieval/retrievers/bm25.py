@@ -23,11 +23,12 @@ from coseek.core.files import read_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
+from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.lexical.analyzer import Stem, stemmer, words
 from coseek.retrieval.lexical.postings import ChunkCounts, Ints, Postings, count_words
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import Scores
-from coseek.retrieval.views import View, render_view
+from coseek.retrieval.views import View, find_view, render_view
 
 CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
@@ -90,6 +91,10 @@ class Bm25:
         """Index a corpus in memory."""
         settings = settings or Bm25Settings()
         return cls(corpus, settings, *weigh(corpus, settings))
+
+    @property
+    def reads(self) -> ContextFields:
+        return find_view(self.settings.view).fields
 
     @property
     def identity(self) -> str:

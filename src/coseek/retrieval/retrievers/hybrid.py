@@ -8,6 +8,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Literal
 
 from pydantic import Field
@@ -16,10 +18,11 @@ from coseek.core.errors import IndexMismatch, RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
+from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.fusion import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
 from coseek.retrieval.query import QueryLike, as_queries
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retriever import Retriever, fields_read
 
 
 class HybridSettings(Settings):
@@ -49,6 +52,11 @@ class Hybrid:
         self.settings = settings
         self._weights = _weights(settings.weights, len(self.parts))
         self.corpus = _shared_corpus(self.parts)
+
+    @property
+    def reads(self) -> ContextFields:
+        """What any part reads."""
+        return reduce(or_, map(fields_read, self.parts))
 
     @property
     def identity(self) -> str:

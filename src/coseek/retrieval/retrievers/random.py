@@ -7,6 +7,7 @@ from pathlib import Path
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit
+from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 
@@ -22,6 +23,7 @@ class RandomRetriever:
     """Draws without replacement. The seed of a draw includes the query's text, so the batch does not matter."""
 
     name = "random"
+    reads = ContextFields()
 
     def __init__(self, corpus: Corpus, settings: RandomSettings | None = None) -> None:
         self.corpus = corpus

@@ -1,14 +1,19 @@
 """Remote: a client of a retriever behind HTTP: another coseek (`coseek serve retriever`) or any `/retrieve` server.
 
+The `/info` of a coseek server states what it reads of a query's context, and its limits: nothing else is sent, and
+larger batches become several requests. A request that is refused as too large (413) is halved.
+
 Transient faults are retried with growing pauses; then the search is a `RetrieverError`. A token comes from the
 environment and appears in no message.
 """
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, cast
+from functools import cached_property
+from typing import Literal, TypeAlias, cast
 from urllib.parse import quote
 
 from pydantic import Field
@@ -20,10 +25,11 @@ from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_u
 from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
+from coseek.retrieval.context_fields import ContextFields, fitted
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.responses import parse_response
-from coseek.retrieval.views import View, render_view
+from coseek.retrieval.views import View, find_view, render_view
 
 _NO_CARD = frozenset({400, 403, 404, 405, 422, 501})
 """Statuses of servers without `/info`."""
@@ -31,6 +37,12 @@ _MOST_AT_ONCE = 1024
 """Concurrent requests over all threads; each search has its own limit."""
 _MOST_BYTES = 2**30
 """The longest answer in bytes; thousands of passages per query are long."""
+_TOO_LARGE = 413
+_BESIDE_BYTES = 128
+"""Bytes of a request beside its queries, and of a query beside its text and context, at most."""
+
+_Sent: TypeAlias = tuple[str, JsonObject | None]
+"""A query's text, and its context."""
 
 
 class RemoteRetrieverSettings(Settings):
@@ -80,31 +92,32 @@ class RemoteRetriever:
         if settings.index is not None:
             self._base += f"/{quote(settings.index, safe='')}"
         self._name = f"{self._base}/retrieve"
-        self._identity: str | None = None
         token = read_key(settings.token_env, "token")
         self._calls = HttpClient(self._base, _patience(settings), token, rng, name=self._name, most_bytes=_MOST_BYTES)
 
     @property
     def identity(self) -> str:
         """A digest of the address and of the identity in the server's `/info`, if it has one."""
-        if self._identity is None:
-            parts = (self.name, self._base, self.settings.dialect, self.settings.view)
-            self._identity = digest_of(*parts, self._served())
-        return self._identity
+        parts = (self.name, self._base, self.settings.dialect, self.settings.view)
+        return digest_of(*parts, str(self._info.get("identity", "")))
+
+    @property
+    def reads(self) -> ContextFields:
+        """What is sent of a query's context: what the server reads, or what the client's own view reads."""
+        if self.settings.dialect == "coseek" and self.settings.view == "query":
+            return ContextFields.from_json(self._info.get("reads"))
+        return find_view(self.settings.view).fields
 
     def seen(self, query: QueryLike) -> str:
         """What is sent: the view's string, or query and context as JSON if the server reads the context."""
-        context = self._context(query)
-        if context is None:
-            return render_view(self.settings.view, query)
-        return json.dumps(Query.of(query).to_json(), ensure_ascii=False)
+        text, context = self._sent(query)
+        return text if context is None else json.dumps({"text": text, **context}, ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         """Up to `k` passages per query; blank queries are not sent."""
         queries = as_queries(queries, k)
         asked = [place for place, query in enumerate(queries) if Query.of(query).text.strip()]
-        size = 1 if self.settings.dialect == "single" else self.settings.max_queries
-        parts = [[queries[place] for place in asked[start : start + size]] for start in range(0, len(asked), size)]
+        parts = self._parts([self._sent(queries[place]) for place in asked], k) if asked else []
         lists: list[list[Hit]] = [[] for _ in queries]
         found = (hits for part in self._ask_all(parts, k) for hits in part)
         for place, hits in zip(asked, found, strict=True):
@@ -115,7 +128,29 @@ class RemoteRetriever:
         """Close the connections."""
         self._calls.close()
 
-    def _ask_all(self, parts: list[list[QueryLike]], k: int) -> list[list[list[Hit]]]:
+    def _parts(self, sent: list[_Sent], k: int) -> list[list[_Sent]]:
+        """Requests within the server's limits. A query that is too large alone has a request of its own."""
+        most = min(self.settings.max_queries, self._limit("max_queries"), max(1, self._limit("max_hits") // k))
+        most = 1 if self.settings.dialect == "single" else most
+        room = self._limit("max_body_bytes") - _BESIDE_BYTES
+        parts: list[list[_Sent]] = [[]]
+        used = 0
+        for one in sent:
+            size = len(json.dumps(one)) + _BESIDE_BYTES
+            if parts[-1] and (len(parts[-1]) == most or used + size > room):
+                parts.append([])
+                used = 0
+            parts[-1].append(one)
+            used += size
+        return parts
+
+    def _limit(self, name: str) -> int:
+        """A limit of the server; a very large number if it states none."""
+        limits = self._info.get("limits")
+        found = limits.get(name) if isinstance(limits, dict) else None
+        return found if isinstance(found, int) and found > 0 else sys.maxsize
+
+    def _ask_all(self, parts: list[list[_Sent]], k: int) -> list[list[list[Hit]]]:
         """Send requests concurrently; answers in order. The first fault cancels the rest."""
         if len(parts) < 2:
             return [self._ask(part, k) for part in parts]
@@ -125,45 +160,50 @@ class RemoteRetriever:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _ask(self, queries: list[QueryLike], k: int) -> list[list[Hit]]:
+    def _ask(self, queries: list[_Sent], k: int) -> list[list[Hit]]:
         try:
             text = self._calls.fetch("POST", "/retrieve", self._body(queries, k))
             return parse_response(parse_lenient(text), len(queries), k)
         except HttpFailure as error:
+            if error.status == _TOO_LARGE and (half := len(queries) // 2):
+                return self._ask(queries[:half], k) + self._ask(queries[half:], k)
             raise RetrieverError(str(error)) from None
         except ValueError as error:
             said = self._calls.quoted(str(error))
             raise RetrieverError(f"{self._name}: its answer cannot be understood: {said}") from None
 
-    def _body(self, queries: list[QueryLike], k: int) -> JsonObject:
-        texts = [render_view(self.settings.view, query) for query in queries]
+    def _body(self, queries: list[_Sent], k: int) -> JsonObject:
+        texts = [text for text, _ in queries]
         if self.settings.dialect == "single":
             return {"query": texts[0], "topk": k, "return_scores": True}
         body: JsonObject = {"queries": cast(Json, texts), "topk": k, "return_scores": True}
-        contexts = [self._context(query) for query in queries]
+        contexts = [context for _, context in queries]
         return body | {"contexts": cast(Json, contexts)} if any(contexts) else body
 
-    def _context(self, query: QueryLike) -> JsonObject | None:
-        """The context of a query; `None` if it is empty or the server does not read it."""
+    def _sent(self, query: QueryLike) -> _Sent:
+        """The text and the context that are sent of a query; no context where nothing of it is read."""
+        text = render_view(self.settings.view, query)
         if isinstance(query, str) or self.settings.dialect != "coseek" or self.settings.view != "query":
-            return None
-        if not (query.question or query.reasoning or query.history):
-            return None
-        return {key: value for key, value in query.to_json().items() if key != "text"}
+            return text, None
+        if not query.context_chars:
+            return text, None
+        read = fitted(self.reads.of(query), self._limit("max_context_chars"))
+        return text, {key: value for key, value in read.to_json().items() if value and key != "text"} or None
 
-    def _served(self) -> str:
-        """The index's identity from `/info`; empty if the server has none."""
+    @cached_property
+    def _info(self) -> JsonObject:
+        """The server's `/info`, read once; empty if it has none."""
         if self.settings.dialect != "coseek":
-            return ""
+            return {}
         try:
             card = parse_lenient(self._calls.fetch("GET", "/info"))
         except HttpFailure as error:
             if error.status in _NO_CARD:
-                return ""
+                return {}
             raise RetrieverError(str(error)) from None
         except InvalidJson:
-            return ""
-        return str(card.get("identity", "")) if isinstance(card, dict) else ""
+            return {}
+        return card if isinstance(card, dict) else {}
 
 
 def _patience(settings: RemoteRetrieverSettings) -> HttpSettings:

@@ -17,12 +17,13 @@ from coseek.core.prompt_file import PromptFile, count_words, fill_template, load
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
 from coseek.models.text_model import TextModel
+from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.noise import Curriculum, CurriculumSettings, NoiseStats
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
-from coseek.retrieval.views import View, render_view
+from coseek.retrieval.views import View, find_view, render_view
 
 _HEADING = re.compile(
     # Possessive (`*+`) to avoid backtracking: a model decides how many blanks there are.
@@ -89,6 +90,11 @@ class SimulatedRetriever(Curriculum):
         self._model = model
         self._prompt = prompt
         self._answers = answers
+
+    @property
+    def reads(self) -> ContextFields:
+        """What its view reads, and the question of the hint."""
+        return find_view(self.settings.view).fields | ContextFields(question=bool(self._answers))
 
     @property
     def identity(self) -> str:

@@ -31,11 +31,12 @@ from coseek.core.prompt_file import count_words
 from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Corpus, Hit, Passage
+from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.retrieval.views import View, render_view
+from coseek.retrieval.views import View, find_view, render_view
 from coseek.retrieval.web.fetch import Fetcher, PageLimits
 from coseek.retrieval.web.pages import Page, cut, read
 from coseek.retrieval.web.provider import ProviderRequest, SearchProvider, WebResult, distinct
@@ -147,6 +148,10 @@ class Web:
         self._provider = provider
         self._service = service
         self._fetcher = fetcher
+
+    @property
+    def reads(self) -> ContextFields:
+        return find_view(self.settings.view).fields
 
     @property
     def identity(self) -> str:

@@ -19,10 +19,11 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.hardware.precision import EncodingPrecision
 from coseek.hardware.speed import resolve_here
+from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
-from coseek.retrieval.views import View, render_view
+from coseek.retrieval.views import View, find_view, render_view
 
 Rows: TypeAlias = NDArray[np.int64]
 
@@ -165,6 +166,10 @@ class EmbeddingRetriever:
         self.settings = settings
         self._queries = queries
         self._nearest = nearest
+
+    @property
+    def reads(self) -> ContextFields:
+        return find_view(self.settings.view or "query").fields
 
     @cached_property
     def identity(self) -> str:
