@@ -306,7 +306,7 @@ def test_the_shapes_have_as_many_weights_as_were_published() -> None:
 def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from coseek.pipelines.estimate import shape_of_config
+    from coseek.models.shape import shape_of_config
 
     config = Qwen2Config(
         vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
@@ -315,7 +315,7 @@ def test_a_shape_of_a_config_counts_what_the_library_counts() -> None:
     model = AutoModelForCausalLM.from_config(config)
     shape = shape_of_config(config.to_dict(), Path("config.json"))
     assert shape.parameters == sum(weight.numel() for weight in model.parameters())
-    with pytest.raises(DataError, match="leave --dry-run out"):
+    with pytest.raises(DataError, match="leave out what needs it"):
         shape_of_config({"hidden_size": 24}, Path("config.json"))
 
 

@@ -47,24 +47,38 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000010"]
 
 
-@pytest.mark.parametrize("harm", ["cut", "flip", "no manifest"])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: str) -> None:
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+
+
+@pytest.mark.parametrize("name", [SHARD, "run.pt"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "gone", "no manifest"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: str, name: str) -> None:
     save_checkpoint(tmp_path, state(1))
     newest = save_checkpoint(tmp_path, state(2))
-    data = bytearray((newest / "state.pt").read_bytes())
+    file = newest / name
+    data = bytearray(file.read_bytes())
     if harm == "cut":
-        (newest / "state.pt").write_bytes(data[:-9])
+        file.write_bytes(data[:-9])
     elif harm == "flip":
         data[len(data) // 2] ^= 1
-        (newest / "state.pt").write_bytes(data)
+        file.write_bytes(data)
+    elif harm == "gone":
+        file.unlink()
     else:
         (newest / "manifest.json").unlink()
     assert loaded_step(tmp_path) == 1
 
 
 def test_when_no_checkpoint_is_whole_that_is_said(tmp_path: Path) -> None:
-    (save_checkpoint(tmp_path, state(7)) / "state.pt").write_bytes(b"")
+    (save_checkpoint(tmp_path, state(7)) / SHARD).write_bytes(b"")
     with pytest.raises(RunError, match=r"none of the checkpoints .* is whole \(steps \[7\]\)"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_named_and_left_alone(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, state(1))
+    (path / "manifest.json").write_text('{"schema": 1, "step": 1, "sha256": ""}')
+    with pytest.raises(RunError, match=r"step-000001 was written by an earlier version .* start the run anew"):
         load_checkpoint(tmp_path)
 
 
@@ -87,7 +101,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path: Path) -> No
 def test_what_a_killed_write_left_behind_is_swept_away(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state(1))
     (tmp_path / ".step-000002.abc.part").mkdir()
-    (tmp_path / ".step-000002.abc.part" / "state.pt").write_bytes(b"half")
+    (tmp_path / ".step-000002.abc.part" / SHARD).write_bytes(b"half")
     assert loaded_step(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.workers_run import ALGORITHMS, KINDS, Kind, train
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
+from coseek.models.lora import merged_state_dict
+from coseek.training.trainer.checkpoint import load_checkpoint
+from coseek.training.trainer.lora import ADAPTER
 from coseek.training.trainer.workers import ALONE, Workers, workers_here
 
 ROOT = Path(__file__).parents[2]
@@ -37,28 +43,41 @@ def test_alone_nothing_is_waited_for_and_nothing_changes() -> None:
     assert ALONE.gather(3) == [3] and ALONE.agree(lambda: 4) == 4
 
 
-@pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes made that `torchrun` started."""
-    folder = tmp_path_factory.mktemp("two")
+def torchrun(count: int, mode: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a mode of `workers_run` in processes that `torchrun` starts."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", "2", "-m", "tests.training.workers_run", str(folder)]
+    command += ["--nproc-per-node", str(count), "-m", "tests.training.workers_run", mode, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+
+
+def run_well(count: int, mode: str, folder: Path) -> Path:
+    ended = torchrun(count, mode, folder)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return folder
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two workers made."""
+    return run_well(2, "run_all", tmp_path_factory.mktemp("two"))
+
+
+def gap(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    """The largest difference of two sets of weights."""
+    assert weights.keys() == others.keys()
+    return max(float((weight - others[name]).abs().max()) for name, weight in weights.items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_two_workers_end_with_the_weights_of_one(two_workers: Path, tmp_path: Path, algorithm: str, kind: Kind) -> None:
-    alone = train(algorithm, kind, tmp_path, ALONE).module.state_dict()
-    before = train(algorithm, kind, tmp_path / "before", ALONE, steps=0).module.state_dict()
-    both = torch.load(two_workers / f"{algorithm}-{kind}.pt")
-    assert both.keys() == alone.keys()
-    moved = max(float((alone[name] - before[name]).abs().max()) for name in alone)
-    apart = max(float((alone[name] - both[name]).abs().max()) for name in alone)
+    # A whole copy of a sharded module has its adapters merged.
+    weights = merged_state_dict if kind == "fsdp2" else nn.Module.state_dict
+    alone = weights(train(algorithm, kind, tmp_path, ALONE).module)
+    before = weights(train(algorithm, kind, tmp_path / "before", ALONE, steps=0).module)
+    moved, apart = gap(alone, before), gap(alone, torch.load(two_workers / f"{algorithm}-{kind}.pt"))
     print(f"{algorithm}, {kind}: weights moved by up to {moved:.1e}, two workers from one by {apart:.1e}")
     assert apart < TOLERANCE < moved / 100
     rows, others = (_timeless(folder / "metrics.jsonl") for folder in (tmp_path, two_workers / f"{algorithm}-{kind}"))
@@ -71,14 +90,71 @@ def test_two_workers_end_with_the_weights_of_one(two_workers: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_two_workers_began_goes_on_with_one(two_workers: Path, tmp_path: Path, kind: Kind) -> None:
-    """A checkpoint holds whole tensors: moments of Adam and the critic's among them."""
-    shutil.copytree(two_workers / f"ppo-{kind}", tmp_path / "began")
-    alone = train("ppo", kind, tmp_path / "alone", ALONE, steps=3).module.state_dict()
-    gone_on = train("ppo", kind, tmp_path / "began", ALONE, steps=3, resume=True).module.state_dict()
-    apart = max(float((alone[name] - gone_on[name]).abs().max()) for name in alone)
-    print(f"{kind}: {apart:.1e} from a run of one worker")
-    assert apart < TOLERANCE
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_saved_policy_of_two_workers_is_the_one_that_they_trained(
+    two_workers: Path, algorithm: str, kind: Kind
+) -> None:
+    saved = AutoModelForCausalLM.from_pretrained(two_workers / f"{algorithm}-{kind}-policy")
+    assert type(saved).__name__ == "Lfm2ForCausalLM"
+    alone = train(algorithm, kind, two_workers / f"{algorithm}-{kind}-alone", ALONE)
+    assert gap(merged_state_dict(alone.module), saved.state_dict()) < TOLERANCE
+    assert (two_workers / f"{algorithm}-{kind}-policy" / ADAPTER).exists() == (algorithm == "lora")
+
+
+@pytest.fixture(scope="module")
+def gone_on_with_four(two_workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs that two workers began, with a third step by four."""
+    folder = tmp_path_factory.mktemp("four")
+    for name in [f"{algorithm}-{kind}" for algorithm in ALGORITHMS for kind in KINDS]:
+        shutil.copytree(two_workers / name, folder / name)
+    return run_well(4, "go_on", folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_run_that_two_workers_began_goes_on_with_one_and_with_four(
+    two_workers: Path, gone_on_with_four: Path, tmp_path: Path, algorithm: str, kind: Kind
+) -> None:
+    """Moments of Adam, the critic and the reference are among what is dealt anew."""
+    shutil.copytree(two_workers / f"{algorithm}-{kind}", tmp_path / "began")
+    alone = train(algorithm, kind, tmp_path / "alone", ALONE, steps=3).module.state_dict()
+    gone_on = train(algorithm, kind, tmp_path / "began", ALONE, steps=3, resume=True).module.state_dict()
+    four = torch.load(gone_on_with_four / f"{algorithm}-{kind}.pt")
+    print(f"{algorithm}, {kind}: {gap(alone, gone_on):.1e} with one, {gap(alone, four):.1e} with four")
+    assert gap(alone, gone_on) < TOLERANCE and gap(alone, four) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_stop_changes_no_bit_of_what_the_same_number_of_workers_learns(tmp_path: Path) -> None:
+    run_well(2, "stop_and_go_on", tmp_path)
+    for kind in KINDS:
+        whole, parts = (torch.load(tmp_path / f"{name}-{kind}.pt") for name in ("whole", "parts"))
+        assert gap(whole, parts) == 0.0
+
+
+@pytest.mark.slow
+def test_no_worker_writes_more_of_a_sharded_checkpoint_than_its_share(two_workers: Path) -> None:
+    for kind in KINDS:
+        sizes = [file.stat().st_size for file in (two_workers / f"ppo-{kind}/checkpoints/step-000002").glob("shard-*")]
+        assert len(sizes) == 2 and max(sizes) < 0.6 * sum(sizes)
+
+
+@pytest.mark.slow
+def test_a_worker_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    assert torchrun(2, "die_while_saving", tmp_path).returncode != 0
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-000001"]
+    found = load_checkpoint(tmp_path)
+    assert found is not None and found["step"] == 1
+    assert not [*tmp_path.glob(".*")]
+
+
+@pytest.mark.slow
+def test_one_full_disk_is_reported_by_all_workers_and_loses_nothing(tmp_path: Path) -> None:
+    run_well(2, "fill_one_disk", tmp_path)
+    for rank in range(2):
+        assert "checkpoint of step 2" in (tmp_path / f"said-{rank}").read_text()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["step-000001"]
 
 
 def _timeless(path: Path) -> list[dict[str, float]]:

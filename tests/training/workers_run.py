@@ -1,6 +1,11 @@
-"""What one of several workers runs in `test_workers.py`: a short training run for every way of holding the weights."""
+"""What one of several workers runs in `test_workers.py`: `MODE FOLDER`, each mode a function of this module."""
 
+import os
+import resource
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -9,9 +14,11 @@ import torch.distributed as dist
 from tests.training.echo import QUESTIONS, reward, sampling, settings_of
 from tests.training.tiny import tiny_model
 
+from coseek.core.errors import DiskFault
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
+from coseek.training.trainer.checkpoint import TrainingState, save_checkpoint
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimiserSettings
 from coseek.training.trainer.workers import Workers, workers_here
@@ -51,12 +58,81 @@ def train(algorithm: str, kind: Kind, folder: Path, workers: Workers, steps: int
     return policy
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    here = workers_here()
+def keep(policy: Policy, path: Path) -> None:
+    """The first worker writes the whole weights."""
+    weights = policy.whole_model().state_dict()
+    if policy.workers.first:
+        torch.save(weights, path)
+
+
+def run_all(folder: Path, here: Workers) -> None:
+    """Every algorithm with every way of holding the weights; the policies are saved as folders, too."""
     for kind in KINDS:
         for algorithm in ALGORITHMS:
-            trained = train(algorithm, kind, Path(sys.argv[1]) / f"{algorithm}-{kind}", here)
-            if here.first:
-                torch.save(trained.module.state_dict(), Path(sys.argv[1]) / f"{algorithm}-{kind}.pt")
+            trained = train(algorithm, kind, folder / f"{algorithm}-{kind}", here)
+            keep(trained, folder / f"{algorithm}-{kind}.pt")
+            trained.save(folder / f"{algorithm}-{kind}-policy")
+
+
+def go_on(folder: Path, here: Workers) -> None:
+    """A third step of every run that lies in the folder."""
+    for path in sorted(path for path in folder.iterdir() if (path / "checkpoints").is_dir()):
+        algorithm, _, kind = path.name.rpartition("-")
+        keep(
+            train(algorithm, "ddp" if kind == "ddp" else "fsdp2", path, here, 3, resume=True),
+            folder / f"{path.name}.pt",
+        )
+
+
+def stop_and_go_on(folder: Path, here: Workers) -> None:
+    """The same three steps without a stop and with one."""
+    for kind in KINDS:
+        keep(train("ppo", kind, folder / f"whole-{kind}", here, 3), folder / f"whole-{kind}.pt")
+        train("ppo", kind, folder / f"parts-{kind}", here, 2)
+        keep(train("ppo", kind, folder / f"parts-{kind}", here, 3, resume=True), folder / f"parts-{kind}.pt")
+
+
+def large(step: int) -> TrainingState:
+    moments: dict[str, object] = {"state": {}, "param_groups": []}
+    weights = {f"w{number}-{dist.get_rank()}": torch.full((400_000,), float(step)) for number in range(20)}
+    return {
+        "step": step, "position": 0, "metrics_bytes": 0, "torch_rng": torch.get_rng_state(), "settings": {},
+        "learners": {"policy": {"module": weights, "optimiser": {"adam": moments, "update": 0}}},
+        "frozen": {}, "notes": {},
+    }  # fmt: skip
+
+
+def die_while_saving(folder: Path, here: Workers) -> None:
+    """The second worker is killed when its part of a checkpoint has begun to exist."""
+    save_checkpoint(folder, large(1), here)
+
+    def watch() -> None:
+        while not [*folder.glob(".step-000002.*/shard-00002*")]:
+            time.sleep(0.0005)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if not here.first:
+        threading.Thread(target=watch, daemon=True).start()
+    save_checkpoint(folder, large(2), here)
+    save_checkpoint(folder, large(2), here)  # where the first save was faster than the watch
+
+
+def fill_one_disk(folder: Path, here: Workers) -> None:
+    """Only the second worker may not write: both must hear of it."""
+    save_checkpoint(folder, large(1), here)
+    if not here.first:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+    try:
+        save_checkpoint(folder, large(2), here)
+    except DiskFault as error:
+        (folder / f"said-{here.rank}").write_text(str(error))
+
+
+MODES = (run_all, go_on, stop_and_go_on, die_while_saving, fill_one_disk)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    named = {mode.__name__: mode for mode in MODES}
+    named[sys.argv[1]](Path(sys.argv[2]), workers_here())
     dist.destroy_process_group()

@@ -40,14 +40,21 @@ class KVCache:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}
+        self.holder: object = None
+        """The sampler with open rows, if any: samplers may share an engine, one at a time."""
         self._slots, self._columns = 0, 0
+        self._most_slots, self._most_columns = 0, 0
+
+    def expect(self, slots: int, columns: int) -> None:
+        """Set the largest slots and columns that are needed: growth in advance stops there."""
+        self._most_slots, self._most_columns = max(slots, self._most_slots), max(columns, self._most_columns)
 
     def reserve(self, slots: int, columns: int) -> None:
         """Allocate at least this many slots and columns; contents stay."""
         if slots > self._slots:
-            self._slots = max(slots, self._slots * 3 // 2)
+            self._slots = max(slots, min(self._slots * 3 // 2, self._most_slots))
         if columns > self._columns:
-            self._columns = max(columns, self._columns * 3 // 2)
+            self._columns = max(columns, min(self._columns * 3 // 2, self._most_columns))
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 if old.shape[0] < self._slots or old.shape[2] < self._columns:
@@ -72,6 +79,14 @@ class KVCache:
         """Reset slots. Old keys may stay, since nothing attends beyond a row's length."""
         for state in self.states.values():
             state[slots_B] = 0
+
+    def release(self) -> None:
+        """Free the memory of the cache; the next rows allocate it again. Raises `ValueError` while rows are open."""
+        if self.holder is not None:
+            raise ValueError("rows are open, and their cache cannot be freed; close them first")
+        for store in (self.keys, self.values, self.states):
+            store.clear()
+        self._slots, self._columns = 0, 0
 
     def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
         """Exchange two lists of slots, without repetitions; no row is longer than `columns`."""
@@ -109,3 +124,19 @@ class Engine(Protocol):
 
     def refresh(self) -> None:
         """Copy the current weights of the shared module. Cached rows become invalid."""
+
+    def release(self) -> None:
+        """Free the cache and the engine's own copy of weights until `refresh`. Raises `ValueError` while rows are
+        open."""
+
+
+def free_weights(module: torch.nn.Module) -> None:
+    """Free the memory of a module's weights, which are then undefined."""
+    for weight in module.parameters():
+        weight.untyped_storage().resize_(0)
+
+
+def allocate_weights(module: torch.nn.Module) -> None:
+    """Allocate freed weights again; they stay undefined."""
+    for weight in module.parameters():
+        weight.untyped_storage().resize_(weight.numel() * weight.itemsize)

@@ -23,6 +23,7 @@ from coseek.models.engines.lfm2 import Lfm2Engine
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.prefix_sharing import PromptPiece, plan_prefix_sharing
 from coseek.models.pretrained import DTYPES
+from coseek.models.shape import shape_of_config
 from coseek.models.slots import SlotTable
 from coseek.models.stop_strings import StopStrings
 from coseek.models.token_sampling import filter_logits, sample_tokens, uniforms
@@ -43,6 +44,8 @@ class SamplerSettings(Settings):
     """Sample from this many most likely tokens; 0 means all. Values above 0 are for evaluation: see `on_policy`."""
     max_rows: int = Field(default=256, ge=1)
     """Rows in the cache at once; more wait until rows are closed."""
+    cache_gib: float | None = Field(default=None, gt=0.0)
+    """Maximum memory of the cache, in GiB. `max_rows` is lowered to the rows that fit at their maximum length."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum length of a row, prompt included; the model's own limit if not set."""
     dtype: SamplingPrecision = "float32"
@@ -69,17 +72,24 @@ class Sampler:
         tokenizer: Tokenizer,
         stops: Sequence[str],
         settings: SamplerSettings | None = None,
+        engine: Engine | None = None,
     ) -> None:
+        """`engine`: an engine of the model to share with other samplers, of which one may have open rows."""
         self.settings = settings or SamplerSettings()
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
-        self._model = model
-        self._engine = make_engine(model, DTYPES[pick_dtype(self.settings.dtype, model)])
+        dtype = pick_dtype(self.settings.dtype, model)
+        self._engine = engine or make_engine(model, DTYPES[dtype])
         self._stops = StopStrings(stops, tokenizer, int(config.vocab_size))
         self._is_end = _eos_table(model, tokenizer)
         longest = int(getattr(config, "max_position_embeddings", 0) or 2**31)
         self._longest = min(longest, self.settings.max_tokens or longest)
-        self._table = SlotTable(self.settings.max_rows)
+        self._max_rows = self.settings.max_rows
+        if self.settings.cache_gib is not None:
+            row = self._longest * shape_of_config(config.to_dict()).cache_bytes(DTYPES[dtype].itemsize)
+            self._max_rows = max(1, min(self._max_rows, int(self.settings.cache_gib * 2**30 / max(1, row))))
+        self._engine.cache.expect(self._max_rows, self._longest)
+        self._table = SlotTable(self._max_rows)
         self._waiting: dict[int, Request] = {}
         """Requests that wait for a free slot."""
         self._unread: dict[int, tuple[int, ...]] = {}
@@ -95,6 +105,9 @@ class Sampler:
         if not request.ids:
             raise ValueError(f"row {request.key} starts with no tokens; a model needs at least one to go on from")
         if not self._table.slot_of and not self._waiting:
+            if self._engine.cache.holder is not None:
+                raise ValueError("another sampler of this model has open rows; close them first")
+            self._engine.cache.holder = self
             # Fused optimisers do not update the weights' version counters, so only a copy is sure to be current.
             self._engine.refresh()
         self._waiting[request.key] = request
@@ -123,7 +136,7 @@ class Sampler:
 
     @property
     def max_rows(self) -> int:
-        return self.settings.max_rows
+        return self._max_rows
 
     def close(self, key: int) -> None:
         self._waiting.pop(key, None)
@@ -131,6 +144,13 @@ class Sampler:
         self._stopped = [turn for turn in self._stopped if turn.key != key]
         if key in self._table.slot_of:
             self._table.drop(key)
+        if not self._table.slot_of and not self._waiting and self._engine.cache.holder is self:
+            self._engine.cache.holder = None
+
+    def release(self) -> None:
+        """Free the cache and the engine's copy of weights until the next row. Raises `ValueError` while rows are
+        open."""
+        self._engine.release()
 
     @torch.inference_mode()
     def step(self, most_tokens: int | None = None) -> list[Turn]:

@@ -252,7 +252,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _sampler_settings(self, temperature: float, limits: Limits) -> SamplerSettings:
         rows, dtype = self.recipe.concurrency, self.recipe.precision
-        return SamplerSettings(temperature=temperature, max_rows=rows, max_tokens=limits.max_tokens, dtype=dtype)
+        return SamplerSettings(
+            temperature=temperature,
+            max_rows=rows,
+            cache_gib=self.recipe.cache_gib,
+            max_tokens=limits.max_tokens,
+            dtype=dtype,
+        )
 
     def _keep(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
         """Save a policy with its tokenizer and its agent card."""

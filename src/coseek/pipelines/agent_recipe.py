@@ -209,6 +209,8 @@ class AgentRecipe(Settings):
     `rl`, `select`). Empty: one stage with the settings above. The table uses the recipe's own `limits`."""
     concurrency: int = Field(default=256, ge=1)
     """Concurrent questions."""
+    cache_gib: float | None = Field(default=None, gt=0.0)
+    """Maximum memory of the sampler's key-value cache on one device, in GiB: questions beyond it wait."""
     overlap: bool = False
     """Search while the policy samples: for servers and the web, not for a retriever that is the policy itself."""
     precision: SamplingPrecision = "float32"

@@ -21,15 +21,17 @@ from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.pretrained import save_model
+from coseek.models.shape import Shape
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings, problem_of
 from coseek.pipelines.agent_recipe import STAGED, AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.demonstrations import texts_in
-from coseek.pipelines.estimate import GIB, Memory, Shape, Work, memory_of, shape_of, work_of
+from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, work_of
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
+from coseek.training.trainer.activations import GIB
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 

@@ -1,7 +1,7 @@
 """Estimates of a recipe's memory and time from the shape of its model. Does not import torch.
 
-Orders of magnitude, not measurements; each formula names what it leaves out. Memory is that of one device, with one
-worker on each.
+Time is an order of magnitude. Memory is that of the first worker's device, with one worker on each;
+`bench/fits.py` compares it with counted bytes. Each formula names what it leaves out.
 """
 
 import re
@@ -10,55 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, read_json
+from coseek.core.files import read_json
 from coseek.core.hub import way_out
+from coseek.models.shape import Shape, shape_of_config
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
+from coseek.pipelines.grader_settings import ORACLE
 from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.trainer.activations import GIB, logit_bytes, micro_batch_tokens, trunk_bytes
 from coseek.training.trainer.settings import LearnerSettings
 
-GIB = 2.0**30
 PROMPT_TOKENS = 200
 """Assumed tokens of a prompt with its question."""
 _QWEN_SIZE = re.compile(r"qwen2\.5-(\d+(?:\.\d)?b)")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a decoder-only transformer with gated feed-forward layers and grouped-query attention."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    feed_forward: int
-    vocabulary: int
-    tied: bool
-    head_size: int
-    attention_bias: bool = True
-    """Biases of q, k and v (Qwen2 has them)."""
-    attention_layers: int | None = None
-    """Layers with a key-value cache; all layers when not given."""
-
-    @property
-    def cached_layers(self) -> int:
-        return self.layers if self.attention_layers is None else self.attention_layers
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights: exact for Llama and Qwen2; other layers are counted as attention layers."""
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        attention = self.hidden * (2 * queries + 2 * keys) + (queries + 2 * keys if self.attention_bias else 0)
-        layer = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * layer + self.hidden
-
-    def config(self) -> JsonObject:
-        """The shape as a Qwen2 `config.json`."""
-        return {
-            "model_type": "qwen2", "hidden_size": self.hidden, "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads,
-            "intermediate_size": self.feed_forward, "vocab_size": self.vocabulary, "tie_word_embeddings": self.tied,
-        }  # fmt: skip
 
 
 QWEN25: Mapping[str, Shape] = {
@@ -77,119 +40,203 @@ def shape_of(recipe: AgentRecipe) -> tuple[Shape, str]:
         laptop = recipe.policy.laptop
         cached = sum(kind == "full_attention" for kind in laptop.layers)
         sizes = (laptop.hidden, len(laptop.layers), laptop.heads, laptop.kv_heads, laptop.feed_forward)
-        return Shape(*sizes, laptop.vocabulary, True, laptop.hidden // laptop.heads, False, cached), "policy.laptop"
-    path = Path(recipe.policy.folder).expanduser() / "config.json"
+        shape = Shape(*sizes, laptop.vocabulary, True, laptop.hidden // laptop.heads, False, cached, lfm2=True)
+        return shape, "policy.laptop"
+    return shape_of_folder(Path(recipe.policy.folder).expanduser())
+
+
+def shape_of_folder(folder: Path) -> tuple[Shape, str]:
+    """The shape of a model folder, which may be missing, and its source. Raises `DataError` for an unknown shape."""
+    path = folder / "config.json"
     if path.is_file():
         return shape_of_config(read_json(path), path), str(path)
-    size = _QWEN_SIZE.search(path.parent.name.lower())
+    size = _QWEN_SIZE.search(folder.name.lower())
     if size is None or size[1] not in QWEN25:
         known = ", ".join(f"Qwen2.5-{name.upper()}" for name in QWEN25)
-        raise DataError(f"there is no {path}, and its shape is known only of {known}; {way_out(str(path.parent))}")
+        raise DataError(f"there is no {path}, and its shape is known only of {known}; {way_out(str(folder))}")
     return QWEN25[size[1]], f"the published shape of Qwen2.5-{size[1].upper()}"
-
-
-def shape_of_config(config: object, path: Path) -> Shape:
-    """The shape that a `config.json` describes. Raises `DataError` for another kind of model."""
-    row = config if isinstance(config, dict) else {}
-    try:
-        hidden, heads = int(row["hidden_size"]), int(row["num_attention_heads"])
-        kinds = row.get("layer_types")
-        return Shape(
-            hidden=hidden,
-            layers=int(row["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(row.get("num_key_value_heads") or heads),
-            feed_forward=int(row["intermediate_size"]),
-            vocabulary=int(row["vocab_size"]),
-            tied=bool(row.get("tie_word_embeddings", False)),
-            head_size=int(row.get("head_dim") or hidden // heads),
-            attention_bias=row.get("model_type") == "qwen2",
-            attention_layers=sum("attention" in kind for kind in kinds) if isinstance(kinds, list) else None,
-        )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        raise DataError(
-            f"{path} does not describe a decoder whose size can be worked out (hidden_size, num_hidden_layers, "
-            "num_attention_heads, intermediate_size, vocab_size); leave --dry-run out"
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one device."""
+    """Bytes on one device. Rollouts and updates alternate: some parts are held in one of the two phases only."""
 
     weights: float
-    """Policy weights in float32."""
-    gradients: float
+    """Policy weights in float32, with its adapters."""
     adam: float
+    """Moments of the policy."""
     critic: float
-    """The value model with gradients and moments; PPO only."""
+    """Weights and moments of the value model; PPO only."""
     reference: float
     """The reference policy of the KL term."""
-    sampler: float
-    """The sampler's copy of the weights, in another precision."""
-    cache: float
-    """The key-value cache of all concurrent rows at full length."""
+    graders: float
+    """Weights of local generators, judges and simulators, without their caches."""
+    gradients: float
+    """In updates: of policy or critic, which take turns."""
+    gathered: float
+    """In updates, with shards: the weights outside the layers and of three layers, and gradients of the first."""
     activations: float
-    """Activations that one micro-batch keeps for the backward pass."""
+    """In updates: what one micro-batch keeps for the backward pass, and its cast weights."""
+    sampler: float
+    """In rollouts: the copies of the weights that samplers read."""
+    cache: float
+    """In rollouts: the key-value cache of all concurrent rows at full length."""
 
     @property
     def parts(self) -> dict[str, float]:
         return {name: float(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @property
+    def held(self) -> float:
+        """Bytes that are held in both phases."""
+        return self.weights + self.adam + self.critic + self.reference + self.graders
+
+    @property
     def needed(self) -> float:
-        """Peak bytes: rollouts and updates alternate, the states stay."""
-        states = self.weights + self.gradients + self.adam + self.critic + self.reference
-        return states + max(self.sampler + self.cache, self.activations)
+        """Peak bytes: the larger of the two phases."""
+        update = self.gradients + self.gathered + self.activations
+        return self.held + max(update, self.sampler + self.cache)
 
 
 def memory_of(recipe: AgentRecipe, shape: Shape) -> Memory:
-    """Weights 4N, gradients 4T and two moments 8T bytes (float32) for N parameters, T of them trained, and the rest.
+    """The memory of the larger of warm start and learning. Retrievers are left out."""
+    parts = [_supervised_memory(recipe, shape, recipe.warm_start.sft.learner)] if recipe.warm_start is not None else []
+    if recipe.learn == "rl":
+        parts.append(_rl_memory(recipe, shape))
+    elif recipe.learn == "rejection":
+        parts.append(_supervised_memory(recipe, shape, recipe.rejection.sft.learner))
+    return max(parts, key=lambda memory: memory.needed)
 
-    `fsdp2` shards them over the devices.
-    """
-    rl, devices = recipe.rl, recipe.machine.devices
-    shared = devices if rl.policy.workers == "fsdp2" else 1
-    whole = shape.parameters
-    parameters, trained = whole / shared, trained_of(shape, rl.policy) / shared
-    two_bytes = recipe.precision == "bfloat16"
-    rows = min(recipe.concurrency, rl.questions_per_step * rl.group_size)
-    row_cache = 2 * shape.cached_layers * shape.kv_heads * shape.head_size * (2 if two_bytes else 4)
-    learns = recipe.learn == "rl"
+
+def _rl_memory(recipe: AgentRecipe, shape: Shape) -> Memory:
+    rl, devices, limits = recipe.rl, recipe.machine.devices, recipe.limits
+    policy, critic = _learner(shape, rl.policy, devices), None
+    if open_algorithm(rl).needs_critic:
+        value = rl.critic
+        whole = shape.trunk_parameters + shape.hidden + 1
+        trained = whole if value.lora is None else adapter_parameters(shape, value) + shape.hidden + 1
+        critic = _Learner(
+            whole + (0 if value.lora is None else adapter_parameters(shape, value)), trained, value, devices
+        )
+    needs_reference = rl.kl > 0.0 and rl.policy.lora is None
+    written = min(limits.max_tokens, (limits.max_turns + 1) * limits.max_turn_tokens)
+    share = limits.max_turn_tokens / (limits.max_turn_tokens + PROMPT_TOKENS)
+    runs = -(-rl.questions_per_step * rl.group_size // devices)
     return Memory(
-        weights=4.0 * parameters,
-        gradients=4.0 * trained,
-        adam=8.0 * trained,
-        critic=16.0 * parameters if learns and open_algorithm(rl).needs_critic else 0.0,
-        reference=4.0 * parameters if learns and rl.kl > 0.0 and rl.policy.lora is None else 0.0,
-        sampler=2.0 * whole if two_bytes else 0.0,
-        cache=rows * recipe.limits.max_tokens * row_cache / devices,
-        activations=activations_of(shape, rl.policy, recipe.limits.max_tokens),
+        weights=policy.weights,
+        adam=policy.adam,
+        critic=critic.weights + critic.adam if critic is not None else 0.0,
+        reference=4.0 * shape.parameters / policy.shards if needs_reference else 0.0,
+        graders=graders_of(recipe),
+        gradients=max(policy.gradients, critic.gradients if critic is not None else 0.0),
+        gathered=max(policy.gathered(shape), critic.gathered(shape) if critic is not None else 0.0),
+        activations=_activations(shape, rl.policy, limits.max_tokens, written, share),
+        sampler=_sampler(recipe, shape, policy.shards),
+        cache=_cache(recipe, shape, max(runs, recipe.table.dev_questions)),
     )
 
 
-def trained_of(shape: Shape, learner: LearnerSettings) -> int:
-    """Trained parameters. LoRA of rank r adds r·(i + o) to each i × o layer; assumed on all linear layers."""
+def _supervised_memory(recipe: AgentRecipe, shape: Shape, settings: LearnerSettings) -> Memory:
+    """Supervised training, with a loss at every token, and the evaluations and samples of the first worker."""
+    policy, row = _learner(shape, settings, recipe.machine.devices), recipe.limits.max_tokens
+    questions = recipe.concurrency if recipe.learn == "rejection" else recipe.table.dev_questions
+    return Memory(
+        weights=policy.weights, adam=policy.adam, critic=0.0, reference=0.0, graders=graders_of(recipe),
+        gradients=policy.gradients, gathered=policy.gathered(shape),
+        activations=_activations(shape, settings, row, row, 1.0),
+        sampler=_sampler(recipe, shape, policy.shards), cache=_cache(recipe, shape, questions),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Learner:
+    """Bytes of one learner on one device: weights 4N, gradients 4T and moments 8T (float32), by N parameters of which T
+    are trained, shared by all devices with `fsdp2`."""
+
+    parameters: int
+    trained: int
+    settings: LearnerSettings
+    devices: int
+
+    @property
+    def shards(self) -> int:
+        return self.devices if self.settings.workers == "fsdp2" else 1
+
+    @property
+    def weights(self) -> float:
+        return 4.0 * self.parameters / self.shards
+
+    @property
+    def gradients(self) -> float:
+        return 4.0 * self.trained / self.shards
+
+    @property
+    def adam(self) -> float:
+        return 8.0 * self.trained / self.shards
+
+    def gathered(self, shape: Shape) -> float:
+        if self.shards == 1:
+            return 0.0
+        around = max(0, self.parameters - shape.layers * shape.layer_parameters)
+        trains = self.settings.lora is None
+        return 4.0 * (around * (2 if trains else 1) + shape.layer_parameters * (4 if trains else 3))
+
+
+def _learner(shape: Shape, settings: LearnerSettings, devices: int) -> _Learner:
+    adapters = adapter_parameters(shape, settings)
+    whole = shape.parameters
+    return _Learner(whole + adapters, adapters if settings.lora is not None else whole, settings, devices)
+
+
+def adapter_parameters(shape: Shape, learner: LearnerSettings) -> int:
+    """Parameters of LoRA: r·(i + o) for each i × o layer; assumed on all linear layers. 0 without LoRA."""
     if learner.lora is None:
-        return shape.parameters
+        return 0
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     sides = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys) + 3 * (shape.hidden + shape.feed_forward)
-    return shape.layers * learner.lora.rank * sides
+    return int(shape.layers * learner.lora.rank * sides)
 
 
-def activations_of(shape: Shape, learner: LearnerSettings, row_tokens: int) -> float:
-    """Bytes of a micro-batch's activations: in each layer the inputs of its two norms and of every matrix product.
+def _activations(shape: Shape, learner: LearnerSettings, row: int, written: int, share: float) -> float:
+    """A micro-batch, or a row that is longer. Logits: at `written` tokens of a row, or at this share of all tokens."""
+    most = micro_batch_tokens(shape, learner)
+    wanted = max(written, share * max(most, row if most < row and share == 1.0 else most))
+    cast = 0.0
+    if learner.precision != "float32":
+        # Matrix products keep the weights that they cast; recomputing frees those of a layer with it.
+        cast = 2.0 * (
+            shape.vocabulary * shape.hidden + shape.layer_parameters * (1 if learner.checkpointing else shape.layers)
+        )
+    return max(most, row) * trunk_bytes(shape, learner) + wanted * logit_bytes(shape) + cast
 
-    About 8·h + 2·q + 3·k + 4·f numbers a token and layer (h hidden, q and k query and key widths, f feed-forward), and
-    3·v float32 numbers for the logits. Fused attention keeps no scores. `checkpointing` keeps h a layer and one layer
-    in full.
-    """
-    tokens = max(learner.micro_batch_tokens, row_tokens)
-    size = 2 if learner.precision == "bfloat16" else 4
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    layer = 8 * shape.hidden + 2 * queries + 3 * keys + 4 * shape.feed_forward
-    kept = shape.layers * shape.hidden + layer if learner.checkpointing else shape.layers * layer
-    return float(tokens * (size * kept + 4 * 3 * shape.vocabulary))
+
+def _sampler(recipe: AgentRecipe, shape: Shape, shards: int) -> float:
+    """A whole copy of sharded weights, or one in another precision. The laptop's engine always joins its own."""
+    size = _itemsize(recipe)
+    copy = size * shape.parameters if shards > 1 or (size == 2 and not shape.lfm2) else 0.0
+    return copy + (size * (shape.parameters + shape.vocabulary * shape.hidden) if shape.lfm2 else 0.0)
+
+
+def _cache(recipe: AgentRecipe, shape: Shape, runs: int) -> float:
+    row = recipe.limits.max_tokens * shape.cache_bytes(_itemsize(recipe))
+    rows = min(recipe.concurrency, runs)
+    if recipe.cache_gib is not None:
+        rows = min(rows, max(1, int(recipe.cache_gib * GIB / row)))
+    return float(rows * row)
+
+
+def _itemsize(recipe: AgentRecipe) -> int:
+    return 2 if recipe.precision == "bfloat16" else 4
+
+
+def graders_of(recipe: AgentRecipe) -> float:
+    """Bytes of the models that are asked and lie in local folders. A model in two places is opened twice."""
+    size = 2 if recipe.graders.precision == "bfloat16" else 4
+    generator, judge, engine = recipe.graders.generator, recipe.graders.judge, recipe.data.training_retriever or {}
+    named = [generator.model if generator else None, judge.model if judge and judge.model != ORACLE else None]
+    named.append(str(engine["model"]) if engine.get("model") else None)
+    local = [name for name in named if name is not None and not name.startswith(("http://", "https://"))]
+    return float(sum(size * shape_of_folder(Path(name).expanduser())[0].parameters for name in local))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from coseek.core.errors import SettingError
-from coseek.models.engine import KVCache, TokenBlock
+from coseek.models.engine import KVCache, TokenBlock, allocate_weights, free_weights
 from coseek.models.lora import merge_adapters, merged_state_dict
 
 KNOWN_LAYERS = ("full_attention", "sliding_attention", "conv")
@@ -46,7 +46,13 @@ class GeneralEngine:
 
     def refresh(self) -> None:
         if self._module is not self._source:
+            allocate_weights(self._module)
             self._module.load_state_dict(merged_state_dict(self._source))
+
+    def release(self) -> None:
+        self.cache.release()
+        if self._module is not self._source:
+            free_weights(self._module)
 
     @torch.inference_mode()
     def _forward(self, module: torch.nn.Module, block: TokenBlock) -> Tensor:

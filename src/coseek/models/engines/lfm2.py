@@ -73,6 +73,10 @@ class Lfm2Engine:
         self._head_VH = head_VH.detach().to(self._dtype)
         self._layers = [self._joined(number, weights) for number in range(self._model.config.num_hidden_layers)]
 
+    def release(self) -> None:
+        self.cache.release()
+        self._layers, self._embedding_VH, self._head_VH = [], torch.empty(0), torch.empty(0)
+
     def reserve(self, slots: int, columns: int) -> None:
         self.cache.reserve(slots, columns)
         if columns > len(self._turns_PD[0]):

@@ -55,11 +55,21 @@ class TrainingBackend(Protocol):
         """Return a model that samples with the policy's weights, as they are when a row is opened.
 
         With `on_policy` its log-probabilities must equal those of the trainer; raises `SettingError` if they do not.
+        All workers call it. Of all samplers, one has open rows at a time.
         """
         ...
 
+    def release(self) -> None:
+        """Free what only sampling needs: caches and copies of weights. Called before every update."""
+        ...
+
+    def refresh(self) -> None:
+        """Give the samplers the current weights. All workers call it, when a run begins and after every update."""
+        ...
+
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
-        """Write the policy as a Hugging Face folder, atomically; `extra` adds files to it."""
+        """Write the policy as a Hugging Face folder, atomically; `extra` adds files to it. All workers call it; the
+        first writes."""
         ...
 
 

@@ -82,6 +82,7 @@ def train_rl(
     progress = progress or NoProgress()
     stream = QuestionStream(questions, settings.seed)
     state = _open(folder, settings, backend, resume)
+    backend.refresh()
     run = RlRun(settings, open_algorithm(settings), backend, stream, rollout, reward, state)
     callbacks = [*callbacks, *_own_callbacks(run, folder, progress)]
     progress.stage(run.algorithm.name.upper(), settings.steps)
@@ -95,7 +96,9 @@ def train_rl(
             callback.before_step(report)
 
         sampled = sample_step(step, run.questions, state.position, settings, rollout, reward, backend, report.timer)
+        backend.release()
         learnt = _learn(step, sampled, run, report.timer)
+        backend.refresh()
 
         report.episodes = sampled.episodes
         report.row = {"step": step + 1, **describe(sampled.episodes), **learnt, **sampled.describe()}

@@ -1,28 +1,39 @@
 """Checkpoint: the full state of a run, written atomically, from which it resumes as if it had not stopped.
 
-    checkpoints/step-000012/state.pt        tensors and plain values (torch's own format, loaded with weights_only)
-    checkpoints/step-000012/manifest.json   schema, step, and the sha256 of state.pt
+    checkpoints/step-000012/shard-*.safetensors   tensors: each worker writes its shards (torch.distributed.checkpoint)
+    checkpoints/step-000012/run.pt                all other values (torch's own format, loaded with weights_only)
+    checkpoints/step-000012/manifest.json         schema, step, and the sha256 of every other file
 
     checkpoints/healthy                     in reinforcement learning: the last one followed by steps without an alarm
     checkpoints/candidate                   the one that may replace it
 
-The last two steps are kept. A checkpoint is valid only if its sha256 matches; otherwise the one before it is loaded.
+The last two steps are kept. A checkpoint is valid only if every sha256 matches; otherwise the one before it is loaded.
+No worker gathers or reads more than its own shards, whatever number of workers wrote the checkpoint.
 """
 
 import hashlib
 import os
 import re
 import shutil
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TypedDict, cast
+from typing import TypedDict, cast
 
 import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from coseek.core.errors import CoseekError, DiskFault, RunError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, read_json, recover_folder, write_json
+from coseek.core.files import Json, JsonObject, atomic_folder, read_json, recover_folder, write_json
 from coseek.training.trainer.learner import LearnerState
+from coseek.training.trainer.workers import ALONE, Workers
 
-SCHEMA = 1
+SCHEMA = 2
 KEPT = 2
 HEALTHY, CANDIDATE = "healthy", "candidate"
 _NAME = re.compile(r"\.?step-(\d+)(?:\.old)?")
@@ -37,79 +48,113 @@ class TrainingState(TypedDict):
     """Position in the data."""
     metrics_bytes: int
     """Length of metrics.jsonl."""
-    torch_rng: torch.Tensor
-    """State of torch's global generator. No code here draws from it, but a module's own code may."""
+    torch_rng: Tensor
+    """State of the first worker's global generator. No code here draws from it, but a module's own code may."""
     settings: JsonObject
     """Settings of the run."""
     learners: dict[str, LearnerState]
     """State of module and optimiser of `policy` and `critic`."""
-    frozen: dict[str, dict[str, torch.Tensor]]
+    frozen: dict[str, dict[str, Tensor]]
     """Weights that do not change in the run (`reference`)."""
     notes: JsonObject
     """Further state of a loop."""
 
 
-class _HashedFile:
-    """A file being written, with its sha256. It stores the error of a failed write, which torch may replace."""
+class TensorState(TypedDict):
+    """The parts of a `TrainingState` with tensors."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.sha = hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            written = self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self.sha.update(data)
-        return written
-
-    def flush(self) -> None:
-        self._file.flush()
+    learners: dict[str, LearnerState]
+    frozen: dict[str, dict[str, Tensor]]
 
 
-def save_checkpoint(folder: Path, state: TrainingState) -> Path:
-    """Write `folder/step-N` and delete all but the last two. On a failed write the others stay; raises `DiskFault`."""
+def save_checkpoint(folder: Path, state: TrainingState, workers: Workers = ALONE) -> Path:
+    """Write `folder/step-N` and delete all but the last two. All workers call this, each with its shards.
+
+    On a failed write the others stay; raises `DiskFault`.
+    """
     path = folder / f"step-{state['step']:06d}"
     try:
-        atomic_folder(path, lambda part: _fill(part, state))
-    except OSError as error:
+        if workers.first:
+            atomic_folder(path, lambda part: _fill(part, state, workers))
+        else:
+            _fill(Path(), state, workers)
+    except (OSError, CheckpointException) as error:
+        failures = [one for one, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        if odd := [one for one in failures if not isinstance(one, OSError)]:
+            raise odd[0] from None  # a fault of the code, not of the disk
+        why = getattr(failures[0], "strerror", None) or failures[0]
         old = _last_step(folder)
         kept = "there is no earlier one" if old is None else f"the one of step {old} is kept"
         raise DiskFault(
             f"the checkpoint of step {state['step']} could not be written to {folder} "
-            f"({error.strerror or error}); {kept}; make room there and go on with --resume"
+            f"({why}); {kept}; make room there and go on with --resume"
         ) from None
-    for step in sorted(_steps(folder))[:-KEPT]:
-        _delete(folder / f"step-{step:06d}")
+    if workers.first:
+        for step in sorted(_steps(folder))[:-KEPT]:
+            _delete(folder / f"step-{step:06d}")
     return path
 
 
-def _fill(part: Path, state: TrainingState) -> None:
-    with (part / "state.pt").open("wb") as file:
-        hashed = _HashedFile(file)
-        try:
-            torch.save(dict(state), cast(IO[bytes], hashed))
-            file.flush()
-        except (OSError, RuntimeError):
-            # torch replaces the OSError of a full disk by a RuntimeError.
-            if hashed.error is not None:
-                raise hashed.error from None
-            raise
-    write_json(part / "manifest.json", {"schema": SCHEMA, "step": state["step"], "sha256": hashed.sha.hexdigest()})
+def _fill(part: Path, state: TrainingState, workers: Workers) -> None:
+    """Write the files of a checkpoint to the first worker's `part`."""
+    part = workers.agree(lambda: part)
+    tensors: dict[str, Tensor] = {}
+    learners, frozen = _split(state["learners"], "learners", tensors), _split(state["frozen"], "frozen", tensors)
+    writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a single process saves alone
+        save(tensors, storage_writer=writer, no_dist=workers.world == 1)
+    if workers.first:
+        torch.save({**state, "learners": learners, "frozen": frozen}, part / "run.pt")
+    workers.wait()
+    sums = _sums(part, sorted(file.name for file in part.iterdir()), workers)
+    if workers.first:
+        write_json(part / "manifest.json", {"schema": SCHEMA, "step": state["step"], "sha256": cast(Json, sums)})
 
 
-def load_checkpoint(folder: Path) -> TrainingState | None:
-    """Load the newest valid checkpoint; `None` if there is none. Raises `RunError` if all are damaged."""
-    _remove_partial(folder)
-    steps = sorted(_steps(folder), reverse=True)
+def _sums(path: Path, names: list[str], workers: Workers) -> dict[str, str | None]:
+    """Return the sha256 of files, `None` for a missing one. Each worker reads its part of them."""
+    mine: dict[str, str | None] = {}
+    for name in workers.mine(names):
+        mine[name] = None
+        if (path / name).is_file():
+            with (path / name).open("rb") as file:
+                mine[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return {name: value for one in workers.gather(mine) for name, value in sorted(one.items())}
+
+
+def _split(tree: object, path: str, tensors: dict[str, Tensor]) -> object:
+    """Move the tensors of nested dictionaries to `tensors`, by path; returns the rest."""
+    if isinstance(tree, Tensor):
+        tensors[path] = tree.detach()
+        return None
+    if isinstance(tree, dict):
+        return {name: _split(value, f"{path}/{name}", tensors) for name, value in tree.items()}
+    return tree
+
+
+def _join(tree: object, path: str, tensors: Mapping[str, Tensor]) -> object:
+    """Undo `_split`."""
+    if isinstance(tree, dict):
+        return {name: _join(value, f"{path}/{name}", tensors) for name, value in tree.items()}
+    return tensors.get(path, tree)
+
+
+def load_checkpoint(folder: Path, like: TensorState | None = None, workers: Workers = ALONE) -> TrainingState | None:
+    """Load the newest valid checkpoint; `None` if there is none. Raises `RunError` if all are damaged.
+
+    `like` is the current state of the models to load: each tensor is read as this worker holds it there. Without it
+    all tensors are read, whole and to the CPU. All workers call this.
+    """
+    if workers.first:
+        _remove_partial(folder)
+        for step in _steps(folder):
+            recover_folder(folder / f"step-{step:06d}")
+    steps = workers.agree(lambda: sorted(_steps(folder), reverse=True))
     for step in steps:
         path = folder / f"step-{step:06d}"
-        recover_folder(path)
-        if _is_valid(path):
-            return _read(path)
+        if _is_valid(path, workers):
+            return _read(path, like, workers)
     if steps:
         raise RunError(f"none of the checkpoints in {folder} is whole (steps {steps}); delete them to start again")
     return None
@@ -157,16 +202,37 @@ def _step_of(path: Path) -> int | None:
     return int(str(manifest["step"])) if isinstance(manifest, dict) else None
 
 
-def load_healthy(folder: Path) -> TrainingState | None:
-    """Load the healthy checkpoint; `None` if there is no valid one."""
-    recover_folder(folder / HEALTHY)
-    return _read(folder / HEALTHY) if _is_valid(folder / HEALTHY) else None
+def load_healthy(folder: Path, like: TensorState | None = None, workers: Workers = ALONE) -> TrainingState | None:
+    """Load the healthy checkpoint, as `load_checkpoint` does; `None` if there is no valid one."""
+    path = folder / HEALTHY
+    workers.agree(lambda: recover_folder(path))
+    return _read(path, like, workers) if _is_valid(path, workers) else None
 
 
-def _read(path: Path) -> TrainingState:
-    # Load to the CPU: `load_state_dict` moves tensors to the module's device.
-    loaded: TrainingState = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-    return loaded
+def _read(path: Path, like: TensorState | None, workers: Workers) -> TrainingState:
+    reader = HuggingFaceStorageReader(str(path))
+    held: dict[str, Tensor] = {}
+    _split(like or {}, "", held)
+    models = None if like is None else {f"{part}/{name}" for part, named in like.items() for name in _names(named)}
+    tensors: dict[str, Tensor] = {}
+    for name, stored in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata)
+        if models is None or "/".join(name.split("/")[:2]) in models:
+            mine = held.get(f"/{name}")
+            tensors[name] = (
+                torch.empty(stored.size, dtype=stored.properties.dtype) if mine is None else torch.empty_like(mine)
+            )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a single process loads alone
+        load(tensors, storage_reader=reader, no_dist=workers.world == 1)
+    loaded = torch.load(path / "run.pt", map_location="cpu", weights_only=True)
+    joined = {part: _join(loaded[part], part, tensors) for part in ("learners", "frozen")}
+    return cast(TrainingState, {**loaded, **joined})
+
+
+def _names(models: object) -> list[str]:
+    assert isinstance(models, dict)
+    return [*models]
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -183,15 +249,20 @@ def check_settings(began: JsonObject, now: JsonObject, free: frozenset[str]) -> 
             )
 
 
-def _is_valid(path: Path) -> bool:
+def _is_valid(path: Path, workers: Workers) -> bool:
     try:
         manifest = read_json(path / "manifest.json")
     except CoseekError:
         return False
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA or not (path / "state.pt").is_file():
+    if not isinstance(manifest, dict):
         return False
-    with (path / "state.pt").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == manifest.get("sha256")
+    if manifest.get("schema") == 1:
+        raise RunError(
+            f"{path} was written by an earlier version of coseek; go on with that version, or start the run anew in "
+            "another folder"
+        )
+    sums = manifest.get("sha256")
+    return isinstance(sums, dict) and _sums(path, sorted(sums), workers) == sums
 
 
 def _steps(folder: Path) -> set[int]:
@@ -213,7 +284,6 @@ def _last_step(folder: Path) -> int | None:
 
 def _delete(path: Path) -> None:
     """Delete a checkpoint, its manifest first: a half-deleted checkpoint must not be valid."""
-    for name in ("manifest.json", "state.pt"):
-        (path / name).unlink(missing_ok=True)
+    (path / "manifest.json").unlink(missing_ok=True)
     if path.is_dir():
-        path.rmdir()
+        shutil.rmtree(path)

@@ -4,25 +4,27 @@ Policy and critic differ only in their `outputs`. The interface is `forward_back
 then `optim_step`; a remote trainer could have the same.
 """
 
-import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Literal, Protocol, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError
 from coseek.hardware.precision import Precision, Use
 from coseek.hardware.speed import precision_of
+from coseek.models.shape import shape_of_config
+from coseek.training.trainer.activations import micro_batch_tokens
 from coseek.training.trainer.batch import Batch, micro_batches
 from coseek.training.trainer.optimiser import Optimiser, OptimiserState
 from coseek.training.trainer.settings import LearnerSettings
-from coseek.training.trainer.workers import ALONE, Workers, layers_of, shard, shard_like, whole
+from coseek.training.trainer.workers import ALONE, Workers, layers_of, shard
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs of the module, shape bt; their rows in the batch, shape b) → a scalar. The scalars of all parts sum to the
@@ -34,7 +36,7 @@ Entropy: TypeAlias = Literal["no", "seen", "trained"]
 
 
 class LearnerState(TypedDict):
-    """State of a learner in a checkpoint, the same for any number of workers."""
+    """State of a learner in a checkpoint: live tensors, of which each worker may hold a shard."""
 
     module: dict[str, Tensor]
     optimiser: OptimiserState
@@ -74,7 +76,8 @@ class Trainable(ForwardModel, Protocol):
         ...
 
     def state(self) -> LearnerState:
-        """Return the state of the model and its optimiser for a checkpoint."""
+        """Return the state of the model and its optimiser for a checkpoint. A resumed run calls it before its first
+        update, to learn which tensors to read."""
         ...
 
     def load_state(self, state: LearnerState) -> None: ...
@@ -83,8 +86,7 @@ class Trainable(ForwardModel, Protocol):
 class Learner(ABC):
     """A module with its optimiser. Dropout is off, as in sampling.
 
-    Every worker holds the whole `module` with the current weights, for samplers and for saving. If the workers shard
-    the weights (`fsdp2`), a sharded copy is trained, and each update is copied back.
+    If the workers shard the weights (`fsdp2`), `module` itself is sharded at its first use: make copies of it before.
     """
 
     def __init__(self, module: nn.Module, settings: LearnerSettings, updates: int, workers: Workers = ALONE) -> None:
@@ -92,7 +94,7 @@ class Learner(ABC):
         self.settings = settings
         self.updates = updates
         self.workers = workers
-        self._is_sharded = settings.workers == "fsdp2" and workers.world > 1
+        self.is_sharded = settings.workers == "fsdp2" and workers.world > 1
         if settings.checkpointing:
             _prepare_recomputing(module)
 
@@ -103,11 +105,10 @@ class Learner(ABC):
 
     @cached_property
     def _trained(self) -> nn.Module:
-        """The trained module: `entry(...)` of the module itself, or of a sharded copy."""
-        if not self._is_sharded:
-            return self.entry(self.module)
-        entry = self.entry(copy.deepcopy(self.module))
-        shard(entry, self.workers)
+        """`entry(...)` of the module, which is sharded here if the workers shard the weights."""
+        entry = self.entry(self.module)
+        if self.is_sharded:
+            shard(entry, self.workers)
         return entry
 
     def entry(self, module: nn.Module) -> nn.Module:
@@ -130,11 +131,16 @@ class Learner(ABC):
     def forward(self, batch: Batch, wanted_BT: Tensor) -> Tensor:
         """Return `outputs` of a whole batch, without gradients."""
         outputs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32)
-        entry = self.entry(self.module)
+        entry, parts = self._trained, self._parts(batch, wanted_BT)
+        mine = self.workers.mine(parts)
         with torch.no_grad():
-            for rows_B in self.workers.mine(self._parts(batch, wanted_BT)):
+            for rows_B in mine:
                 part, wanted = self._part(batch, wanted_BT, rows_B)
                 outputs_BT[rows_B, : part.ids_BT.shape[1]] = self.outputs(entry, part, wanted).cpu()
+            if self._lacks_a_part(mine, parts):
+                self.outputs(entry, *self._part(batch, wanted_BT, parts[-1]))
+        if isinstance(entry, FSDPModule):
+            entry.reshard()  # without a backward pass the weights outside the layers would stay whole
         return self.workers.add_up(outputs_BT)
 
     def forward_backward(self, batch: Batch, wanted_BT: Tensor, loss: Loss, entropy: Entropy = "no") -> float:
@@ -144,45 +150,49 @@ class Learner(ABC):
         batch.
         """
         total = torch.zeros((), dtype=torch.float64)
-        parts = self._parts(batch, wanted_BT)
+        entry, parts = self._trained, self._parts(batch, wanted_BT)
         mine = self.workers.mine(parts)
         with self._recomputing():
             for rows_B in mine:
                 part, wanted = self._part(batch, wanted_BT, rows_B)
-                value = loss(self.outputs(self._trained, part, wanted, entropy), rows_B)
+                value = loss(self.outputs(entry, part, wanted, entropy), rows_B)
                 value.backward()
                 total += float(value.detach())
-            if self._is_sharded and len(mine) < math.ceil(len(parts) / self.workers.world):
-                # Other workers run one more part, for which they need this worker's shards.
+            if self._lacks_a_part(mine, parts):
                 part, wanted = self._part(batch, wanted_BT, parts[-1])
-                (self.outputs(self._trained, part, wanted).sum() * 0.0).backward()
+                (self.outputs(entry, part, wanted).sum() * 0.0).backward()
         return float(self.workers.add_up(total))
 
     def optim_step(self) -> float:
         """Make one update. Returns the norm of the gradient."""
-        if not self._is_sharded:
+        if not self.is_sharded:
             self.workers.add_up_gradients(self.module.parameters())
-        norm = self.optimiser.step()
-        if self._is_sharded:
-            self._copy_from_shards()
-        return norm
+        return self.optimiser.step()
+
+    def restart(self, settings: LearnerSettings, updates: int) -> None:
+        """Begin a new schedule with a new optimiser, from the current weights. Only optimiser and sizes may differ."""
+        self.settings, self.updates = settings, updates
+        self.__dict__.pop("optimiser", None)
+        self.__dict__.pop("_part_tokens", None)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the trained weights by name: all of the module, or the adapters and other unfrozen weights."""
-        weights: dict[str, Tensor] = self.module.state_dict()
-        if self.settings.lora is None:
-            return weights
-        named = self.module.named_parameters(remove_duplicate=False)  # a tied weight has two names
-        frozen = {name for name, weight in named if not weight.requires_grad}
-        return {name: weight for name, weight in weights.items() if name not in frozen}
+        """Return the trained weights by name, once each: all of the module, or the adapters and other unfrozen weights.
+
+        They are the live tensors, sharded if the workers shard them.
+        """
+        named: dict[str, Tensor] = self._held.state_dict(keep_vars=True)
+        skipped = self.settings.lora is not None
+        own = untied(named)
+        return {
+            name: weight.detach()
+            for name, weight in named.items()
+            if name in own and not (skipped and isinstance(weight, nn.Parameter) and not weight.requires_grad)
+        }
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        self.module.load_state_dict({**self.module.state_dict(), **weights})
-        if "_trained" in self.__dict__ and self._is_sharded:
-            self._copy_to_shards()
+        self._held.load_state_dict({**self._held.state_dict(), **weights})
 
     def state(self) -> LearnerState:
-        """Return the state for a checkpoint. All workers must call it, as each may hold a shard."""
         return {"module": self.weights(), "optimiser": self.optimiser.state()}
 
     def load_state(self, state: LearnerState) -> None:
@@ -191,28 +201,29 @@ class Learner(ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return next(self._held.parameters()).device
 
-    @torch.no_grad()
-    def _copy_from_shards(self) -> None:
-        """Copy the shards to the whole module."""
-        for mine, sharded in self._pairs():
-            mine.copy_(whole(sharded))
+    @property
+    def _held(self) -> nn.Module:
+        """The module, sharded by now if it is to be."""
+        _ = self._trained
+        return self.module
 
-    @torch.no_grad()
-    def _copy_to_shards(self) -> None:
-        """Copy the whole module to the shards."""
-        for mine, sharded in self._pairs():
-            sharded.copy_(shard_like(mine, sharded))
-
-    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each trained weight, whole and sharded."""
-        both = zip(self.entry(self.module).parameters(), self._trained.parameters(), strict=True)
-        return ((mine, sharded) for mine, sharded in both if sharded.requires_grad)
+    def _lacks_a_part(self, mine: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:
+        """Whether other workers run one more part than this one, for which they need its shards."""
+        return self.is_sharded and len(mine) < math.ceil(len(parts) / self.workers.world)
 
     def _parts(self, batch: Batch, wanted_BT: Tensor) -> list[Tensor]:
         rows_N = wanted_BT.any(dim=1).nonzero()[:, 0]
-        return [rows_N[part] for part in micro_batches(batch.lengths_B[rows_N], self.settings.micro_batch_tokens)]
+        return [rows_N[part] for part in micro_batches(batch.lengths_B[rows_N], self._part_tokens)]
+
+    @cached_property
+    def _part_tokens(self) -> int:
+        """Maximum tokens of a part."""
+        if self.settings.micro_batch_gib is None:
+            return self.settings.micro_batch_tokens
+        model = next(one for one in self.module.modules() if isinstance(one, PreTrainedModel))
+        return micro_batch_tokens(shape_of_config(model.config.get_text_config().to_dict()), self.settings)
 
     def _part(self, batch: Batch, wanted_BT: Tensor, rows_B: Tensor) -> tuple[Batch, Tensor]:
         part = batch.select(rows_B)
@@ -226,7 +237,8 @@ class Learner(ABC):
     def _autocast(self) -> AbstractContextManager[object]:
         if self.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        # A pass uses each weight once, so a cache of the cast weights would only hold them all at the same time.
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
@@ -243,6 +255,14 @@ class Learner(ABC):
         finally:
             for layer in layers:
                 layer.training = False
+
+
+def untied(named: Mapping[str, Tensor]) -> set[str]:
+    """Return the first name of each tensor: tied weights have several."""
+    first: dict[int, str] = {}
+    for name, tensor in named.items():
+        first.setdefault(id(tensor), name)
+    return set(first.values())
 
 
 def _prepare_recomputing(module: nn.Module) -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError, nearest
 from coseek.core.files import write_json
 from coseek.models.lora import LoraLinear, adapted_layers
 from coseek.training.trainer.settings import LoraSettings
+from coseek.training.trainer.workers import whole
 
 ADAPTER = "adapter"
 """Folder of the adapter inside a policy's folder. Beside the merged weights, a loader would apply it twice."""
@@ -42,25 +43,27 @@ def attach(module: nn.Module, settings: LoraSettings, head: nn.Module | None = N
             setattr(module.get_submodule(parent), child, adapted.train(layer.training))
 
 
-def has_learnt(module: nn.Module) -> bool:
-    """Whether any adapter differs from its initial value."""
-    return any(bool(layer.lora_B.any()) for layer in adapted_layers(module).values())
+def adapter_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the whole weights of all adapters, as the library `peft` names them; empty if none differs from its
+    initial value. All workers must call it."""
+    weights = {
+        f"base_model.model.{name}.lora_{letter}.weight": whole(layer.lora_A if letter == "A" else layer.lora_B)
+        .detach()
+        .cpu()
+        .contiguous()
+        for name, layer in adapted_layers(module).items()
+        for letter in "AB"
+    }
+    learnt = any(bool(weight.any()) for name, weight in weights.items() if name.endswith("lora_B.weight"))
+    return weights if learnt else {}
 
 
-def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapter to a new folder in the format of the library `peft`."""
+def save_adapter(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write the adapter, as `adapter_weights` returns it, to a new folder in the format of the library `peft`."""
     layers = adapted_layers(model)
     first = next(iter(layers.values()))
     rank = first.lora_A.shape[0]
     folder.mkdir()
-    weights = {
-        f"base_model.model.{name}.lora_{letter}.weight": (layer.lora_A if letter == "A" else layer.lora_B)
-        .detach()
-        .cpu()
-        .contiguous()
-        for name, layer in layers.items()
-        for letter in "AB"
-    }
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     write_json(
         folder / "adapter_config.json",

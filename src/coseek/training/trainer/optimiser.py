@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from coseek.core.errors import RunError
 from coseek.training.trainer.settings import OptimiserSettings
-from coseek.training.trainer.workers import shard_like, whole
+from coseek.training.trainer.workers import whole
 
 
 def rate_at(settings: OptimiserSettings, update: int, updates: int) -> float:
@@ -81,21 +81,19 @@ class Optimiser:
         return float(whole(norm))
 
     def state(self) -> OptimiserState:
-        """Return the state for a checkpoint. All workers must call it, as each may hold a shard."""
-        adam = self._adam.state_dict()
-        adam["state"] = {
-            number: {name: whole(value) for name, value in moments.items()} for number, moments in adam["state"].items()
-        }
-        return {"adam": adam, "update": self.update}
+        """Return the state for a checkpoint: live tensors, sharded like their parameters.
+
+        A parameter without a gradient so far has the moments that Adam begins with, so all states have the same names.
+        """
+        for parameter in self._parameters:
+            if not self._adam.state[parameter]:
+                self._adam.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                }
+        return {"adam": self._adam.state_dict(), "update": self.update}
 
     def load_state(self, state: OptimiserState) -> None:
-        # Adam numbers its parameters across all groups.
-        numbered = enumerate(parameter for group in self._adam.param_groups for parameter in group["params"])
-        moments = cast(dict[int, dict[str, Tensor]], state["adam"]["state"])
-        shards = {
-            number: {name: shard_like(value, parameter) for name, value in moments[number].items()}
-            for number, parameter in numbered
-            if number in moments
-        }
-        self._adam.load_state_dict({**state["adam"], "state": shards})
+        self._adam.load_state_dict(state["adam"])
         self.update = state["update"]

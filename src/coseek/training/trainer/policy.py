@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -10,17 +11,20 @@ from transformers import PreTrainedModel
 
 from coseek.core.errors import SettingError
 from coseek.core.files import atomic_folder
-from coseek.models.lora import adapters_disabled, merged_state_dict
+from coseek.hardware.precision import Use
+from coseek.hardware.speed import precision_of
+from coseek.models.engine import Engine, allocate_weights, free_weights
+from coseek.models.lora import adapters_disabled, merge_adapters, merged_state_dict
 from coseek.models.model import Tokenizer
-from coseek.models.pretrained import quiet
-from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.pretrained import DTYPES, quiet
+from coseek.models.sampler import Sampler, SamplerSettings, make_engine
 from coseek.training.trainer.batch import Batch, before
 from coseek.training.trainer.last_layer import reduced_last_layer, reducible_parts
-from coseek.training.trainer.learner import Entropy, Learner
+from coseek.training.trainer.learner import Entropy, Learner, untied
 from coseek.training.trainer.logprobs import Head, logprobs_and_entropy, target_logprobs
-from coseek.training.trainer.lora import ADAPTER, attach, has_learnt, save_adapter
+from coseek.training.trainer.lora import ADAPTER, adapter_weights, attach, save_adapter
 from coseek.training.trainer.settings import LearnerSettings
-from coseek.training.trainer.workers import ALONE, Workers
+from coseek.training.trainer.workers import ALONE, Workers, whole
 
 
 class Policy(Learner):
@@ -43,6 +47,12 @@ class Policy(Learner):
         super().__init__(module, settings, updates, workers)
         self.model = module
         self.temperature = temperature
+        if self.is_sharded:
+            self._skeleton = _copy_with(module, lambda weight: torch.empty_like(weight, device="meta"))
+            merge_adapters(self._skeleton)
+        self._copies: dict[torch.dtype, PreTrainedModel] = {}
+        """Whole copies of a sharded module, for samplers."""
+        self._engines: dict[torch.dtype, Engine] = {}
         self._is_plain = _has_plain_head(module)
         self._reduced = reducible_parts(module.base_model) if self._is_plain and not settings.checkpointing else ()
 
@@ -54,18 +64,74 @@ class Policy(Learner):
         with self._autocast():
             return _tensor(entry(part.ids_BT, wanted_BT, entropy))
 
-    def sampler(self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings) -> Sampler:
+    def sampler(
+        self, tokenizer: Tokenizer, stops: Sequence[str], settings: SamplerSettings, *, on_policy: bool = True
+    ) -> Sampler:
         """Return a model that samples with the policy's own weights, as they are when a row is opened.
 
-        Its log-probabilities must be those of training: of the full softmax at the policy's temperature. Raises
-        `SettingError` for other settings.
+        All samplers of one precision share an engine and its copy of the weights, so only one may have open rows. All
+        workers must call this. With `on_policy` its log-probabilities must be those of training: of the full softmax at
+        the policy's temperature. Raises `SettingError` for other settings.
         """
-        if not settings.on_policy or settings.temperature != self.temperature:
+        hidden = int(self.model.config.get_text_config().hidden_size)
+        if on_policy and (not settings.on_policy or settings.temperature != self.temperature):
             raise SettingError(
                 f"rollouts to train on need the whole softmax at temperature {self.temperature}, not temperature "
                 f"{settings.temperature}, top_p {settings.top_p}, top_k {settings.top_k}"
             )
-        return Sampler(self.model, tokenizer, stops, settings)
+        dtype = DTYPES[precision_of(settings.dtype, Use.SAMPLING, hidden, self.device.type)]
+        model = self.whole_model(dtype)
+        if dtype not in self._engines:
+            self._engines[dtype] = make_engine(model, dtype)
+        return Sampler(model, tokenizer, stops, settings, self._engines[dtype])
+
+    def release(self) -> None:
+        """Free what only samplers need: caches and copies of weights. Raises `ValueError` while rows are open."""
+        for engine in self._engines.values():
+            engine.release()
+        for model in self._copies.values():
+            free_weights(model)
+
+    def refresh(self) -> None:
+        """Give all samplers the current weights. All workers must call it after updates and before sampling."""
+        for model in self._copies.values():
+            allocate_weights(model)
+        if self._copies:
+            self._gather([*self._copies.values()])
+
+    def whole_model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """Return the module with all its weights: itself, or a copy in `dtype` of a sharded one, which `refresh`
+        updates. All workers must call this."""
+        if not self.is_sharded:
+            return self.model
+        if dtype not in self._copies:
+            self._copies[dtype] = self._empty(dtype, self.device)
+            self._gather([self._copies[dtype]])
+        return self._copies[dtype]
+
+    def _empty(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+        """A module without adapters and with undefined weights."""
+        copied = _copy_with(
+            self._skeleton,
+            lambda weight: torch.empty(
+                weight.shape, dtype=dtype if weight.is_floating_point() else None, device=device
+            ),
+        )
+        nn.Module.to(copied, device)  # buffers
+        copied.requires_grad_(False)
+        copied.eval()
+        return copied
+
+    @torch.no_grad()
+    def _gather(self, targets: Sequence[PreTrainedModel]) -> None:
+        """Copy all weights to these modules, one at a time, with adapters merged. All workers must call this."""
+        states = [target.state_dict() for target in targets]
+        own = untied(self._held.state_dict(keep_vars=True))
+        for name, weight in merged_state_dict(self.model).items():
+            if name in own:
+                gathered = whole(weight)
+                for state in states:
+                    state[name].copy_(gathered)
 
     def frozen_copy(self) -> "Policy":
         """Return a frozen copy of the policy, for a KL to it. With LoRA the copy is the policy without its adapter and
@@ -78,18 +144,25 @@ class Policy(Learner):
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         """Write a Hugging Face folder, atomically; `extra` adds files to it (a tokenizer).
 
-        An adapter is merged into the weights, and also saved in a folder of its own.
+        An adapter is merged into the weights, and also saved in a folder of its own. All workers must call this; the
+        first writes.
         """
+        model, adapter = self.model, adapter_weights(self.model)
+        if self.is_sharded:
+            model = self._empty(torch.float32, torch.device("cpu")) if self.workers.first else self._skeleton
+            self._gather([model] if self.workers.first else [])
 
         def fill(part: Path) -> None:
             with quiet():
-                self.model.save_pretrained(part, state_dict=merged_state_dict(self.model))
-            if has_learnt(self.model):
-                save_adapter(self.model, part / ADAPTER)
+                model.save_pretrained(part, state_dict=merged_state_dict(model))
+            if adapter:
+                save_adapter(self.model, adapter, part / ADAPTER)
             if extra is not None:
                 extra(part)
 
-        atomic_folder(folder, fill)
+        if self.workers.first:
+            atomic_folder(folder, fill)
+        self.workers.wait()
 
 
 class AdapterOff(Policy):
@@ -98,6 +171,11 @@ class AdapterOff(Policy):
     def __init__(self, policy: Policy) -> None:
         plain = policy.settings.model_copy(update={"lora": None})
         super().__init__(policy.model, plain, 0, policy.temperature, policy.workers)
+        self._policy = policy
+
+    @cached_property
+    def _trained(self) -> nn.Module:
+        return self._policy._trained
 
     def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
         with adapters_disabled(entry):
@@ -129,6 +207,16 @@ class Scorer(nn.Module):
         if entropy == "no":
             return target_logprobs(hidden, head, ids_BT, wanted_BT, self.temperature)
         return logprobs_and_entropy(hidden, head, ids_BT, wanted_BT, self.temperature, gradient=entropy == "trained")
+
+
+def _copy_with(model: PreTrainedModel, make: Callable[[Tensor], Tensor]) -> PreTrainedModel:
+    """A copy of a module with weights that `make` returns. Tied weights stay tied; buffers are copied."""
+    memo: dict[int, object] = {
+        id(weight): nn.Parameter(make(weight.detach()), requires_grad=weight.requires_grad)
+        for weight in model.parameters()
+    }
+    copied: PreTrainedModel = copy.deepcopy(model, memo)
+    return copied
 
 
 def _has_plain_head(module: PreTrainedModel) -> bool:

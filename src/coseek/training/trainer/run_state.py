@@ -9,6 +9,7 @@ from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.lock import lock_folder
 from coseek.training.trainer.checkpoint import (
+    TensorState,
     TrainingState,
     check_settings,
     has_checkpoint,
@@ -16,7 +17,7 @@ from coseek.training.trainer.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from coseek.training.trainer.learner import ForwardModel, LearnerState, Trainable
+from coseek.training.trainer.learner import ForwardModel, Trainable
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.workers import ALONE, Workers
 
@@ -40,8 +41,6 @@ class RunState:
         workers: Workers = ALONE,
     ) -> None:
         self._workers = workers
-        if not workers.first:
-            workers.wait()  # the first worker alone writes here, and repairs the files after a kill
         self._lock = lock_folder(folder) if workers.first else None
         self._checkpoints = folder / "checkpoints"
         self._settings, self._learners, self._frozen = settings, learners, frozen
@@ -55,14 +54,20 @@ class RunState:
             raise DataError(
                 f"{folder} holds a training run already; go on with it with --resume, or choose another folder"
             )
-        state = load_checkpoint(self._checkpoints) if resume else None
+        state = load_checkpoint(self._checkpoints, self._tensors(), workers) if resume else None
         if state is not None:
             check_settings(state["settings"], settings, free)
             self._restore(state)
         self._saved = state is not None
         if workers.first:
             self._metrics = MetricsLog(folder / "metrics.jsonl", state["metrics_bytes"] if state else 0)
-            workers.wait()
+        workers.wait()  # the first worker alone writes here
+
+    def _tensors(self) -> TensorState:
+        return {
+            "learners": {name: learner.state() for name, learner in self._learners.items()},
+            "frozen": {name: frozen.weights() for name, frozen in self._frozen.items()},
+        }
 
     def _restore(self, state: TrainingState) -> None:
         self.step, self.position, self.notes = state["step"], state["position"], state["notes"]
@@ -82,27 +87,22 @@ class RunState:
         self.step, self.position, self._saved = step, position, False
 
     def save(self) -> None:
-        """Save a checkpoint, unless the last one is current."""
+        """Save a checkpoint, unless the last one is current. All workers call this."""
         if self._saved:
             return
-        learners = {name: learner.state() for name, learner in self._learners.items()}
         if self._workers.first:
-            self._write(learners)
-        self._saved = True
-
-    def _write(self, learners: dict[str, LearnerState]) -> None:
-        self._metrics.sync()
+            self._metrics.sync()
         state: TrainingState = {
             "step": self.step,
             "position": self.position,
-            "metrics_bytes": self._metrics.position,
+            "metrics_bytes": self._metrics.position if self._workers.first else 0,
             "torch_rng": torch.get_rng_state(),
             "settings": self._settings,
-            "learners": learners,
-            "frozen": {name: frozen.weights() for name, frozen in self._frozen.items()},
             "notes": self.notes,
+            **self._tensors(),
         }
-        save_checkpoint(self._checkpoints, state)
+        save_checkpoint(self._checkpoints, state, self._workers)
+        self._saved = True
 
     def keep(self, alarm: bool, patience: int) -> None:
         """Update the healthy checkpoint: see `keep_healthy`."""

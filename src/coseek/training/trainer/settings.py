@@ -55,11 +55,14 @@ class LearnerSettings(Settings):
     """Precision of the forward pass; weights and optimiser stay float32. `auto`: the fastest on this machine."""
     micro_batch_tokens: int = Field(default=1024, ge=1)
     """Maximum tokens per forward pass, padding included. It changes memory and speed, not the result."""
+    micro_batch_gib: float | None = Field(default=None, gt=0.0)
+    """Memory of the activations of one pass, in GiB. If set, `micro_batch_tokens` is worked out from it and the model's
+    shape: see `trainer/activations.py`."""
     checkpointing: bool = False
     """Keep one activation per layer and recompute the others in the backward pass: about a third slower, the same
     gradient, and far less memory for long rows."""
     lora: LoraSettings | None = None
     """Train low-rank adapters instead of the weights."""
     workers: Literal["ddp", "fsdp2"] = "ddp"
-    """How the workers of `torchrun` hold the weights: `ddp` replicates them, `fsdp2` shards them. It does not change
-    the result, and has no effect with one worker."""
+    """How the workers of `torchrun` hold weights, gradients and moments: `ddp` replicates them, `fsdp2` shards them. It
+    does not change the result, and has no effect with one worker."""

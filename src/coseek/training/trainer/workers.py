@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 T = TypeVar("T")
@@ -113,9 +113,11 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 
 
 def shard(entry: nn.Module, workers: Workers) -> None:
-    """Shard a module's weights over the workers (FSDP2), layer by layer. Its forward pass gathers them."""
-    device = next(entry.parameters()).device
-    mesh = init_device_mesh(device.type, (workers.world,))
+    """Shard a module's weights in place over the workers (FSDP2), layer by layer. Its forward pass gathers them.
+
+    Shards lie on the workers' devices, wherever the module was.
+    """
+    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (workers.world,))
     for module in (*layers_of(entry), entry):
         sharded = fully_shard(module, mesh=mesh)
         assert isinstance(sharded, FSDPModule)
@@ -127,10 +129,3 @@ def shard(entry: nn.Module, workers: Workers) -> None:
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor that may be sharded. All workers must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """Shard a whole tensor like `other`; return it unchanged if `other` is not sharded."""
-    if not isinstance(other, DTensor) or tensor.shape != other.shape:
-        return tensor
-    return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)

@@ -42,11 +42,13 @@ class LocalBackend:
     def sampler(
         self, tokenizer: "Tokenizer", stops: Sequence[str], settings: "SamplerSettings", *, on_policy: bool = True
     ) -> "Sampler":
-        from coseek.models.sampler import Sampler
+        return self.policy.sampler(tokenizer, stops, settings, on_policy=on_policy)
 
-        if on_policy:
-            return self.policy.sampler(tokenizer, stops, settings)
-        return Sampler(self.policy.model, tokenizer, stops, settings)
+    def release(self) -> None:
+        self.policy.release()
+
+    def refresh(self) -> None:
+        self.policy.refresh()
 
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         self.policy.save(folder, extra)
