@@ -40,6 +40,7 @@ def test_the_papers_recipe_has_the_papers_numbers() -> None:
     assert (read.agent.rl.algorithm, read.agent.rl.steps, read.agent.rl.minibatches) == ("ppo", 500, 2)
     assert (read.agent.limits.max_turns, read.agent.limits.passages_per_search) == (5, 3)
     assert read.agent.reward == {"exact_match": 1.0}
+    assert read.agent.data.folder == "data/wiki-18-triviaqa-hotpotqa" and read.agent.data.index == "indexes/wiki-18-e5"
     assert read.labels.method == "agentic-r" and read.retriever.view == "question+query"
     assert (read.retriever.loss.temperature, read.retriever.loss.negatives) == (0.01, 15)
     assert (read.retriever.training.epochs, read.retriever.training.optimiser.lr) == (2, 2e-5)
@@ -68,6 +69,12 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
         ("agent.learn=demonstrations", "learns nothing in a round"),
         ("agent=quickstrat", "did you mean 'quickstart'"),
         ("start={}", "either start.encoder"),
+        ("start=http://127.0.0.1:1", "retriever 1 needs weights to begin with"),
+        (
+            "start={url: 'http://127.0.0.1:1', encoder: minilm, index: {view: query}}",
+            "leave start.recipe and start.index",
+        ),
+        ("index.retriever=http://127.0.0.1:1", "is built here; http://127.0.0.1:1 can be retriever 0"),
         ("stop.metric=emm", "did you mean 'em'"),
         ("rounds=0", "rounds"),
     ],
@@ -304,3 +311,29 @@ def test_a_killed_co_training_ends_with_the_same_weights_and_table(tmp_path: Pat
     at = random.Random(5).uniform(0.3, 0.9) * marks[-1][0]
     assert killed_run(work, tmp_path / "killed", marks, at) is not None
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_server_can_be_the_first_retriever_and_the_agents_own(tmp_path: Path) -> None:
+    from bench.kill_together import outcome, taught, train
+    from tests.retrieval.tiny_encoder import make_encoder
+    from tests.serve.live import live
+
+    from coseek.core.progress import NoProgress
+    from coseek.data.dataset import Dataset
+    from coseek.pipelines.together.paths import CoTrainingPaths
+    from coseek.retrieval.retrievers.bm25 import Bm25
+
+    torch.set_num_threads(1)
+    policy = f"agent.policy.folder={taught(tmp_path / 'first', 200)}"
+    out, encoder = tmp_path / "run", make_encoder(tmp_path / "encoder")
+    with live(
+        {"bm25": Bm25.over(Dataset(CoTrainingPaths(recipe(tmp_path), tmp_path / "first").data_folder).corpus)}
+    ) as url:
+        start = f"start={{encoder: {encoder}, url: '{url}'}}"
+        train(recipe(tmp_path, policy, "rounds=1", start, f"agent.data.index={url}"), out, False, NoProgress())
+    assert outcome(out)
+    assert not (out / "round-0" / "index").exists() and (out / "round-1" / "index" / "index.json").is_file()
+    run = yaml.safe_load((out / "round-1" / "run" / "run.yaml").read_text())["settings"]
+    assert run["retriever"] == url
+    assert {path.name for path in (out / "pairs").iterdir()} >= {"agent-1.retriever-0", "agent-1.beside"}

@@ -1,4 +1,7 @@
 import hashlib
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
-from coseek.core.errors import DiskFault, UserError
+from coseek.core.errors import DiskFault, RunError, SettingError, UserError
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import build_index, open_index
 
@@ -75,6 +78,35 @@ def test_a_build_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
     assert began == [0, 0, 256, 256]
     assert digest(target) == digest(tmp_path / "whole" / "index")
     assert [path.name for path in target.parent.iterdir()] == ["index"]
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_corpus_write_the_bytes_of_one_also_when_one_is_killed(
+    tmp_path: Path, encoder: Path, corpus: Corpus
+) -> None:
+    settings = {"encoder": str(encoder), "batch_size": 8, "device": "cpu"}
+    build_index(corpus, "dense", tmp_path / "alone" / "index", settings)
+    victims: list[int] = []
+
+    def kill_one(what: str, done: int, total: int) -> None:
+        if done and not victims:
+            victims.extend(child.pid for child in multiprocessing.active_children() if child.pid is not None)
+            os.kill(victims[0], signal.SIGKILL)
+
+    target, together = tmp_path / "together" / "index", {**settings, "devices": ["cpu", "cpu"]}
+    with pytest.raises(RunError, match=r"was killed.*repeat the command"):
+        build_index(corpus, "dense", target, together, kill_one)
+    assert len(victims) == 2 and not target.exists()
+    began: list[int] = []
+    build_index(corpus, "dense", target, together, lambda what, done, total: began.append(done))
+    assert began[0] >= 256
+    assert digest(target) == digest(tmp_path / "alone" / "index")
+
+
+def test_devices_of_two_kinds_do_not_share_a_corpus(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
+    with pytest.raises(SettingError, match="differ in the last bits; take one kind"):
+        build_index(corpus, "dense", tmp_path / "x", {"encoder": str(encoder), "devices": ["cpu", "cuda:0"]})
+    assert not list(tmp_path.glob(".x*"))
 
 
 def test_a_stopped_build_with_other_settings_begins_anew(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:

@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,16 @@ from tests.retrieval.brute import (
     hard_cases,
     large_case,
     mixed_norms,
+    near_ties,
     unit_rows,
 )
 
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.vectors.block_scores import peaks_of, reaching, reaching_on_device
 from coseek.retrieval.vectors.exact import ExactSearch, product_error
+from coseek.retrieval.vectors.sharded import ShardedSearch
 from coseek.retrieval.vectors.shortlist import score_error, scores_of
-from coseek.retrieval.vectors.store import VectorStore, VectorWriter
+from coseek.retrieval.vectors.store import Floats, VectorStore, VectorWriter, row_norms
 
 Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
 
@@ -163,3 +166,46 @@ def test_many_rows_of_hard_kinds_are_ranked_right(maker: object) -> None:
     vectors, queries = maker(rng, 80_000, 6), unit_rows(rng, 2, 6)
     rows, _ = ExactSearch(VectorStore.of(vectors)).search(queries, 40)
     assert np.array_equal(rows, brute_force(vectors, queries, 40))
+
+
+@settings(max_examples=40, deadline=None)
+@given(hard_cases(), st.integers(1, 5), st.sampled_from([1, 3]))
+def test_parts_on_several_devices_find_what_one_search_finds_to_the_last_id(case: Case, parts: int, tiles: int) -> None:
+    vectors, queries, k = case
+    store = VectorStore.of(vectors)
+    whole = ExactSearch(store, block_rows=33, together=2, tiles=tiles).find(queries, k)
+    parted = ShardedSearch.over(store, ["cpu"] * parts, block_rows=33).find(queries, k)
+    assert np.array_equal(whole.rows_QK, brute_force(vectors, queries, k))
+    assert np.array_equal(parted.rows_QK, whole.rows_QK)
+    assert parted.scores_QK.tobytes() == whole.scores_QK.tobytes()
+
+
+@pytest.mark.parametrize("maker", [copies, near_ties, mixed_norms])
+def test_ties_across_parts_keep_the_order_of_the_rows(tmp_path: Path, maker: object) -> None:
+    assert callable(maker)
+    rng = np.random.default_rng(6)
+    vectors, queries = maker(rng, 70_000, 6), unit_rows(rng, 3, 6)
+    queries[1], queries[2] = vectors[69_999], 0
+    vectors[[5, 35_000, 69_998]] = vectors[69_999]
+    writer = VectorWriter(tmp_path, 70_000, 6, shard_rows=9_000)
+    writer.append(vectors)
+    rows, _ = ShardedSearch.over(writer.finish(), ["cpu"] * 4, block_rows=1_000).search(queries, 40)
+    assert np.array_equal(rows, brute_force(vectors, queries, 40))
+
+
+class Sent(VectorStore):
+    """Counts how often each block is read."""
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Floats]]:
+        for start, block in super().blocks(rows):
+            self.reads = [*getattr(self, "reads", []), start]
+            yield start, block
+
+
+def test_a_store_is_sent_once_for_many_tiles_of_queries() -> None:
+    rng = np.random.default_rng(7)
+    vectors, queries = unit_rows(rng, 300, 8), unit_rows(rng, 64, 8)
+    store = Sent([vectors], row_norms(vectors))
+    rows, _ = ExactSearch(store, block_rows=100, together=4, tiles=16).search(queries, 5)
+    assert store.reads == [0, 100, 200]
+    assert np.array_equal(rows, brute_force(vectors, queries, 5))

@@ -319,5 +319,8 @@ def test_a_dense_index_is_served_with_several_queries_encoded_together(tmp_path:
     retriever = opened(str(tmp_path / "index"))
     assert isinstance(retriever, Dense)
     assert retriever.settings.queries_together == TOGETHER_CPU
+    parted = opened(str(tmp_path / "index"), ["cpu", "cpu"])
+    assert parted.search(["radium", "the sea"], 4) == retriever.search(["radium", "the sea"], 4)
+    assert parted.identity == retriever.identity
     with live({"dense": retriever}) as url:
         assert ask(url, "who studied radioactivity").json()["result"][0][0]["document"]["id"] == "curie"

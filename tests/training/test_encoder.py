@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from coseek.pipelines.encoder import RetrieverTraining
 from coseek.retrieval.query import Query
 from coseek.retrieval.retrievers.dense import Dense, DenseSettings
 from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.views import render_view
 from coseek.training.encoder.collator import FeatureBuilder
 from coseek.training.encoder.evaluation import HeldOut, ranks_of
 from coseek.training.encoder.recipe import HeldOutSettings, load_retriever_recipe, retriever_recipe_names
@@ -224,11 +226,18 @@ def test_our_recipes_are_in_the_docs() -> None:
     assert [name for name in retriever_recipe_names() if f"| `{name}` |" not in page] == []
 
 
-def test_the_papers_recipes_have_the_papers_lengths() -> None:
-    tokens = {"agentic-r": (512, 512), "agentir": (8192, 4096)}
-    for name, lengths in tokens.items():
-        read = load_retriever_recipe(name, labels=["labels"])
-        assert (read.query_tokens, read.passage_tokens) == lengths
+def test_the_papers_recipes_have_the_papers_encoders_and_numbers() -> None:
+    first, second = (load_retriever_recipe(name, labels=["labels"]) for name in ("agentic-r", "agentir"))
+    assert (first.encoder, first.pooling) == ("models/e5-base-v2", "mean")
+    assert (first.query_prompt, first.passage_prompt) == ("query: ", "passage: ")
+    assert (first.query_tokens, first.passage_tokens, first.view) == (512, 512, "question+query")
+    assert (first.loss.temperature, first.loss.negatives, first.training.batch_size) == (0.01, 15, 8 * 32)
+    assert (second.encoder, second.view) == ("models/Qwen3-Embedding-4B", "reasoning+query")
+    assert (second.query_tokens, second.passage_tokens) == (8192, 4096)
+    assert (second.loss.negatives, second.loss.in_batch_rows, second.training.batch_size) == (7, 4, 8)
+    assert second.training.checkpointing and second.training.lora is not None
+    shown = (second.query_prompt or "") + render_view("reasoning+query", Query("q", reasoning="r"))
+    assert re.fullmatch(r"Instruction: [^\n]+[^\s]\nQuery: Reasoning: r\nQuery: q", shown)
 
 
 def test_an_encoder_is_never_fed_more_tokens_than_it_has_positions(given_folders: Path, tmp_path: Path) -> None:
@@ -251,7 +260,7 @@ def test_mistakes_are_sentences(given_folders: Path, tmp_path: Path, capsys: pyt
     for words, said in (
         (["agentic"], "agentic-r"),
         (["agentic-r", *out], "--labels"),
-        (["agentic-r", "--labels", str(tmp_path / "empty"), *out], "coseek label"),
+        (["agentic-r", "encoder=minilm", "--labels", str(tmp_path / "empty"), *out], "coseek label"),
         (["agentic-r", "loss.temprature=1", *labels, *out], "temperature"),
         (["agentic-r", "encoder=nowhere", *labels, *out], "no encoder 'nowhere'"),
         (["agentic-r", "view=querry", *labels, *out], "query"),

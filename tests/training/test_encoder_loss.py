@@ -18,7 +18,14 @@ from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.training.encoder.batch import EncoderBatch
 from coseek.training.encoder.collator import Collator, FeatureBuilder
 from coseek.training.encoder.examples import ExamplePassage, TrainingExample
-from coseek.training.encoder.loss import Features, RetrieverObjective, Target, contrastive, divergence
+from coseek.training.encoder.loss import (
+    Features,
+    RetrieverObjective,
+    Target,
+    checkpoint_activations,
+    contrastive,
+    divergence,
+)
 from coseek.training.encoder.recipe import RetrieverLoss
 from coseek.training.trainer.workers import Workers
 
@@ -178,16 +185,26 @@ def test_a_target_of_nought_costs_much_and_not_infinitely() -> None:
 
 
 def gradients(
-    folder: Path, *, tokens: int, cached: bool, loss: RetrieverLoss, dropout: float
+    folder: Path,
+    *,
+    tokens: int,
+    cached: bool,
+    loss: RetrieverLoss,
+    dropout: float,
+    checkpointing: bool = False,
+    numbers: Sequence[int] = range(10),
 ) -> dict[str, torch.Tensor]:
     """Gradients of one batch of hand-made rows."""
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    if checkpointing:
+        checkpoint_activations(model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = dropout
     kl = loss.kind == "kl"
-    rows = [TrainingExample.of(label(number, targets=kl), lambda query: query.text) for number in range(10)]
-    fed = Collator(FeatureBuilder(model, EncoderCard.of(folder)), in_batch=True, kl=kl)(rows)
+    rows = [TrainingExample.of(label(number, targets=kl), lambda query: query.text) for number in numbers]
+    builder = FeatureBuilder(model, EncoderCard.of(folder))
+    fed = Collator(builder, in_batch=True, kl=kl, in_batch_rows=loss.in_batch_rows)(rows)
     objective = RetrieverObjective(model, loss, micro_batch_tokens=tokens, cached=cached, normalise=True)
     features: list[Features] = []
     for side in ("query", "passage"):
@@ -224,6 +241,45 @@ def test_cached_gradients_drop_the_same_activations_twice(tmp_path: Path) -> Non
     size = max(float(gradient.abs().max()) for gradient in apart.values())
     for name, gradient in apart.items():
         assert float((gradient - cached[name]).abs().max()) < 1e-6 * max(1.0, size), name
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_checkpointed_gradients_are_the_gradients_of_far_fewer_kept_numbers(
+    tmp_path: Path, cached: bool, dropout: float
+) -> None:
+    folder, loss = make_encoder(tmp_path / "encoder"), RetrieverLoss(temperature=0.05)
+    found, kept = [], []
+    for checkpointing in (False, True):
+        numbers = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal numbers
+            numbers += 0 if isinstance(tensor, torch.nn.Parameter) else tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            found.append(
+                gradients(folder, tokens=60, cached=cached, loss=loss, dropout=dropout, checkpointing=checkpointing)
+            )
+        kept.append(numbers)
+    size = max(float(gradient.abs().max()) for gradient in found[0].values())
+    for name, gradient in found[0].items():
+        assert float((gradient - found[1][name]).abs().max()) < 1e-6 * max(1.0, size), name
+    assert kept[1] < 0.5 * kept[0]
+
+
+def test_rows_in_blocks_have_the_gradient_of_accumulated_batches(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "encoder")
+    blocks = RetrieverLoss(temperature=0.05, in_batch_rows=4)
+    together = gradients(folder, tokens=60, cached=True, loss=blocks, dropout=0.0, numbers=[0, 1, 2, 3, 20, 21, 22, 23])
+    parts = [
+        gradients(folder, tokens=60, cached=True, loss=RetrieverLoss(temperature=0.05), dropout=0.0, numbers=numbers)
+        for numbers in ([0, 1, 2, 3], [20, 21, 22, 23])
+    ]
+    size = max(float(gradient.abs().max()) for gradient in together.values())
+    for name, gradient in together.items():
+        assert float((gradient - (parts[0][name] + parts[1][name]) / 2).abs().max()) < 1e-6 * max(1.0, size), name
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from coseek.training.encoder.collator import Collator, FeatureBuilder
 from coseek.training.encoder.evaluation import EncoderEvaluator, EvaluationResult, HeldOut, HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder
-from coseek.training.encoder.loss import RetrieverObjective
+from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.encoder.results import results_json, results_table
 from coseek.training.encoder.synthetic import TOKENIZER_WORLDS, synthetic_labels, texts_of, throw_away_worlds
@@ -240,9 +240,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         return model
 
     def _prepare(self, model: SentenceTransformer) -> None:
-        """Freeze layers, attach adapters and set dropout."""
+        """Freeze layers, attach adapters, set dropout and gradient checkpointing."""
         settings = self.recipe.training
         body: nn.Module = model[0]
+        if settings.checkpointing:
+            checkpoint_activations(model)
         if settings.freeze_layers:
             freeze(body, settings.freeze_layers)
         if settings.lora is not None:
@@ -267,7 +269,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             objective=self._objective(model, notes),
             updates=UpdateDataset(order, steps),
             collator=Collator(
-                FeatureBuilder(model, self.card), recipe.loss.in_batch, recipe.loss.kind == "kl", self.workers
+                FeatureBuilder(model, self.card),
+                recipe.loss.in_batch,
+                recipe.loss.kind == "kl",
+                self.workers,
+                recipe.loss.in_batch_rows,
             ),
             optimiser=optimiser_of(model, settings, steps),
             evaluator=HeldOutEvaluator(looker, recipe.held_out.k) if looker is not None else None,

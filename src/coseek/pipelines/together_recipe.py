@@ -36,9 +36,17 @@ class StartSettings(Settings):
     index: dict[str, Plain] = Field(default={})
     """Settings of its index that its card lacks: `view`, `query_prompt`, `passage_prompt` … Trained retrievers have a
     full card."""
+    url: str | None = None
+    """A server that is retriever 0: it is searched, and no index of `encoder` is built. Retriever 1 begins with
+    `encoder`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "StartSettings":
+        if self.url is not None and (self.encoder is None or self.index):
+            raise SettingError(
+                "start.url names the server that is retriever 0, and retriever 1 needs weights to begin with; give "
+                "start.encoder beside it, and leave start.recipe and start.index out"
+            )
         if (self.encoder is None) == (self.recipe is None):
             raise SettingError("give either start.encoder (a folder, or minilm) or start.recipe (a retriever recipe)")
         return self
@@ -49,8 +57,18 @@ class IndexSettings(Settings):
 
     retriever: Literal["dense", "hnsw", "ivf-pq"] = "dense"
     """A retriever that searches vectors."""
-    settings: dict[str, Plain] = Field(default={})
-    """Its settings, such as `search: int8`."""
+    settings: dict[str, Plain | list[str]] = Field(default={})
+    """Its settings, such as `search: int8` or `devices: [cuda:0, cuda:1]`."""
+
+    @field_validator("retriever", mode="before")
+    @classmethod
+    def _built_here(cls, name: object) -> object:
+        if isinstance(name, str) and name.startswith(("http://", "https://")):
+            raise SettingError(
+                f"a trained retriever is searched through an index of its own vectors, which is built here; {name} can "
+                "be retriever 0 (start.url) or the agent's own retriever (agent.data.index)"
+            )
+        return name
 
 
 class LabellingSettings(Settings):
@@ -196,6 +214,8 @@ def _resolved(tree: JsonObject, file: Path) -> JsonObject:
 
 def _start(given: Json) -> Json:
     """Replace a name, folder or YAML file by `{recipe: …}` or `{encoder: …}`."""
+    if isinstance(given, str) and given.startswith(("http://", "https://")):
+        return {"url": given}
     if isinstance(given, str):
         is_recipe = given in retriever_recipe_names() or given.endswith((".yaml", ".yml"))
         given = {"recipe" if is_recipe else "encoder": given}

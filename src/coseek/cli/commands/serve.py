@@ -1,7 +1,7 @@
 """Serve retrievers and models over HTTP, for programs that are not coseek and for agents that run elsewhere."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -60,6 +60,7 @@ def serve_retriever(
     queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more are answered with 503.")] = _OURS.queue,
     max_queries: Annotated[int, typer.Option(min=1, help="Queries of one request, at most.")] = _OURS.max_queries,
     max_topk: Annotated[int, typer.Option(min=1, help="Passages for each query, at most.")] = _OURS.max_topk,
+    devices: Annotated[str, typer.Option(help="Devices that share the vectors of dense indexes: cuda:0,cuda:1.")] = "",
     quiet: Quiet = False,
     log_queries: Annotated[bool, typer.Option("--log-queries", help="Write the queries into the log, too.")] = False,
 ) -> None:
@@ -84,7 +85,7 @@ def serve_retriever(
         "log_queries": log_queries,
     }
     settings = make_settings(ServeSettings, given)
-    openers = named(retrievers)
+    openers = named(retrievers, [one.strip() for one in devices.split(",") if one.strip()])
     say(f"opening {', '.join(openers)} …")
     run(openers, settings, lambda url: print(f"coseek serves {', '.join(openers)} at {url}", flush=True))
 
@@ -138,26 +139,27 @@ def check_libraries() -> None:
         require_library(library, "`coseek serve`", "serve")
 
 
-def named(texts: list[str]) -> dict[str, Callable[[], Retriever]]:
-    """Name → opener. `RETRIEVER` without `NAME=` is named after its folder, file or host."""
+def named(texts: list[str], devices: Sequence[str] = ()) -> dict[str, Callable[[], Retriever]]:
+    """Name → opener. `RETRIEVER` without `NAME=` is named after its folder, file or host. See `opened`."""
     openers: dict[str, Callable[[], Retriever]] = {}
     for text in texts:
         found = None if Path(text).exists() else _NAMED.fullmatch(text)
         name, source = (found[1], found[2]) if found else (_own_name(text), text)
         if name in openers:
             raise SettingError(f"two retrievers would be served as {name!r}; write NAME={source} for one of them")
-        openers[name] = partial(opened, source)
+        openers[name] = partial(opened, source, devices)
     return openers
 
 
-def opened(source: str) -> Retriever:
-    """Open a retriever; an index with an encoder encodes several queries in one pass."""
+def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
+    """Open a retriever; an index with an encoder encodes several queries in one pass, and is dealt to `devices`."""
     path = Path(source)
     card = IndexCard.read(path) if path.is_dir() else None
     if card is None or "queries_together" not in card.settings:
         return open_retriever(source)
     on_cpu = usable_device(str(card.settings.get("device", "cpu"))) == "cpu"
-    return open_index(path, overrides={"queries_together": TOGETHER_CPU if on_cpu else TOGETHER_GPU})
+    together = TOGETHER_CPU if on_cpu else TOGETHER_GPU
+    return open_index(path, overrides={"queries_together": together, "devices": list(devices)})
 
 
 def _own_name(source: str) -> str:

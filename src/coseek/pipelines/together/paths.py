@@ -18,7 +18,7 @@ from coseek.pipelines.resumption import FREE
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together_recipe import TogetherRecipe
-from coseek.retrieval.index import open_index
+from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.trainer.data_order import derive_seed
@@ -106,7 +106,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     def agent_recipe(self, number: int) -> AgentRecipe:
         """The recipe after the warm start, over the retriever of the round before."""
         begins = number - 1 if self.recipe.agent_begins == "previous" else 0
-        folder, index = str(self.data_folder), str(self.round(number - 1).index)
+        folder, index = str(self.data_folder), self.searched(number - 1)
         above: JsonObject = {
             "seed": derive_seed(self.recipe.seed, "agent", number, self.recipe.agent.seed),
             "data": {"world": None, "imported": None, "unseen": None, "folder": folder, "index": index},
@@ -132,9 +132,13 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
             return self.recipe.start.encoder
         return str(self.round(number).retriever / "encoder")
 
+    def searched(self, number: int) -> str:
+        """The index of retriever `number`, or the URL of retriever 0."""
+        return (None if number else self.recipe.start.url) or str(self.round(number).index)
+
     def search(self, number: int | None) -> Retriever:
         """Retriever `number`, opened; `None` for the one of the agent's recipe."""
-        return self.first.retrievers["data"] if number is None else open_index(self.round(number).index)
+        return self.first.retrievers["data"] if number is None else open_retriever(self.searched(number))
 
     def retriever_recipe(self, number: int) -> RetrieverRecipe | None:
         """The recipe of retriever `number`; `None` for a retriever 0 that is not trained here."""
@@ -173,5 +177,5 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
             "temperature": temperature,
         }
         own = recipe.data.index or str(self.round(0).agent / "data.index")
-        searched = own if retriever is None else str(self.round(retriever).index)
+        searched = own if retriever is None else self.searched(retriever)
         return {**asked, "retriever": searched, "agent": who, "limits": dump_settings(recipe.limits)}

@@ -192,7 +192,7 @@ class Results:
             str(course.folder / "pairs"): "a run folder for every pair",
             str(course.policy(best)): f"agent {best}, of the best round on the dev split",
             course.encoder(best): f"encoder {best}, of the same round",
-            str(course.round(best).index): "the corpus in its vectors, for --retriever",
+            course.searched(best): "the corpus in its vectors, for --retriever",
             str(course.folder / "recipe.yaml"): "the recipe, with versions and commit",
         }
 

@@ -92,9 +92,9 @@ class CoTraining:
         course.workers.wait()
 
     def _index(self, number: int) -> None:
-        """Index the corpus with encoder `number`."""
+        """Index the corpus with encoder `number`, unless a server is this retriever."""
         course, out = self.course, self.course.round(number).index
-        if (out / INDEX_CARD).exists():
+        if course.searched(number) != str(out) or (out / INDEX_CARD).exists():
             return
         totals: list[int] = []
 

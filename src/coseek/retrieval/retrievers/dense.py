@@ -15,6 +15,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
     EmbeddingSettings,
+    Nearest,
     QueryEncoder,
     Rows,
     passage_text,
@@ -25,7 +26,7 @@ from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.retrieval.vectors.exact import BLOCK_ROWS, ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
 from coseek.retrieval.vectors.search_method import fastest_method
-from coseek.retrieval.vectors.shortlist import ScanSearch
+from coseek.retrieval.vectors.sharded import ShardedSearch
 from coseek.retrieval.vectors.store import VectorStore
 
 VECTORS, CODES = "vectors", "int8"
@@ -58,9 +59,11 @@ class StoreSearch:
         return fastest_method(self._store, self._settings.device).taken if self._codes is not None else "exact"
 
     @cached_property
-    def _searcher(self) -> ScanSearch:
+    def _searcher(self) -> Nearest:
         if self.method == "int8" and self._codes is not None:
             return Int8Search(self._store, self._codes)
+        if self._settings.devices:
+            return ShardedSearch.over(self._store, self._settings.devices, self._settings.block_rows)
         device = usable_device(self._settings.device)
         return ExactSearch(self._store, device, self._settings.block_rows)
 

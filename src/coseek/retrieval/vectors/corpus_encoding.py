@@ -1,4 +1,5 @@
-"""Corpus encoding: encodes a corpus into vectors, window by window. A kill costs at most one window.
+"""Corpus encoding: encodes a corpus into vectors, window by window, here or in several processes (`devices`). A kill
+costs at most the windows that are being encoded.
 
 A window is a fixed range of rows. Its texts are sorted by length, encoded in batches, then written and recorded
 together. So the batches, and every bit of the vectors, do not depend on where an earlier build stopped. `encoder.json`
@@ -6,7 +7,8 @@ records the encoder.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -22,6 +24,7 @@ from coseek.retrieval.resumable_build import INDEX_CARD, Report, empty
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder, passage_text
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, is_shipped
 from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
+from coseek.retrieval.vectors.encoding_processes import Encode, EncodingProcesses
 from coseek.retrieval.vectors.store import VectorStore, VectorWriter
 
 NOTE = "encoder.json"
@@ -32,30 +35,79 @@ WINDOW_BATCHES = 32
 def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, report: Report) -> VectorStore:
     """Encode the corpus into `folder`, or continue. A vector that is not finite is a `DataError` with its passage's
     id."""
-    source = encoder_folder(settings.encoder)
-    encoder = Encoder.open(source, settings.device, settings.encoder_dtype)
-    encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)
-    dim = encode([""]).shape[1]
-    writer = VectorWriter(folder, len(corpus), dim, settings.dtype)
-    window = settings.batch_size * WINDOW_BATCHES
-    total = len(corpus)
-    report("passages encoded", writer.written, total)
-    while writer.written < total:
-        start = writer.written
-        texts = [passage_text(passage) for passage in corpus[start : start + window]]
-        vectors_WD = np.empty((len(texts), dim), dtype=np.float32)
-        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-        for at in range(0, len(order), settings.batch_size):
-            batch = order[at : at + settings.batch_size]
-            vectors_WD[batch] = encode([texts[place] for place in batch])
-            report("passages encoded", start + at + len(batch), total)
+    progress = _Progress(report, len(corpus))
+    if not settings.devices:
+        encode = window_encoder(settings, progress.add)
+        return _write(corpus, settings, folder, progress, lambda windows: map(encode, windows))
+    with EncodingProcesses.running(settings, settings.devices, window_encoder) as processes:
+
+        def encode_all(windows: Iterable[Sequence[str]]) -> Iterator[Vectors]:
+            for vectors_WD in processes.encode(windows):
+                progress.add(len(vectors_WD))
+                yield vectors_WD
+
+        return _write(corpus, settings, folder, progress, encode_all)
+
+
+@dataclass
+class _Progress:
+    """Reports the number of passages that are encoded."""
+
+    report: Report
+    total: int
+    done: int | None = None
+
+    def begin(self, done: int) -> None:
+        self.done = 0
+        self.add(done)
+
+    def add(self, count: int) -> None:
+        """Count passages, from `begin` on."""
+        if self.done is not None:
+            self.done += count
+            self.report("passages encoded", self.done, self.total)
+
+
+def _write(
+    corpus: Corpus,
+    settings: EmbeddingSettings,
+    folder: Path,
+    progress: _Progress,
+    encode: Callable[[Iterable[Sequence[str]]], Iterator[Vectors]],
+) -> VectorStore:
+    """Write the vectors of the windows that are missing, in order."""
+    (blank_1D,) = encode([[""]])
+    writer = VectorWriter(folder, len(corpus), blank_1D.shape[1], settings.dtype)
+    progress.begin(writer.written)
+    starts = range(writer.written, len(corpus), settings.batch_size * WINDOW_BATCHES)
+    windows = ([passage_text(one) for one in corpus[start : start + starts.step]] for start in starts)
+    for vectors_WD in encode(windows):
         for row in np.flatnonzero(~np.isfinite(vectors_WD).all(axis=1)).tolist():
-            ident = corpus[start + row].id
+            ident = corpus[writer.written + row].id
             raise DataError(
                 f"the encoder {settings.encoder} gave a vector that is not finite for the passage {ident!r}"
             )
         writer.append(vectors_WD)
     return writer.finish()
+
+
+def window_encoder(settings: EmbeddingSettings, each: Callable[[int], None] | None = None) -> Encode:
+    """Open the encoder; returns a function that encodes the texts of a window, batch by batch, the longest first.
+    `each` is called with the number of texts of every batch."""
+    source = encoder_folder(settings.encoder)
+    encoder = Encoder.open(source, settings.device, settings.encoder_dtype)
+    encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)
+
+    def encode_window(texts: Sequence[str]) -> Vectors:
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        found: list[Vectors] = []
+        for at in range(0, len(order), settings.batch_size):
+            found.append(encode([texts[place] for place in order[at : at + settings.batch_size]]))
+            if each is not None:
+                each(len(found[-1]))
+        return np.concatenate(found)[np.argsort(order)]
+
+    return encode_window
 
 
 def encode_passages(encoder: Encoder, settings: EmbeddingSettings, texts: Sequence[str], *, normalise: bool) -> Vectors:

@@ -55,9 +55,13 @@ class EmbeddingSettings(Settings):
     (servers raise it), and scores may differ in the seventh digit between batches."""
     device: str = "auto"
     """Device of the encoder and of exact search: `cpu`, `cuda`, `cuda:1`, …; `auto` is the GPU if there is one."""
+    devices: list[str] = Field(default=[], exclude=True)
+    """Several devices of one kind, such as `[cuda:0, cuda:1]` or `[cpu, cpu]`: each encodes a part of the corpus in a
+    process of its own (on a CPU with one thread), and holds a part of the vectors in exact search. The vectors and the
+    hits do not depend on their number. Not stored with an index."""
 
 
-EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "device", "encoder_dtype"})
+EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "device", "devices", "encoder_dtype"})
 """Settings that may be overridden when an index over vectors is opened."""
 
 E = TypeVar("E", bound=EmbeddingSettings)

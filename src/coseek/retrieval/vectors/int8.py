@@ -15,7 +15,7 @@ comparisons stay in integers.
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -125,7 +125,11 @@ class Int8Search(ScanSearch):
         self._bounds_2N = cast(Doubles, mapped(folder / "bounds.npy", "float64", (2, count)))
         self._scales = cast(Doubles, mapped(folder / "scales.npy", "float64", (-(-count // BLOCK),)))
 
-    def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
+    def _scan(self, tiles: Sequence[tuple[Queries, Shortlist]]) -> None:
+        for queries_QD, shortlist in tiles:
+            self._scan_tile(queries_QD, shortlist)
+
+    def _scan_tile(self, queries_QD: Queries, shortlist: Shortlist) -> None:
         wide_QD = queries_QD.astype(np.float64)
         scales_Q1 = np.abs(wide_QD).max(axis=1, keepdims=True) / (largest_query_code() or _LARGEST)
         codes_QD = np.rint(wide_QD / scales_Q1)

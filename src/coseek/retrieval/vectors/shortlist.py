@@ -42,6 +42,8 @@ class SearchResult(NamedTuple):
     """The ranking float64 scores, rounded to float32."""
     rescored_Q: Integers
     """The number of rows per query that were scored in float64."""
+    ranking_QK: Doubles
+    """The float64 scores, by which parts of a store are merged."""
 
 
 def scores_of(vectors_MD: Floats, queries_MD: Queries) -> Doubles:
@@ -165,7 +167,7 @@ class Shortlist:
         shape = (len(self._floor_Q), self._k)
         largest = float(np.finfo(np.float32).max)
         scores_QK = best.lower_M.clip(-largest, largest).astype(np.float32).reshape(shape)
-        return SearchResult(best.rows_M.reshape(shape), scores_QK, self._rescored_Q)
+        return SearchResult(best.rows_M.reshape(shape), scores_QK, self._rescored_Q, best.lower_M.reshape(shape))
 
     def _start(self) -> None:
         """Set the first floors from the peaks of the buffered blocks, then process these blocks."""
@@ -288,13 +290,13 @@ def _values(keys_M: Integers) -> Doubles:
 class ScanSearch(ABC):
     """Base of exact searches that scan a store and rank with a shortlist."""
 
-    def __init__(self, store: VectorStore, together: int) -> None:
-        """`together` queries share one scan."""
-        self._store, self._together = store, together
+    def __init__(self, store: VectorStore, together: int, tiles: int = 1) -> None:
+        """`together` queries are a tile, which shares one product. `tiles` of them share one pass over the store."""
+        self._store, self._together, self._tiles = store, together, tiles
 
     @abstractmethod
-    def _scan(self, queries_QD: Queries, shortlist: Shortlist) -> None:
-        """Pass every row of the store to the shortlist, block by block."""
+    def _scan(self, tiles: "Sequence[tuple[Queries, Shortlist]]") -> None:
+        """Pass every row of the store to the shortlist of every tile, block by block."""
 
     def search(self, queries_QD: Queries, k: int) -> tuple[Rows, NDArray[np.float32]]:
         """`(rows_QK, scores_QK)`, best first, ties by row; K is k, or N if the store has fewer rows."""
@@ -309,10 +311,13 @@ class ScanSearch(ABC):
         # A zero query scores 0 on every row, so its result is the first rows; no bound could separate them.
         rows_QK = np.broadcast_to(np.arange(shape[1]), shape).copy()
         scores_QK, rescored_Q = np.zeros(shape, dtype=np.float32), np.zeros(shape[0], dtype=np.int64)
+        ranking_QK = np.zeros(shape)
         asked = np.flatnonzero(queries_QD.any(axis=1))
-        for start in range(0, len(asked), together):
-            tile = asked[start : start + together]
-            shortlist = Shortlist(store, queries_QD[tile], k)
-            self._scan(queries_QD[tile], shortlist)
-            rows_QK[tile], scores_QK[tile], rescored_Q[tile] = shortlist.found()
-        return SearchResult(rows_QK, scores_QK, rescored_Q)
+        places = [asked[start : start + together] for start in range(0, len(asked), together)]
+        for first in range(0, len(places), self._tiles):
+            some = places[first : first + self._tiles]
+            tiles = [(queries_QD[tile], Shortlist(store, queries_QD[tile], k)) for tile in some]
+            self._scan(tiles)
+            for tile, (_, shortlist) in zip(some, tiles, strict=True):
+                rows_QK[tile], scores_QK[tile], rescored_Q[tile], ranking_QK[tile] = shortlist.found()
+        return SearchResult(rows_QK, scores_QK, rescored_Q, ranking_QK)

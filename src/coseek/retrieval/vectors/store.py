@@ -128,6 +128,14 @@ class VectorStore:
         """Bytes of the vectors."""
         return sum(shard.nbytes for shard in self._shards)
 
+    def part(self, first: int, last: int) -> "VectorStore":
+        """The rows from `first` up to `last`, as views."""
+        shards: list[Floats] = []
+        for start, shard in zip(self._starts.tolist(), self._shards, strict=False):
+            inside = shard[max(0, first - start) : max(0, last - start)]
+            shards += [inside] if len(inside) else []
+        return VectorStore(shards, self.norms_N[first:last])
+
     def blocks(self, rows: int) -> Iterator[tuple[int, Floats]]:
         """Yield `(first row, vectors_BD)` of at most `rows` rows, in order; a block ends where its shard ends."""
         for first, shard in zip(self._starts.tolist(), self._shards, strict=False):

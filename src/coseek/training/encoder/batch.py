@@ -36,8 +36,11 @@ class EncoderBatch:
     """Target probability of each slot for each row (`kl`); 0 at other rows' slots."""
 
     @classmethod
-    def contrastive(cls, rows: Sequence[TrainingExample], in_batch: bool) -> "EncoderBatch":
-        """Make a batch of each row's positive and negatives, with `in_batch` also those of all other rows."""
+    def contrastive(
+        cls, rows: Sequence[TrainingExample], in_batch: bool, in_batch_rows: int | None = None
+    ) -> "EncoderBatch":
+        """Make a batch of each row's positive and negatives, with `in_batch` also those of all other rows, or of those
+        in the same block of `in_batch_rows` rows."""
         slots = [(number, given) for number, row in enumerate(rows) for given in (row.positive, *row.negatives)]
         owner_S = torch.tensor([number for number, _ in slots])
         own_BS = owner_S == torch.arange(len(rows))[:, None]
@@ -48,7 +51,9 @@ class EncoderBatch:
         kin_BB = _same(question_B, question_B) | _same(query_B, query_B)
         holds_BS = _same(id_S[positive_B], id_S) | _same(text_S[positive_B], text_S)  # the positive of row B
         right_BS = (kin_BB.float() @ holds_BS.float()) > 0
-        negative_BS = ~right_BS & (own_BS | (~_same(question_B, question_B[owner_S]) & torch.tensor(in_batch)))
+        block_B = torch.arange(len(rows)) // (in_batch_rows or len(rows) or 1)
+        shared_BS = _same(block_B, block_B[owner_S]) & torch.tensor(in_batch)
+        negative_BS = ~right_BS & (own_BS | (~_same(question_B, question_B[owner_S]) & shared_BS))
         allowed_BS = negative_BS | (torch.arange(len(slots)) == positive_B[:, None])
         return cls._of(rows, [given for _, given in slots], allowed_BS, positive_B, torch.zeros(allowed_BS.shape))
 

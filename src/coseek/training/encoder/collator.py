@@ -69,9 +69,13 @@ class Collator:
     in_batch: bool
     kl: bool
     workers: Workers = ALONE
+    in_batch_rows: int | None = None
 
     def __call__(self, rows: Sequence[TrainingExample]) -> Features:
-        batch = EncoderBatch.weighed(rows) if self.kl else EncoderBatch.contrastive(rows, self.in_batch)
+        if self.kl:
+            batch = EncoderBatch.weighed(rows)
+        else:
+            batch = EncoderBatch.contrastive(rows, self.in_batch, self.in_batch_rows)
         features: Features = {}
         sides: list[tuple[Side, Sequence[str]]] = [("query", batch.queries), ("passage", batch.passages)]
         for side, texts in sides:

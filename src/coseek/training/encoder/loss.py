@@ -29,8 +29,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import CachedLossMixin, RandContext
 from sentence_transformers.base.losses.gradcache import _minibatch_ranges
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from coseek.core.errors import RunError
+from coseek.core.errors import RunError, SettingError
 from coseek.training.encoder.recipe import RetrieverLoss
 from coseek.training.trainer.workers import ALONE, Workers
 
@@ -41,6 +42,17 @@ Target: TypeAlias = dict[str, Tensor]
 
 TARGET_FLOOR = 1e-8
 """Lower bound of targets: a target of 0, which a float32 softmax can give, would make the divergence infinite."""
+
+
+def checkpoint_activations(model: SentenceTransformer) -> None:
+    """Recompute the activations of the encoder's layers in the backward pass. A model that cannot is a
+    `SettingError`."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            if not module.supports_gradient_checkpointing:
+                raise SettingError(f"{type(module).__name__} cannot recompute its layers; set checkpointing=false")
+            # Not reentrant: that kind drops the gradients of layers above frozen ones.
+            module.activation_checkpointing_enable({"use_reentrant": False})
 
 
 def contrastive(scores_BS: Tensor, allowed_BS: Tensor, positive_B: Tensor) -> Tensor:

@@ -67,6 +67,9 @@ class RetrieverLoss(Settings):
     """Maximum negatives per row; from more, a new sample is drawn every epoch (`contrastive`)."""
     in_batch: bool = True
     """Use the passages of other rows, those of all workers included, as negatives too (`contrastive`)."""
+    in_batch_rows: int | None = Field(default=None, ge=1)
+    """Rows of an update that are negatives of each other; all of them if not set. With half of `batch_size`, an update
+    has the gradient of two accumulated batches."""
 
 
 class RetrieverUpdates(Settings):
@@ -83,6 +86,9 @@ class RetrieverUpdates(Settings):
     cached: bool = True
     """Encode a batch of several micro-batches twice and keep the activations of one micro-batch at a time (GradCache,
     Gao et al. 2021): the same gradient, a third slower, and far less memory. False keeps all activations."""
+    checkpointing: bool = False
+    """Keep the inputs of layers instead of all activations, and compute these again in the backward pass: long texts
+    need far less memory, for a third more time."""
     precision: TrainingPrecision = "float32"
     """Precision of the forward pass; weights and optimiser stay float32. `auto`: the fastest on this machine."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=2e-5, decay="linear", decay_from=0.0)
