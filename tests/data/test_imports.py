@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coseek.core.errors import DataError, SettingError, UnknownName, UserError
 from coseek.core.files import Json
 from coseek.data.dataset import Dataset
-from coseek.data.imports import deal, format_names, import_data, parse_shares
+from coseek.data.imports import format_names, import_data, parse_shares, split_by_shares
 from coseek.data.imports._sources import PassageCollector
 from coseek.data.question import Question
 
@@ -145,20 +145,21 @@ def test_qed_joins_an_answer_of_several_spans(tmp_path: Path) -> None:
 
 def test_flashrag_and_search_r1_lines_give_the_same_question(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
-    flashrag: Json = {"id": "nq-test-3", "question": "Who?", "golden_answers": ["Bob"], "gold_ids": ["7"]}
+    (tmp_path / "nq").mkdir()
+    flashrag: Json = {"id": "test_3", "question": "Who?", "golden_answers": ["Bob"], "gold_ids": ["7"]}
     search_r1: Json = {
         "data_source": "nq",
         "prompt": [{"role": "user", "content": "Answer. Question: what? is an example.\nQuestion: Who?\n"}],
         "reward_model": {"style": "rule", "ground_truth": {"target": ["Bob"]}},
         "extra_info": {"split": "test", "index": 3},
     }
-    import_data("flashrag", [corpus, write_lines(tmp_path / "a.jsonl", flashrag)], tmp_path / "a")
+    import_data("flashrag", [corpus, write_lines(tmp_path / "nq" / "test.jsonl", flashrag)], tmp_path / "a")
     import_data("search-r1", [corpus, write_lines(tmp_path / "b.jsonl", search_r1)], tmp_path / "b")
     one, other = only_question(tmp_path / "a"), only_question(tmp_path / "b")
     assert (
         (one.id, one.question, one.answers)
         == (other.id, other.question, other.answers)
-        == ("nq-test-3", "Who?", ("Bob",))
+        == ("nq/test_3", "Who?", ("Bob",))
     )
     assert one.gold_ids == ("7",)
     assert Dataset(tmp_path / "a").corpus.by_id("7").title == "Ada"
@@ -185,7 +186,7 @@ def test_two_sets_in_one_search_r1_file_do_not_share_their_ids(tmp_path: Path) -
     corpus = write_lines(tmp_path / "corpus.jsonl", {"id": "7", "contents": '"Ada"\nA film.'})
     lines = write_lines(tmp_path / "train.jsonl", *search_r1_rows("nq", "hotpotqa"))
     import_data("search-r1", [corpus, lines], tmp_path / "out", split="train")
-    assert [one.id for one in Dataset(tmp_path / "out").questions("train")] == ["nq-train_0", "hotpotqa-train_0"]
+    assert [one.id for one in Dataset(tmp_path / "out").questions("train")] == ["nq/train_0", "hotpotqa/train_0"]
 
 
 def test_parquet_is_read_as_the_same_lines_are(tmp_path: Path) -> None:
@@ -293,10 +294,10 @@ QUESTIONS = [Question(str(number), "?") for number in range(2_000)]
 
 def test_questions_are_dealt_out_by_their_ids_alone() -> None:
     shares = parse_shares("train=.7, dev=.1,test=.2")
-    dealt = deal(QUESTIONS, shares)
+    dealt = split_by_shares(QUESTIONS, shares)
     assert sorted(question.id for part in dealt.values() for question in part) == sorted(q.id for q in QUESTIONS)
     assert all(abs(len(dealt[name]) / 2_000 - share) < 0.04 for name, share in shares.items())
-    half = deal(QUESTIONS[::2], shares)
+    half = split_by_shares(QUESTIONS[::2], shares)
     assert all({q.id for q in half[name]} <= {q.id for q in dealt[name]} for name in shares)
 
 
@@ -308,7 +309,7 @@ def test_shares_that_do_not_sum_to_one_are_refused(text: str) -> None:
 
 def test_a_share_too_small_for_a_question_is_refused() -> None:
     with pytest.raises(UserError, match="no question fell to 'dev'"):
-        deal(QUESTIONS[:3], {"train": 0.999, "dev": 0.001})
+        split_by_shares(QUESTIONS[:3], {"train": 0.999, "dev": 0.001})
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "Ada", "Ada #2", "Bob"]), st.sampled_from("xyz")), max_size=12))

@@ -6,7 +6,8 @@
 import hashlib
 import os
 import weakref
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import overload
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError, DiskFault
-from coseek.core.files import parse_line, read_json, write_json
+from coseek.core.files import json_line, parse_line, read_json, write_json
 from coseek.data.passage import Corpus, Passage, update_digest
 
 Longs = NDArray[np.int64]
@@ -51,20 +52,30 @@ class CorpusFile(Corpus):
     @classmethod
     def scan(cls, path: Path) -> "CorpusFile":
         """Read the file once, for the positions of its lines and its digest. Raises `DataError` for repeated ids."""
-        spans: list[tuple[int, int]] = []
-        hashes: list[int] = []
+        return cls._located(path, _passages(path), str(path))
+
+    @classmethod
+    def write(cls, path: Path, passages: Iterable[Passage], source: str) -> "CorpusFile":
+        """Write passages as they come, in 24 bytes of memory each. Raises `DataError` for repeated ids and for none,
+        naming `source`."""
+        return cls._located(path, _written(path, passages), source)
+
+    @classmethod
+    def _located(cls, path: Path, lines: Iterable[tuple[int, int, Passage]], source: str) -> "CorpusFile":
+        spans, hashes = array("q"), array("q")
         sha = hashlib.sha256()
-        for start, end, passage in _passages(path):
-            spans.append((start, end))
+        for start, end, passage in lines:
+            spans.extend((start, end))
             hashes.append(_hash(passage.id))
             update_digest(sha, passage)
         if not spans:
-            raise DataError(f"{path} is empty; it needs at least one passage")
-        hashes_N = np.array(hashes, dtype=np.int64)
+            raise DataError(f"{source} is empty; it needs at least one passage")
+        hashes_N = np.frombuffer(hashes, dtype=np.int64)
         order_N = np.argsort(hashes_N, kind="stable")
         pairs_N2 = np.stack([hashes_N[order_N], order_N], axis=1)
-        made = cls(path, np.array(spans, dtype=np.int64), pairs_N2, sha.hexdigest(), _stamp(path))
-        made._check_unique()
+        spans_N2 = np.frombuffer(spans, dtype=np.int64).reshape(-1, 2)
+        made = cls(path, spans_N2, pairs_N2, sha.hexdigest(), _stamp(path))
+        made._check_unique(source)
         return made
 
     @classmethod
@@ -127,13 +138,13 @@ class CorpusFile(Corpus):
         except DataError as error:
             raise DiskFault(f"{error} (the file was written to while it was in use; make the index anew)") from None
 
-    def _check_unique(self) -> None:
+    def _check_unique(self, source: str) -> None:
         hashes_N, rows_N = self._hashes_N2[:, 0], self._hashes_N2[:, 1]
         for place in np.flatnonzero(hashes_N[1:] == hashes_N[:-1]).tolist():
             # Equal hashes are adjacent; three equal ones make two pairs.
             one, other = (self._read(row).id for row in rows_N[place : place + 2].tolist())
             if one == other:
-                raise DataError(f"{self.path} has the id {one!r} twice; ids must be unique")
+                raise DataError(f"{source} has the id {one!r} twice; ids must be unique")
 
 
 def _passages(path: Path) -> Iterator[tuple[int, int, Passage]]:
@@ -152,6 +163,15 @@ def _passages(path: Path) -> Iterator[tuple[int, int, Passage]]:
                 passage = Passage.from_json(row)
             except DataError as error:
                 raise DataError(f"{where}: {error}") from None
+            yield start, at, passage
+
+
+def _written(path: Path, passages: Iterable[Passage]) -> Iterator[tuple[int, int, Passage]]:
+    """Write each passage as a line; yields its start byte, its end byte and the passage."""
+    at = 0
+    with path.open("wb") as file:
+        for passage in passages:
+            start, at = at, at + file.write(json_line(passage.to_json()).encode())
             yield start, at, passage
 
 

@@ -32,12 +32,16 @@ class Dataset:
         """The names of the splits, sorted."""
         return sorted(path.name[len("questions.") : -len(".jsonl")] for path in self.folder.glob("questions.*.jsonl"))
 
+    def split_path(self, split: str) -> Path:
+        """The file of a split."""
+        return self.folder / f"questions.{split}.jsonl"
+
     def questions(self, split: str) -> list[Question]:
         """The questions of a split; every gold id must be in the corpus."""
         if split not in self.splits:
             known = ", ".join(self.splits) or "none"
             raise DataError(f"{self.folder} has no split {split!r}{nearest(split, self.splits)} It has: {known}")
-        path = self.folder / f"questions.{split}.jsonl"
+        path = self.split_path(split)
         questions = load_questions(path)
         for question in questions:
             for ident in question.gold_ids:

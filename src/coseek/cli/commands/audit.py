@@ -1,21 +1,87 @@
-"""Check every invariant of stored runs, and name what is broken."""
+"""Check every invariant of stored runs, or what a corpus lacks, and name what is broken."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coseek.agents.factory import decoder_of
-from coseek.cli.terminal import AsJson, new_app, print_json, say
-from coseek.core.files import JsonObject
+from coseek.cli.options import Split
+from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, parse_rows, write_json, write_jsonl
 from coseek.data.audit import Audit, audit_run
+from coseek.data.dataset import Dataset
+from coseek.data.passage import Passage
+from coseek.data.question import load_questions
 from coseek.data.run import Run
+from coseek.measure.corpus_coverage import corpus_coverage
+from coseek.pipelines.agent_run import check_questions
+
+TOLD = 1_000_000
+"""Passages between two lines of progress."""
+RUNS = "runs"
+"""The command of everything that is not the name of another one: `coseek audit RUN`."""
+
+
+class RunsByDefault(typer.core.TyperGroup):
+    """A group whose first command is taken where none is named."""
+
+    # typer hides the base class of its context, which the overridden method takes.
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        named = args[:1] and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else [RUNS, *args])
+
 
 app = new_app()
 
 
+@app.callback(cls=RunsByDefault)
+def audit() -> None:
+    """Check every invariant of stored runs: `coseek audit RUN…`. Or what a corpus lacks: `coseek audit corpus DATA`."""
+
+
 @app.command()
-def audit(
+def corpus(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="The data-set folder.")],
+    split: Split = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A .jsonl file for the unreachable questions, or a .json file for everything.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the questions whose gold passages or answers the corpus does not hold, which no retriever can reach.
+
+    Counts them by data set, with the most that this costs in recall and EM. Reads the corpus once, without holding it.
+    """
+    dataset = Dataset(data)
+    if split is not None:
+        check_questions(data, split)
+    splits = {name: load_questions(dataset.split_path(name)) for name in ([split] if split else dataset.splits)}
+    if not splits:
+        raise DataError(f"{data} has no questions; it needs at least one questions.SPLIT.jsonl")
+    found = corpus_coverage(passages_of(dataset), splits)
+    if out is not None and out.suffix == ".jsonl":
+        write_jsonl(out, (row.to_json() for row in found.unreachable))
+    elif out is not None:
+        write_json(out, found.to_json())
+    if as_json:
+        print_json(found.to_json())
+    else:
+        stdout_console().print(found.table().rich())
+
+
+def passages_of(dataset: Dataset) -> Iterator[Passage]:
+    """The passages of the corpus file, one at a time."""
+    for number, passage in enumerate(parse_rows(dataset.corpus_path, Passage.from_json), start=1):
+        if number % TOLD == 0:
+            say(f"{number:,} passages read")
+        yield passage
+
+
+@app.command(RUNS)
+def runs_(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
     as_json: AsJson = False,
 ) -> int:

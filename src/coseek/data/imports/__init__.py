@@ -18,12 +18,13 @@ from coseek.core.files import JsonObject, atomic_folder, write_json
 from coseek.core.fingerprint import file_digest
 from coseek.core.plugins import plugin_name
 from coseek.data.corpus_file import CorpusFile
+from coseek.data.imports._published import Deal, origin_of
 from coseek.data.imports._sources import ImportedData, expand
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, load_questions, save_questions
 
 PACKAGE = "coseek.data.imports"
-_CARD = "source.json"
+CORPUS, _CARD = "corpus.jsonl", "source.json"
 TEST = "test"
 """The default split."""
 _SPLIT = re.compile(r"[\w-]+")
@@ -61,27 +62,67 @@ def import_data(
     *,
     split: str | None = None,
     shares: Mapping[str, float] | None = None,
+    deal: Deal | None = None,
 ) -> ImportSummary:
     """Read `sources` (files, plain or gzipped, or a folder of them) and write the data-set folder `out`.
 
-    All questions go to `split` (default `test`), or are split by `shares` (name → share, summing to 1); a format with
-    splits of its own takes neither. A folder with the same corpus keeps its other splits; one with anything else is
-    refused. Raises `DataError` and `SettingError`; nothing is written then.
+    All questions go to `split` (default `test`), or are split by `shares` (name → share, summing to 1), or by a `deal`
+    of published data sets; a format with splits of its own takes none of these. A folder with the same corpus keeps its
+    other splits; one with anything else is refused. Raises `DataError` and `SettingError`; nothing is written then.
     """
     part = cast(ImportFormat, registry.find_plugin("data format", PACKAGE, format_name, {"read": None}))
     for name in shares or (TEST if split is None else split,):
         _check_name(name)
     if shares is not None:
         _check_shares(shares)
+    if deal is not None and (split is not None or shares is not None):
+        raise SettingError("--train and --test deal the questions out; leave --split and --shares out")
     files = part.files(sources) if hasattr(part, "files") else expand(sources, plugin_name(format_name))
+    if deal is not None:
+        alone = deal.leaves_alone(sources)
+        files = [file for file in files if file not in alone]
+    _check_out(out)
     reading = part.read(files)
-    if not reading.passages or not (reading.questions or reading.splits):
-        missing = "passages" if not reading.passages else "questions"
-        raise DataError(
-            f"no {missing} found in {', '.join(str(file) for file in files)} as {format_name}; check the files"
-        )
-    corpus = Corpus(reading.passages, source=f"what was read as {format_name}")
-    splits = _splits(format_name, reading, split, shares)
+    found: list[ImportSummary] = []
+
+    def fill(folder: Path) -> None:
+        passages = iter(reading.passages)
+        first = next(passages, None)
+        if first is None:
+            raise _nothing("passages", files, format_name)
+        corpus = CorpusFile.write(folder / CORPUS, chain([first], passages), source=f"what was read as {format_name}")
+        if not (reading.questions or reading.splits):
+            raise _nothing("questions", files, format_name)
+        splits = _splits(format_name, reading, split, shares, deal)
+        _check_gold(splits, corpus)
+        counts = {name: len(questions) for name, questions in splits.items()}
+        found.append(ImportSummary(out, len(corpus), counts, dict(reading.notes)))
+        for name, questions in {**_other_splits(out, corpus.digest), **splits}.items():
+            save_questions(folder / f"questions.{name}.jsonl", questions)
+        card: JsonObject = {  # names and digests of the files, no paths of this machine
+            "format": format_name,
+            "files": {_card_name(file): file_digest(file) for file in files},
+            "passages": len(corpus),
+            "questions": {**counts},
+            "notes": dict(reading.notes),
+        }
+        write_json(folder / _CARD, card)
+
+    atomic_folder(out, fill)
+    return found[0]
+
+
+def _nothing(what: str, files: Sequence[Path], format_name: str) -> DataError:
+    return DataError(f"no {what} found in {', '.join(map(str, files))} as {format_name}; check the files")
+
+
+def _card_name(file: Path) -> str:
+    """The name of a source; with its folder where that names the data set (`nq/train.jsonl`)."""
+    return f"{file.absolute().parent.name}/{file.name}" if origin_of(file) is not None else file.name
+
+
+def _check_gold(splits: Mapping[str, Sequence[Question]], corpus: Corpus) -> None:
+    """Refuse gold passages outside of the corpus."""
     for question in chain(*splits.values()):
         for ident in question.gold_ids:
             if not corpus.has(ident):
@@ -89,16 +130,6 @@ def import_data(
                     f"question {question.id!r} names the gold passage {ident!r}, which is not in the corpus; "
                     "give the corpus file that belongs to these questions"
                 )
-    counts = {name: len(questions) for name, questions in splits.items()}
-    card: JsonObject = {  # names and digests of the files, no paths of this machine
-        "format": format_name,
-        "files": {file.name: file_digest(file) for file in files},
-        "passages": len(corpus),
-        "questions": {**counts},
-        "notes": dict(reading.notes),
-    }
-    _write(out, corpus, splits, card)
-    return ImportSummary(out, len(corpus), counts, dict(reading.notes))
 
 
 def parse_shares(text: str) -> dict[str, float]:
@@ -116,7 +147,7 @@ def parse_shares(text: str) -> dict[str, float]:
     return shares
 
 
-def deal(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str, list[Question]]:
+def split_by_shares(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str, list[Question]]:
     """Split questions by a hash of their ids: a question's split does not depend on the others.
 
     The shares are met on average. Raises `SettingError` for a share that gets no question.
@@ -138,21 +169,28 @@ def deal(questions: Sequence[Question], shares: Mapping[str, float]) -> dict[str
 
 
 def _splits(
-    format_name: str, reading: ImportedData, split: str | None, shares: Mapping[str, float] | None
+    format_name: str,
+    reading: ImportedData,
+    split: str | None,
+    shares: Mapping[str, float] | None,
+    deal: Deal | None,
 ) -> dict[str, list[Question]]:
     if reading.splits:
-        if split is not None or shares is not None:
+        if not (split is None and shares is None and deal is None):
             own = ", ".join(reading.splits)
-            raise SettingError(f"{format_name} has splits of its own here ({own}); leave --split and --shares out")
+            options = "--split, --shares, --train and --test"
+            raise SettingError(f"{format_name} has splits of its own here ({own}); leave {options} out")
         for name in reading.splits:
             _check_name(name)
         return {name: list(questions) for name, questions in reading.splits.items()}
+    asked = list(reading.questions)
+    splits = deal.apply(reading.published) if deal is not None else {split or TEST: asked}
     seen: set[str] = set()
-    for question in reading.questions:  # over all splits
+    for question in chain(*splits.values()):  # over all splits
         if question.id in seen:
             raise DataError(f"the question id {question.id!r} stands twice in the sources; ids must be unique")
         seen.add(question.id)
-    return deal(reading.questions, shares) if shares else {split or TEST: list(reading.questions)}
+    return split_by_shares(asked, shares) if shares else splits
 
 
 def _check_name(split: str) -> None:
@@ -166,29 +204,21 @@ def _check_shares(shares: Mapping[str, float]) -> None:
         raise SettingError(f"the shares {written} do not sum to 1; write for example train=.7,dev=.1,test=.2")
 
 
-def _write(out: Path, corpus: Corpus, splits: Mapping[str, Sequence[Question]], card: JsonObject) -> None:
-    kept = {name: questions for name, questions in _other_splits(out, corpus).items() if name not in splits}
-
-    def fill(folder: Path) -> None:
-        corpus.save(folder / "corpus.jsonl")
-        for name, questions in {**kept, **splits}.items():
-            save_questions(folder / f"questions.{name}.jsonl", questions)
-        write_json(folder / _CARD, card)
-
-    atomic_folder(out, fill)
-
-
-def _other_splits(out: Path, corpus: Corpus) -> dict[str, list[Question]]:
-    """The splits that `out` holds; refuses a folder with other files or another corpus."""
+def _check_out(out: Path) -> None:
+    """Refuse a file, and a folder that holds anything else than a data set that was imported."""
     if not out.exists():
-        return {}
+        return
     if not out.is_dir():
         raise DataError(f"{out} is a file; choose a folder for the data set")
-    ours = {"corpus.jsonl", _CARD, *(path.name for path in out.glob("questions.*.jsonl"))}
+    ours = {CORPUS, _CARD, *(path.name for path in out.glob("questions.*.jsonl"))}
     if strangers := [path.name for path in out.iterdir() if path.name not in ours]:
         raise DataError(f"{out} holds other files ({strangers[0]}); choose an empty or new folder for the data set")
-    there = out / "corpus.jsonl"
-    if there.exists() and CorpusFile.scan(there).digest != corpus.digest:  # scanned, not loaded, to save memory
+
+
+def _other_splits(out: Path, digest: str) -> dict[str, list[Question]]:
+    """The splits that `out` holds; refuses a folder with a corpus of another digest."""
+    there = out / CORPUS
+    if there.exists() and CorpusFile.scan(there).digest != digest:
         raise DataError(f"{out} holds another corpus; choose another folder, or delete that one first")
     files = sorted(out.glob("questions.*.jsonl"))
     return {path.name[len("questions.") : -len(".jsonl")]: load_questions(path) for path in files}

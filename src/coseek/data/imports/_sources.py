@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -13,7 +13,7 @@ from coseek.core.strict_json import fault_in
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 
-_KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".parquet")
+KINDS = (".json", ".jsonl", ".jsonlines", ".csv", ".parquet")
 _ROWS_AT_ONCE = 1024
 
 
@@ -83,9 +83,9 @@ def expand(sources: Sequence[Path], format_name: str) -> list[Path]:
             open_text(source).close()  # a missing file is refused before anything is read
             files.append(source)
             continue
-        found = sorted(path for path in source.iterdir() if kind_of(path) in _KINDS)
+        found = sorted(path for path in source.iterdir() if kind_of(path) in KINDS)
         if not found:
-            raise DataError(f"{source} holds no {', '.join(_KINDS)} file (plain or .gz); name the files to import")
+            raise DataError(f"{source} holds no {', '.join(KINDS)} file (plain or .gz); name the files to import")
         files.extend([path for path in found if path.name.startswith(f"{format_name}_")] or found)
     if not files:
         raise DataError(f"nothing to import as {format_name}; name at least one file")
@@ -142,13 +142,18 @@ def _parquet(path: Path) -> Iterator[JsonObject]:
 
 @dataclass(frozen=True, slots=True)
 class ImportedData:
-    """The passages and questions of the sources, in order."""
+    """The passages and questions of the sources, in order.
 
-    passages: tuple[Passage, ...]
-    questions: tuple[Question, ...]
+    `passages` is read once, and before the questions: a large corpus is a generator, which may still be filling them.
+    """
+
+    passages: Iterable[Passage]
+    questions: Sequence[Question]
     """Empty where the sources have splits."""
     notes: Mapping[str, int] = field(default_factory=dict)
-    splits: Mapping[str, tuple[Question, ...]] = field(default_factory=dict)
+    splits: Mapping[str, Sequence[Question]] = field(default_factory=dict)
+    published: Mapping[tuple[str, str], Sequence[Question]] = field(default_factory=dict)
+    """(data set, split of the publisher) → questions, where the sources say so; `questions` holds them, too."""
 
 
 class PassageCollector:

@@ -29,7 +29,7 @@ def files(sources: Sequence[Path]) -> list[Path]:
 def read(sources: Sequence[Path]) -> ImportedData:
     """The folder's splits. Queries without judgements are left out and counted."""
     corpus, queries, *judged = sources
-    passages = tuple(_passage(row) for row in read_rows(corpus))
+    passages = (_passage(row) for row in read_rows(corpus))
     texts = {row.text("_id"): row.text("text") for row in read_rows(queries)}
     splits = {path.stem: _questions(path, texts) for path in judged}
     used = {question.id for questions in splits.values() for question in questions}

@@ -1,0 +1,221 @@
+"""Corpus coverage: the questions whose gold passages or answers a corpus does not hold, which no retriever can reach.
+
+The corpus is read once, passage by passage; all answers are looked for together, in a trie over normalised words.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from coseek.core.files import Json, JsonObject
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.measure.answers import normalise
+from coseek.measure.question_groups import ALL
+from coseek.measure.table import Table
+
+CLOSED = frozenset({"yes", "no", "true", "false", "noanswer"})
+_ODD = re.compile(r"[^\w\s]")
+# Han, kana and Hangul have no reliable spaces, so that each character counts as a word.
+_CJK = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff])")
+
+
+def answer_words(text: str) -> list[str]:
+    """The normalised words of a text, as cover-EM compares them, but without Unicode punctuation, which may be glued to
+    a word, and with CJK characters one by one."""
+    found = normalise(text)
+    return (found if found.isascii() else _CJK.sub(r" \1 ", _ODD.sub(" ", found))).split()
+
+
+def is_decidable(words: Sequence[str]) -> bool:
+    """Whether an answer's presence says anything: yes, no and numbers are in passages by chance, or are derived."""
+    return bool(words) and not "".join(words).isdigit() and " ".join(words) not in CLOSED
+
+
+@dataclass(slots=True)
+class _Node:
+    """A word of the trie."""
+
+    after: dict[str, "_Node"] = field(default_factory=dict)
+    answers: list[tuple[str, ...]] = field(default_factory=list)
+    """Answers that end here: at most one."""
+
+
+class AnswerFinder:
+    """Which of a set of answers occur in texts, as whole words."""
+
+    def __init__(self, answers: Iterable[tuple[str, ...]]) -> None:
+        self.found: set[tuple[str, ...]] = set()
+        self._root = _Node()
+        wanted = {answer for answer in answers if answer}
+        self._open = Counter(answer[0] for answer in wanted)
+        for answer in wanted:
+            node = self._root
+            for word in answer:
+                node = node.after.setdefault(word, _Node())
+            node.answers.append(answer)
+
+    def read(self, text: str) -> None:
+        """Look for the answers in one text, in time linear in its words (times the longest answer)."""
+        words = answer_words(text)
+        first = self._root.after
+        for start, word in enumerate(words):
+            node, at = first.get(word), start
+            while node is not None:
+                for answer in node.answers:
+                    self._add(answer)
+                at += 1
+                node = node.after.get(words[at]) if at < len(words) else None
+
+    def _add(self, answer: tuple[str, ...]) -> None:
+        if answer in self.found:
+            return
+        self.found.add(answer)
+        self._open[answer[0]] -= 1
+        if not self._open[answer[0]]:  # nothing else begins with this word, so it is not looked for any more
+            del self._root.after[answer[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionCoverage:
+    """What the corpus lacks of one question."""
+
+    split: str
+    question: Question
+    missing_gold: tuple[str, ...]
+    """Gold ids without a passage."""
+    answer: bool | None
+    """Whether a passage holds a gold answer; `None` where that says nothing (yes, no, numbers), or without answers."""
+
+    @property
+    def is_reachable(self) -> bool:
+        return not self.missing_gold and self.answer is not False
+
+    def to_json(self) -> JsonObject:
+        return {
+            "split": self.split,
+            "id": self.question.id,
+            "dataset": self.question.dataset,
+            "question": self.question.question,
+            "answers": [*self.question.answers],
+            "missing_gold_ids": [*self.missing_gold],
+            "answer_in_corpus": self.answer,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageSummary:
+    """The counts of one group of questions, and what they cost at most."""
+
+    questions: int
+    with_gold: int
+    gold_missing: int
+    """Questions with at least one gold passage that is not in the corpus."""
+    with_answers: int
+    undecidable: int
+    """Questions whose answers are all yes, no or numbers."""
+    answer_absent: int
+    recall_lost: float | None
+    """Share of gold passages that no search can find, mean over the questions with gold passages; in [0, 1]."""
+    em_lost: float | None
+    """Share of the questions with answers whose answer no passage holds: EM loses at most this, and nothing where the
+    agent knows the answer; in [0, 1]."""
+
+    @classmethod
+    def of(cls, rows: Sequence[QuestionCoverage]) -> "CoverageSummary":
+        gold = [row for row in rows if row.question.gold_ids]
+        answered = [row for row in rows if row.question.answers]
+        absent = sum(row.answer is False for row in answered)
+        return cls(
+            questions=len(rows),
+            with_gold=len(gold),
+            gold_missing=sum(bool(row.missing_gold) for row in gold),
+            with_answers=len(answered),
+            undecidable=sum(row.answer is None for row in answered),
+            answer_absent=absent,
+            recall_lost=fmean(len(row.missing_gold) / len(row.question.gold_ids) for row in gold) if gold else None,
+            em_lost=absent / len(answered) if answered else None,
+        )
+
+    def to_json(self) -> JsonObject:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusCoverage:
+    """The coverage of all questions by a corpus."""
+
+    passages: int
+    rows: tuple[QuestionCoverage, ...]
+
+    @property
+    def summaries(self) -> dict[str, CoverageSummary]:
+        """The summary of all questions, then by data set, or by split where questions do not name one."""
+        groups: dict[str, list[QuestionCoverage]] = {}
+        for row in self.rows:
+            groups.setdefault(row.question.dataset or row.split, []).append(row)
+        parts = {name: CoverageSummary.of(rows) for name, rows in sorted(groups.items())}
+        return {ALL: CoverageSummary.of(self.rows), **(parts if len(parts) > 1 else {})}
+
+    @property
+    def unreachable(self) -> Iterator[QuestionCoverage]:
+        """The questions that lack a gold passage or the answer, in order."""
+        return (row for row in self.rows if not row.is_reachable)
+
+    def table(self) -> Table:
+        """One row per data set."""
+        columns = (
+            "data set", "questions", "gold missing", "recall lost, at most", "answer absent", "not decidable",
+            "EM lost, at most",
+        )  # fmt: skip
+        rows = [
+            (
+                name,
+                f"{one.questions:,}",
+                _of(one.gold_missing, one.with_gold),
+                _share(one.recall_lost),
+                _of(one.answer_absent, one.with_answers - one.undecidable),
+                _of(one.undecidable, one.with_answers),
+                _share(one.em_lost),
+            )
+            for name, one in self.summaries.items()
+        ]
+        notes = (
+            f"{self.passages:,} passages. Gold missing: a gold passage is not in the corpus. Answer absent: no passage "
+            "holds a gold answer as whole words. Not decidable: yes, no and numbers.",
+        )
+        return Table(columns, tuple(rows), notes)
+
+    def to_json(self) -> JsonObject:
+        groups: dict[str, Json] = {name: one.to_json() for name, one in self.summaries.items()}
+        return {"passages": self.passages, "groups": groups, "unreachable": [row.to_json() for row in self.unreachable]}
+
+
+def _of(count: int, whole: int) -> str:
+    return f"{count:,} of {whole:,}" if whole else "–"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def corpus_coverage(passages: Iterable[Passage], splits: Mapping[str, Sequence[Question]]) -> CorpusCoverage:
+    """Read the passages once, and find what they lack of the questions of each split."""
+    questions = [(split, question) for split, asked in splits.items() for question in asked]
+    words = {answer: tuple(answer_words(answer)) for _, question in questions for answer in question.answers}
+    # Numbers are looked for, too: they count where another answer of the question is decidable.
+    finder = AnswerFinder(words.values())
+    missing = {ident for _, question in questions for ident in question.gold_ids}
+    count = 0
+    for passage in passages:
+        count += 1
+        missing.discard(passage.id)
+        finder.read(f"{passage.title} {passage.text}")
+    rows = []
+    for split, question in questions:
+        golds = [words[answer] for answer in question.answers]
+        held = any(gold in finder.found for gold in golds) if any(map(is_decidable, golds)) else None
+        rows.append(QuestionCoverage(split, question, tuple(one for one in question.gold_ids if one in missing), held))
+    return CorpusCoverage(count, tuple(rows))

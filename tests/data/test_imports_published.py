@@ -1,0 +1,148 @@
+"""FlashRAG's and Search-R1's published files, in miniature: the same folders, fields and ids, other contents."""
+
+import json
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import Json, JsonObject
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.dataset import Dataset
+from coseek.data.imports import import_data
+from coseek.data.imports._published import Deal
+
+SEVEN = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
+FILES = {
+    "nq": ("train", "dev", "test"), "triviaqa": ("train", "dev", "test"), "popqa": ("test",),
+    "hotpotqa": ("train", "dev"), "2wikimultihopqa": ("train", "dev"), "musique": ("train", "dev"),
+    "bamboogle": ("test",), "ms_marco": ("train", "dev"),
+}  # fmt: skip
+ROWS = {"train": 200, "dev": 20, "test": 30}
+
+
+def write_lines(path: Path, *values: Json) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def corpus_line(number: int) -> JsonObject:
+    return {"id": str(number), "contents": f'"Page {number}"\nText {number}.'}
+
+
+@pytest.fixture
+def flashrag(tmp_path: Path) -> Path:
+    folder = tmp_path / "FlashRAG_datasets"
+    for name, splits in FILES.items():
+        for split in splits:
+            rows: list[Json] = [
+                {"id": f"{split}_{n}", "question": f"{name} {n}?", "golden_answers": [str(n)],
+                 "metadata": {"type": "bridge", "context": ["long"] * 1000}}
+                for n in range(ROWS[split])
+            ]  # fmt: skip
+            write_lines(folder / name / f"{split}.jsonl", *rows)
+    write_lines(folder / "wiki-18.jsonl", *map(corpus_line, range(5)))
+    return folder
+
+
+def by_dataset(folder: Path, split: str) -> dict[str | None, int]:
+    return dict(Counter(question.dataset for question in Dataset(folder).questions(split)))
+
+
+@pytest.mark.parametrize("sets", [("nq", "hotpotqa"), ("triviaqa", "hotpotqa")])
+def test_one_command_deals_the_papers_training_and_test_sets_from_flashrag(
+    flashrag: Path, tmp_path: Path, sets: tuple[str, ...]
+) -> None:
+    (flashrag / "ms_marco" / "train.jsonl").write_text("broken, and of no set that is named")
+    made = import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(sets, SEVEN, 0.05))
+    assert (made.passages, made.questions) == (5, {"train": 380, "dev": 20, "test": 30 * 4 + 20 * 3})
+    assert by_dataset(tmp_path / "out", "train") == dict.fromkeys(sets, 190)
+    assert by_dataset(tmp_path / "out", "dev") == dict.fromkeys(sets, 10)
+    tests = by_dataset(tmp_path / "out", "test")
+    assert tests == {name: 30 if "test" in FILES[name] else 20 for name in SEVEN}
+    first = Dataset(tmp_path / "out").questions("train")[0]
+    assert first.id.startswith(f"{sets[0]}/train_") and first.kind == "bridge"
+    assert first.meta["metadata"] == {"type": "bridge"}  # not the question's own ten passages
+    files = json.loads((tmp_path / "out" / "source.json").read_text())["files"]
+    assert "nq/test.jsonl" in files and "ms_marco/train.jsonl" not in files
+
+
+def search_r1_rows(split: str, *names: str) -> list[Json]:
+    return [
+        {
+            "id": f"{split}_{n}",
+            "question": f"{name} {n}?",
+            "golden_answers": [str(n)],
+            "data_source": name,
+            "reward_model": {"style": "rule", "ground_truth": {"target": [str(n)]}},
+            "extra_info": {"split": split, "index": n},
+        }
+        for name in names
+        for n in range(ROWS[split])
+    ]
+
+
+def test_one_command_deals_search_r1s_two_files(tmp_path: Path) -> None:
+    sources = [
+        write_lines(tmp_path / "wiki-18.jsonl", *map(corpus_line, range(5))),
+        write_lines(tmp_path / "train.jsonl", *search_r1_rows("train", "nq", "hotpotqa")),
+        write_lines(tmp_path / "test.jsonl", *search_r1_rows("test", *SEVEN)),
+    ]
+    made = import_data("search-r1", sources, tmp_path / "out", deal=Deal(("nq", "hotpotqa"), SEVEN))
+    assert made.questions == {"train": 396, "dev": 4, "test": 210}
+    assert by_dataset(tmp_path / "out", "train") == {"nq": 198, "hotpotqa": 198}
+    assert by_dataset(tmp_path / "out", "test") == dict.fromkeys(SEVEN, 30)
+
+
+def test_two_flashrag_files_together_do_not_share_their_ids(flashrag: Path, tmp_path: Path) -> None:
+    sources = [flashrag / "wiki-18.jsonl", flashrag / "nq" / "train.jsonl", flashrag / "hotpotqa" / "train.jsonl"]
+    import_data("flashrag", sources, tmp_path / "out", split="train")
+    assert by_dataset(tmp_path / "out", "train") == {"nq": 200, "hotpotqa": 200}
+
+
+def test_a_set_that_is_not_there_or_has_no_such_questions_is_named(flashrag: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="hold no train questions of 'hotpot'; did you mean 'hotpotqa'"):
+        import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(("nq", "hotpot", "hotpotqa"), ()))
+    with pytest.raises(SettingError, match="hold no train questions of 'popqa'"):
+        import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(("popqa",), ()))
+    with pytest.raises(SettingError, match="leave --split and --shares out"):
+        import_data("flashrag", [flashrag], tmp_path / "out", split="test", deal=Deal(("nq",), ()))
+    with pytest.raises(SettingError, match="share from 0 to below 1"):
+        Deal(("nq",), (), 1.0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_id_that_stands_twice_in_a_streamed_corpus_is_refused(flashrag: Path, tmp_path: Path) -> None:
+    write_lines(flashrag / "wiki-18.jsonl", *map(corpus_line, [*range(3000), 1234]))
+    with pytest.raises(DataError, match="has the id '1234' twice"):
+        import_data("flashrag", [flashrag], tmp_path / "out", deal=Deal(("nq",), ()))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_in_a_question_is_found_before_the_corpus_is_read(flashrag: Path, tmp_path: Path) -> None:
+    with (flashrag / "wiki-18.jsonl").open("a") as file:
+        file.write("broken\n")
+    write_lines(flashrag / "nq" / "train.jsonl", {"id": "train_0", "question": 5.0, "golden_answers": None})
+    sources = [flashrag / "wiki-18.jsonl", flashrag / "nq" / "train.jsonl"]
+    with pytest.raises(DataError, match=r"train\.jsonl, line 1: 'golden_answers'"):
+        import_data("flashrag", sources, tmp_path / "out")
+
+
+def test_an_import_does_not_hold_its_corpus(tmp_path: Path) -> None:
+    text = "word " * 200
+    rows: list[Json] = [{"id": str(n), "contents": f'"Page {n}"\n{text}'} for n in range(20_000)]
+    write_lines(tmp_path / "corpus.jsonl", *rows)
+    write_lines(tmp_path / "q.jsonl", {"id": "q", "question": "?", "golden_answers": ["x"], "gold_ids": ["77"]})
+    del rows
+    tracemalloc.start()
+    try:
+        import_data("flashrag", [tmp_path / "corpus.jsonl", tmp_path / "q.jsonl"], tmp_path / "out")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000 * 150  # bytes, of a corpus of 20,000,000
+    written = CorpusFile.scan(tmp_path / "out" / "corpus.jsonl")
+    assert len(written) == 20_000 and written.by_id("77").title == "Page 77"
