@@ -12,6 +12,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run, writt
 
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
+from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.rewards.grades import NO_GRADES, Grades
 from coseek.rewards.reward import RewardFault, RewardSpec, load_preset, make_reward, preset_names
@@ -64,6 +65,9 @@ FORMULAS: Mapping[str, Callable[[Facts], float]] = {
         (1 if f.valid else 0.8) if f.right and f.wrote else (0.2 if f.valid else (0.1 if f.wrote else 0))
     ),
     "search-r1-retrieval": lambda f: (
+        (1 if f.valid else 0.8) if f.right and f.wrote else ((0.3 if f.hit else 0.2) if f.valid else 0)
+    ),
+    "search-r1-retrieval-words": lambda f: (
         (1 if f.valid else 0.8) if f.right and f.wrote else ((0.3 if f.hit else 0.2) if f.valid else 0)
     ),
     "qagent-1": lambda f: 1 if f.right and f.wrote and f.valid else 0,
@@ -196,3 +200,25 @@ def test_an_answer_that_stands_in_the_prompt_or_in_a_passage_is_nobodys(name: st
     made = run(found("x", planted), answer=None, valid=False)
     example = written(Author.ENVIRONMENT, "prompt", "Write <answer>Velora</answer> at the end.")
     assert paid({"preset": name}, replace(made, segments=(example, *made.segments))) == 0
+
+
+# --- where paper and program differ, by the examples that showed it
+
+
+def test_the_paper_pays_for_a_gold_answer_inside_a_word_and_whole_words_are_a_preset_of_their_own() -> None:
+    asked = replace(QUESTION, answers=("art",))
+    made = run(found("x", Passage("p", "Party", "A party is held.")), answer="Zun", question=asked)
+    pays = {name: PRESETS[name](made) for name in ("search-r1-retrieval", "search-r1-retrieval-words")}
+    assert [reward.value for reward in pays.values() if reward] == [pytest.approx(0.3), pytest.approx(0.2)]
+
+
+def test_the_program_of_s3_reads_its_own_tokens_where_punctuation_sticks_to_a_word() -> None:
+    said = "It is \u201cVelora\u201d."
+    grades = Grades(
+        GeneratedAnswer("q1", 0, "c", said), GeneratedAnswer("q1", 0, "r", "Zun"),
+        {said: Verdict("q1", said, False), "Zun": Verdict("q1", "Zun", False)},
+    )  # fmt: skip
+    made = run(found("x", ORBO), answer=None)
+    paper, code = PRESETS["s3"](made, grades), PRESETS["s3-code"](made, grades)
+    assert paper is not None and code is not None
+    assert (paper.value, code.value) == (0.0, 2.0)

@@ -176,6 +176,11 @@ class AgentRecipe(Settings):
 
     about: str = ""
     """One line for people."""
+    preset: str | None = None
+    """Where a paper and its published program differ: `paper` (what a paper's recipe says itself) or `code`. The record
+    of a run holds the settings that it stands for."""
+    presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
+    """Presets by name, each with the settings that it replaces; empty once one is chosen."""
     seed: int = 0
     """Seed of everything but the worlds, which have their own."""
     data: DataSettings
@@ -314,16 +319,21 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
 def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject, Path | str]:
     """A recipe as plain values, and the file for error messages; empty for coseek's."""
     path = recipe_path(name)
-    return apply_overrides(_read(path, ()), overrides), "" if path.parent == RECIPES else path
+    tree = _read(path, ())
+    chosen = apply_overrides({}, [one for one in overrides if one.partition("=")[0] == "preset"])
+    tree = _with_preset({**tree, **chosen}, tree)
+    return apply_overrides(tree, overrides), "" if path.parent == RECIPES else path
 
 
 def recipe_tree(given: Json, file: Path) -> JsonObject:
     """A recipe inside another file: a name, a path relative to `file`, or settings, which may extend a recipe."""
     if isinstance(given, str):
-        return _read(_base_path(given, file), ())
-    if not isinstance(given, dict):
+        tree = _read(_base_path(given, file), ())
+    elif isinstance(given, dict):
+        tree = _laid_over_base(given, file, ())
+    else:
         raise SettingError(f"{file}: an agent's recipe is a name, a YAML file, or such lines, not {given!r}")
-    return _laid_over_base(given, file, ())
+    return _with_preset(tree, tree)
 
 
 def _read(path: Path, above: Sequence[Path]) -> JsonObject:
@@ -345,10 +355,22 @@ def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> Json
         return tree
     if not isinstance(base, str):
         raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
-    below = _read(_base_path(base, path), above)
+    below = _with_preset(tree, _read(_base_path(base, path), above))
     merged = merge_settings(AgentRecipe, below, tree)
     merged["stages"] = _stages(below.get("stages"), tree.get("stages"))
     return merged
+
+
+def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
+    """`tree` with the settings of the preset that `chooser` names, unless the tree has them already."""
+    name, presets = chooser.get("preset"), cast(JsonObject, tree.get("presets") or {})
+    if name is None or (tree.get("preset") == name and tree.get("presets") == {}):
+        return tree
+    known = {"paper": {}, **presets}
+    if name not in known:
+        raise SettingError(f"the recipe has no preset {name!r}{nearest(str(name), known)} Known: {', '.join(known)}")
+    merged = merge_settings(AgentRecipe, tree, cast(JsonObject, known[str(name)]))
+    return {**merged, "preset": name, "presets": {}}
 
 
 def _base_path(base: str, path: Path) -> Path:
