@@ -10,7 +10,6 @@ from tests.agents.playing import (
     BOB,
     CORPUS,
     EVE,
-    EXAMPLES,
     OURS,
     QUESTION,
     WIDE,
@@ -49,7 +48,7 @@ def tool(name: str, **arguments: object) -> str:
 # --- all of them
 
 
-@pytest.mark.parametrize("name", [*OURS, *EXAMPLES], ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
 def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) -> None:
     trajectory = play(name, *script(name))
     protocol = load_protocol(name)
@@ -72,7 +71,7 @@ def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings(prompt_template:
     assert len({load_protocol(name, prompt_template).template.file.prompt for name in others}) == len(others)
 
 
-@pytest.mark.parametrize("name", [*OURS, *EXAMPLES], ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
 def test_what_a_model_reads_and_writes_in_a_run_is_the_ledger(name: str) -> None:
     made: list[Typist] = []
 
@@ -258,7 +257,7 @@ def test_a_visit_opens_a_whole_document_that_was_found_in_pages() -> None:
 def test_a_document_that_was_not_found_cannot_be_visited() -> None:
     trajectory = play("react", tool("visit", id="p3"), "<think>b</think><answer>x</answer>")
     assert "no page 1 of a document p3" in observations(trajectory)[0] and "Eve" not in observations(trajectory)[0]
-    assert [segment.tag for segment in trajectory.segments][2] == "page" and trajectory.searches == ()
+    assert [segment.tag for segment in trajectory.segments][2] == "missing" and trajectory.searches == ()
 
 
 def test_visits_and_broken_calls_count_as_turns() -> None:

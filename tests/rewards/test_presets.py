@@ -77,6 +77,9 @@ FORMULAS: Mapping[str, Callable[[Facts], float]] = {
     "s3": lambda f: (f.agent_span or f.agent_judged) - (f.rag_span or f.rag_judged),
     "s3-code": lambda f: 2 * (f.agent_span or f.agent_judged) - (f.rag_span or f.rag_judged),
     "deepretrieval": lambda f: 1 if f.hit else 0.5,
+    "deepretrieval-tiers": lambda f: 5 if f.hit else -3.5,
+    "r1-searcher-1": lambda f: 0.5 + (0.5 if f.valid else 0),
+    "r1-searcher-2": lambda f: (1 if f.wrote and f.right else 0) - (0 if f.valid else 2),
 }
 
 
@@ -222,3 +225,19 @@ def test_the_program_of_s3_reads_its_own_tokens_where_punctuation_sticks_to_a_wo
     paper, code = PRESETS["s3"](made, grades), PRESETS["s3-code"](made, grades)
     assert paper is not None and code is not None
     assert (paper.value, code.value) == (0.0, 2.0)
+
+
+@pytest.mark.parametrize(("rank", "pays"), [(1, 4.0), (5, 4.0), (6, 2.0), (20, 2.0), (21, -1.0), (None, -1.0)])
+def test_a_later_rank_of_the_first_passage_with_the_answer_pays_less(rank: int | None, pays: float) -> None:
+    tiers = make_reward({"rank_tiers": {"tiers": "5=4, 20=2", "otherwise": -1.0}})
+    others = [Passage(f"o{number}", "Orbo", "a film") for number in range(1, 30)]
+    if rank is not None:
+        others[rank - 1] = MIRA
+    reward = tiers(run(found("x", *others), answer=None))
+    assert reward is not None and reward.value == pays
+
+
+def test_tiers_that_do_not_rise_are_refused() -> None:
+    for tiers in ("20=1, 5=2", "0=1", "five=1", ""):
+        with pytest.raises(SettingError, match="tiers"):
+            make_reward({"rank_tiers": {"tiers": tiers}})

@@ -131,11 +131,15 @@ class Protocol:
 
     def limits_over(self, base: Limits) -> Limits:
         """Apply the protocol's default budgets to `base`: its counts, and the larger number of tokens of the two (a
-        scripted agent's tokens are bytes)."""
+        scripted agent's tokens are bytes). A document keeps its share of an observation."""
+        own = self.suggested_limits
         suited = {
-            name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name))
-            for name, value in self.suggested_limits.items()
+            name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name) or 0)
+            for name, value in own.items()
         }
+        if "max_document_tokens" in own and "max_observation_tokens" in own:
+            grown = suited["max_observation_tokens"] // own["max_observation_tokens"]
+            suited["max_document_tokens"] = own["max_document_tokens"] * max(1, grown)
         return base.model_copy(update=suited)
 
 

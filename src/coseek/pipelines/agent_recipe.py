@@ -24,7 +24,7 @@ from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
 from coseek.training.rl.settings import RlSettings
-from coseek.training.sft.settings import RejectionSettings, SftSettings
+from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -106,9 +106,13 @@ class WarmStartSettings(Settings):
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"writer": "demonstrator"}
 
-    demonstrator: Literal["expert", "rules", "gold"] = "expert"
+    demonstrator: Literal["expert", "rules", "gold", "runs"] = "expert"
     """`expert` needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at once, for protocols
-    that only answer."""
+    that only answer; `runs` are stored runs of any agent."""
+    runs: tuple[str, ...] = ()
+    """Run folders of `demonstrator: runs`, of the recipe's protocol."""
+    keep: KeptRunsSettings = KeptRunsSettings()
+    """Which of these runs are learnt from."""
     expert: ExpertSettings = ExpertSettings()
     """The expert's faults, for reinforcement learning to correct."""
     worlds: int = Field(default=30, ge=0)
@@ -267,7 +271,7 @@ class RecipePath(NamedTuple):
 
     setting: str
     path: Path
-    holds: Literal["data", "index", "model"]
+    holds: Literal["data", "index", "model", "run"]
 
 
 def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
@@ -294,6 +298,8 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     for setting, name, holds in named:
         if isinstance(name, str) and not name.startswith(("http://", "https://")):
             yield RecipePath(setting, Path(name).expanduser(), holds)
+    for run in recipe.warm_start.runs if recipe.warm_start else ():
+        yield RecipePath("warm_start.runs", Path(run).expanduser(), "run")
     if data.folder is not None and (folder := Path(data.folder).expanduser()).is_dir():
         taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []

@@ -25,7 +25,8 @@ def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) 
 
 def is_right(accuracy: Accuracy, question: Question, response: str | None, grades: Grades) -> bool:
     """`cover_match`, `span_match`: the response contains a gold answer; `exact_match`: it equals one; `judge`: the
-    judge says yes; `gen_acc`: `cover_match`, and where that fails the judge (s3, eq. 3). A missing answer is never right."""
+    judge says yes; `gen_acc`: `cover_match`, and where that fails the judge (s3, eq. 3). A missing answer is never
+    right."""
     if accuracy == "exact_match":
         return answers.exact_match(response, question.answers)
     if accuracy == "cover_match":
