@@ -143,8 +143,8 @@ def test_a_server_that_applies_the_template_itself_gets_the_message_alone() -> N
 def test_a_checkpoints_own_prompt_column_is_read_token_for_token() -> None:
     tokenizer = chatting()
     content = f"Reason in <think> and </think>, then <search>. Question: {QUESTION.question}\n"
-    messages: list[Json] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
-    question = replace(QUESTION, meta={"prompt": messages})
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    question = replace(QUESTION, meta={"prompt": [*map(dict, messages)]})
     run, _ = played("search-r1", tokenizer, question, prompt_template="data")
     wanted = tokenizer.fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert run.segments[0].ids == tuple(tokenizer.encode(str(wanted)))

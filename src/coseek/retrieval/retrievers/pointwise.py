@@ -1,8 +1,8 @@
 """Pointwise: reorders the candidates of any retriever with a language model that judges one passage at a time.
 
 The model writes a score, or reasons and writes true or false (in the manner of Rank1, which ranks by the probability
-of `true`; models behind a text interface give the word alone). A passage whose judgement cannot be read keeps its place:
-it is counted, and never ranked as if it were of no use.
+of `true`; models behind a text interface give the word alone). A passage whose judgement cannot be read keeps its
+place: it is counted, and never ranked as if it were of no use.
 """
 
 import json
