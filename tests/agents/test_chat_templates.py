@@ -3,6 +3,7 @@ and a question that writes the turns of somebody else."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script
@@ -144,7 +145,7 @@ def test_a_checkpoints_own_prompt_column_is_read_token_for_token() -> None:
     tokenizer = chatting()
     content = f"Reason in <think> and </think>, then <search>. Question: {QUESTION.question}\n"
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
-    question = replace(QUESTION, meta={"prompt": [*map(dict, messages)]})
+    question = replace(QUESTION, meta={"prompt": cast(Json, messages)})
     run, _ = played("search-r1", tokenizer, question, prompt_template="data")
     wanted = tokenizer.fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert run.segments[0].ids == tuple(tokenizer.encode(str(wanted)))

@@ -69,8 +69,12 @@ def test_the_prompt_is_token_for_token_that_of_the_simulated_engine(model: Path,
     asked: list[str] = []
     prompt = load_prompt(SimulatedPrompt, "simulated", Path(), SIMULATED_FIELDS, PROMPTS)
     settings = make_settings(SimulatedSettings, {"model": "-", "noise": {"start": noise, "end": noise}})
-    writer = Scripted(lambda text: asked.append(text) or "Document 1: a\nb")
-    engine = SimulatedRetriever(settings, writer, prompt, {QUESTION.question: "1815"})
+
+    def says(text: str) -> str:
+        asked.append(text)
+        return "Document 1: a\nb"
+
+    engine = SimulatedRetriever(settings, Scripted(says), prompt, {QUESTION.question: "1815"})
     engine.search([Query(query, question=QUESTION.question)], 2)
     assert open_local_text_model(model)._ids(asked[0], 64) == example.segments[0].ids
     blind = examples(recipe(model, runs, hint=False), HfTokenizer.load(model))[int(noise)][0]
