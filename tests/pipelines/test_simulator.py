@@ -14,7 +14,7 @@ from coseek.core.prompt_file import load_prompt
 from coseek.core.settings import make_settings
 from coseek.data.trajectory import Author, Search
 from coseek.models.laptop import make_policy
-from coseek.models.local_text import open_local_text_model
+from coseek.models.local_text import around_prompt, open_local_text_model
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.simulator import SimulatorTraining, examples
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
@@ -64,7 +64,8 @@ def test_documents_of_right_runs_are_useful_those_of_wrong_runs_noisy_and_faults
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_the_prompt_is_token_for_token_that_of_the_simulated_engine(model: Path, runs: str, noise: float) -> None:
-    example = examples(recipe(model, runs), HfTokenizer.load(model))[int(noise)][0]
+    tokenizer = HfTokenizer.load(model)
+    example = examples(recipe(model, runs), tokenizer)[int(noise)][0]
     query = "Bob" if noise else "Ada"
     asked: list[str] = []
     prompt = load_prompt(SimulatedPrompt, "simulated", Path(), SIMULATED_FIELDS, PROMPTS)
@@ -76,7 +77,8 @@ def test_the_prompt_is_token_for_token_that_of_the_simulated_engine(model: Path,
 
     engine = SimulatedRetriever(settings, Scripted(says), prompt, {QUESTION.question: "1815"})
     engine.search([Query(query, question=QUESTION.question)], 2)
-    assert open_local_text_model(model)._ids(asked[0], 64) == example.segments[0].ids
+    before, after = around_prompt(tokenizer)  # as a local text model reads it
+    assert (*before, *tokenizer.encode_data(asked[0]), *after) == example.segments[0].ids
     blind = examples(recipe(model, runs, hint=False), HfTokenizer.load(model))[int(noise)][0]
     assert "1815" not in blind.segments[0].text and "1815" in example.segments[0].text
 
