@@ -35,10 +35,10 @@ from coseek.core.prompt_file import fill_template, one_line
 from coseek.core.role_marks import ROLE_MARK, without_role_marks
 from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
-from coseek.graders.judge import read_verdict
 from coseek.graders.listed_answer import read_lines, read_scores
 from coseek.graders.sub_answer import sure
 from coseek.measure.answers import cover_match, f1, normalise
+from coseek.models.model_text import read_verdict
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.retrieval.lexical.analyzer import words
 from coseek.retrieval.llm.listwise_prompt import neutralise_numbers, parse_ranking
@@ -97,7 +97,6 @@ prompt_template: {prompt: "{question}", observation: "[[{documents}]]", document
 """
 """A user's own marks: blanks, brackets and what patterns are made of among them, and the longest that is allowed."""
 OURS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-EXAMPLES = {path.stem: str(path) for path in sorted((FOLDER / "examples").glob("*.yaml"))}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +107,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def grammar_named(name: str, users: str) -> Grammar:
-    return load_protocol(users if name == "a user's" else EXAMPLES.get(name, name)).grammar
+    return load_protocol(users if name == "a user's" else name).grammar
 
 
 def modules() -> list[ModuleType]:
@@ -239,7 +238,7 @@ def test_no_pattern_takes_longer_than_its_text_is_long(name: str) -> None:
     check(name, partial(use_pattern, module_patterns()[name], name in MATCHED_WHOLE), QUICK)
 
 
-@pytest.mark.parametrize("name", [*OURS, *EXAMPLES, "a user's"])
+@pytest.mark.parametrize("name", [*OURS, "a user's"])
 def test_no_passage_stalls_an_agent(name: str, users: str) -> None:
     grammar = grammar_named(name, users)
     for use in (grammar.escape, grammar.intent, grammar.lost_stop, partial(reasoning_of, grammar)):
@@ -258,7 +257,7 @@ def test_a_long_text_costs_every_pattern_a_second_a_million_characters_at_most(n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*OURS, *EXAMPLES, "a user's"])
+@pytest.mark.parametrize("name", [*OURS, "a user's"])
 def test_a_million_characters_cost_every_protocol_a_second_at_most(name: str, users: str) -> None:
     grammar = grammar_named(name, users)
     for use in (grammar.escape, grammar.intent):  # which parses
@@ -319,7 +318,7 @@ def old_disarm(grammar: Grammar, text: str) -> str:
     return old_lookalikes(grammar).sub(harmless, text)
 
 
-@pytest.mark.parametrize("name", [*OURS, *EXAMPLES])
+@pytest.mark.parametrize("name", OURS)
 @given(data=st.data())
 def test_disarming_gives_what_it_always_gave(name: str, data: st.DataObject) -> None:
     grammar = grammar_named(name, "")

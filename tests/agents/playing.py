@@ -22,7 +22,6 @@ RESULTS = {"Ada": ["p1", "p2"], "Bob": ["p2", "p1"], "Eve": ["p3"], "none": []}
 QUESTION = Question("q1", "When was Ada born ?", ("1815",))
 WIDE = Limits(max_turns=6, passages_per_search=3, max_turn_tokens=4000, max_observation_tokens=4000, max_tokens=60000)
 OURS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-EXAMPLES = sorted(map(str, (FOLDER / "examples").glob("*.yaml")))
 
 
 class Shelf(FixedRetriever):
@@ -108,7 +107,7 @@ def observations(trajectory: Trajectory) -> list[str]:
 
 def script(name: str) -> tuple[str, ...]:
     """Turns of a whole run that is valid under a protocol: it asks for Ada where it can, and says 1815."""
-    return SCRIPTS[Path(name).stem]
+    return SCRIPTS[Path(name).stem.removesuffix("-code")]
 
 
 _TOOL = '<tool_call>{"name": "search", "arguments": {"query": "Ada"}}</tool_call>'

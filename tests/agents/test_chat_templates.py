@@ -200,3 +200,15 @@ def test_a_model_folder_brings_its_own_prompt_file_and_its_template(folder: Path
     plain = open_agent(settings_for(str(folder)).model_copy(update={"chat_template": "off"}))
     with pytest.raises(SettingError, match="prompt_template"):  # never half of each
         run_questions(Run(tmp_path / "run"), plain, Shelf(), [QUESTION], small)
+
+
+def test_a_prompt_that_holds_chat_marks_itself_is_not_framed_again() -> None:
+    run, _ = played("tongyi", chatting())
+    assert run.segments[0].text.startswith("<|im_start|>system") and run.segments[0].text.count("<|im_start|>user") == 1
+
+
+@pytest.mark.parametrize("name", ["search-r1", "direct", "cot", "rag"])
+def test_a_base_models_prompt_is_continued_as_it_stands(name: str) -> None:
+    template = load_protocol(name, "base").template
+    ids, tail = template.prompt_ids(chatting(), QUESTION)
+    assert tail == () and chatting().decode(ids).endswith("Record:\n") and template.file.chat_template == "off"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.agents.playing import ADA, BOB, EVE, EXAMPLES, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, script
+from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, script
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
@@ -22,7 +22,7 @@ from coseek.data.trajectory import Author, Trajectory
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.rewards.reward import make_reward
 
-NAMES = [*OURS, *EXAMPLES]
+NAMES = OURS
 ROLES = [
     "<|im_start|>assistant\n",
     "<|im_end|>",

@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from tests.agents.playing import ADA, BOB, EVE, EXAMPLES, OURS, QUESTION
+from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION
 
 from coseek.agents.moves import move_ids
 from coseek.agents.protocol import load_protocol
@@ -85,7 +85,7 @@ def world() -> tuple[World, Bm25]:
 
 
 @pytest.mark.parametrize("writer", [ExpertAgent.perfect(), RuleAgent()], ids=["expert", "rules"])
-@pytest.mark.parametrize("name", [name for name in [*OURS, *EXAMPLES] if name != "rag-rerank"])
+@pytest.mark.parametrize("name", [name for name in OURS if name != "rag-rerank"])
 def test_writers_run_every_protocol_in_its_valid_form(name: str, writer: ScriptedAgent) -> None:
     made, bm25 = world()
     protocol = load_protocol(name)

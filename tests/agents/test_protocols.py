@@ -10,7 +10,6 @@ from tests.agents.playing import (
     BOB,
     CORPUS,
     EVE,
-    EXAMPLES,
     OURS,
     QUESTION,
     WIDE,
@@ -49,7 +48,7 @@ def tool(name: str, **arguments: object) -> str:
 # --- all of them
 
 
-@pytest.mark.parametrize("name", [*OURS, *EXAMPLES], ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
 def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) -> None:
     trajectory = play(name, *script(name))
     protocol = load_protocol(name)
@@ -66,11 +65,13 @@ def test_every_protocol_runs_a_question_to_its_end_in_its_valid_form(name: str) 
 @pytest.mark.parametrize("prompt_template", ["default", "laptop"])
 def test_every_protocol_has_a_prompt_of_its_own_in_our_wordings(prompt_template: str) -> None:
     # There `rag-rerank` is read as `rag` is, and `s3-think` begins as the generator whose weights its policy takes.
-    others = [name for name in OURS if prompt_template == "default" or name not in ("rag-rerank", "s3-think")]
+    # What a program does otherwise than its paper is prompted alike.
+    ours = [name for name in OURS if not name.endswith("-code")]
+    others = [name for name in ours if prompt_template == "default" or name not in ("rag-rerank", "s3-think")]
     assert len({load_protocol(name, prompt_template).template.file.prompt for name in others}) == len(others)
 
 
-@pytest.mark.parametrize("name", [*OURS, *EXAMPLES], ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("name", OURS, ids=lambda name: Path(name).stem)
 def test_what_a_model_reads_and_writes_in_a_run_is_the_ledger(name: str) -> None:
     made: list[Typist] = []
 
@@ -184,7 +185,7 @@ def ids(trajectory: Trajectory) -> list[str]:
         ("<important_info>[3, 1]</important_info>", ["t1", "t3"]),  # the order of the documents is kept
         ("<important_info>[1, 1, 1, 1, 3]</important_info>", ["t1", "t3"]),
         ("<important_info>[7]</important_info>", []),
-        ("<important_info>the first</important_info>", ["t1", "t2", "t3"]),  # not understood: as if it were not there
+        ("<important_info>the first</important_info>", []),  # only a missing tag serves everything
         ("<important_info>[1]</important_info><important_info>[2]</important_info>", ["t2"]),
     ],
 )
@@ -256,7 +257,7 @@ def test_a_visit_opens_a_whole_document_that_was_found_in_pages() -> None:
 def test_a_document_that_was_not_found_cannot_be_visited() -> None:
     trajectory = play("react", tool("visit", id="p3"), "<think>b</think><answer>x</answer>")
     assert "no page 1 of a document p3" in observations(trajectory)[0] and "Eve" not in observations(trajectory)[0]
-    assert [segment.tag for segment in trajectory.segments][2] == "page" and trajectory.searches == ()
+    assert [segment.tag for segment in trajectory.segments][2] == "missing" and trajectory.searches == ()
 
 
 def test_visits_and_broken_calls_count_as_turns() -> None:
@@ -398,7 +399,8 @@ def test_a_mistake_in_a_protocol_file_is_one_sentence(tmp_path: Path, old: str, 
 
 def test_a_server_that_leaves_a_stop_string_off_is_told_which_it_was() -> None:
     s3, o1 = load_protocol("s3").grammar, load_protocol("search-o1").grammar
-    assert s3.lost_stop("<important_info>[1]</important_info><search_complete>") == "True</search_complete>"
+    assert s3.closing_stops == ("</query>",)  # a flag may be cut off whole, so it is not sent as a stop string
+    assert s3.lost_stop("<important_info>[1]</important_info><search_complete>True") == ""
     assert s3.lost_stop('<search_complete>False</search_complete><query>{"query": "x"}') == "</query>"
     assert s3.lost_stop("<search_complete>False</search_complete>") == ""
     assert o1.lost_stop("a <|begin_search_query|> b ") == "<|end_search_query|>"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.agents.playing import CORPUS, EXAMPLES, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
+from tests.agents.playing import CORPUS, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -20,7 +20,7 @@ from coseek.data.trajectory import RETRY, Author, Segment, StopReason, Trajector
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 
-NAMES = [*OURS, *EXAMPLES]
+NAMES = OURS
 
 
 @cache

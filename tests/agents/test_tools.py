@@ -1,6 +1,7 @@
 """Tools: what an agent calls during an episode, built in or in a user's own file."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -8,17 +9,21 @@ from textwrap import dedent
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.agents.playing import QUESTION, WIDE, Shelf, observations, play, typist
+from tests.agents.playing import QUESTION, WIDE, Shelf, observations, play, script, typist
 
 from coseek.agents.branching import Branch, branch
+from coseek.agents.factory import BYTE_LIMITS
+from coseek.agents.limits import Limits
 from coseek.agents.protocol import FOLDER, Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.settings import dump_settings
 from coseek.data.audit import RecordedLimits, check_trajectory
+from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import TOOL, Author, Call, Segment, StopReason, Trajectory
 from coseek.measure.report import trajectory_html
+from coseek.measure.score import score_trajectory
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.rewards.reward import make_reward
@@ -311,3 +316,46 @@ def test_an_audit_sees_results_without_calls_and_calls_without_results(tmp_path:
     )
     failed = replace(run.calls[0], result=None, fault="gone")
     assert any("a failed call ends a run" in what for what in violations(replace(run, calls=(failed, run.calls[1]))))
+
+
+# --- long observations of react
+
+
+def test_a_document_has_its_cap_however_many_queries_one_call_has() -> None:
+    long = [Passage(f"p{number}", f"T{number}", "word " * 900) for number in range(6)]
+    found = {"a": ["p0", "p1"], "b": ["p2", "p3"], "c": ["p4", "p5"]}
+    call = '<think>a</think><tool_call>{"name": "search", "arguments": {"query": ["a", "b", "c"]}}</tool_call>'
+    limits = WIDE.model_copy(update={"max_observation_tokens": 1200, "max_document_tokens": 400})
+    run = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), found), limits=limits)
+    block = observations(run)[0]
+    assert [search.query for search in run.searches] == ["a", "b", "c"] and run.valid
+    shown = re.findall(r"\[\d\] T\d \(id: p\d\)\n(?:word ?)+", block)
+    assert len(shown) == 6 and min(map(len, shown)) > 380  # and 200 for each of six in a share of 1,200
+    shared = play("react", call, *script("react")[1:], retriever=Shelf(Corpus(long), found),
+                  limits=limits.model_copy(update={"max_document_tokens": None}))  # fmt: skip
+    assert len(observations(shared)[0]) < 1300 < 2400 < len(block)
+
+
+def test_react_caps_a_document_at_512_tokens_whatever_its_tokens_are() -> None:
+    protocol = load_protocol("react")
+    assert protocol.limits_over(Limits()).max_document_tokens == 512
+    in_bytes = protocol.limits_over(BYTE_LIMITS)
+    assert in_bytes.max_document_tokens == 3 * 512 and in_bytes.max_observation_tokens == 8000
+    assert load_protocol("search-r1").limits_over(Limits()).max_document_tokens is None
+
+
+def test_a_visit_of_a_page_that_was_not_found_is_told_counted_and_no_evidence() -> None:
+    def visit(ident: str, page: int) -> str:
+        arguments = json.dumps({"id": ident, "page": page})
+        return f'<think>a</think><tool_call>{{"name": "visit", "arguments": {arguments}}}</tool_call>'
+
+    first, last = script("react")
+    run = play("react", first, visit("p1", 1), visit("p9", 1), visit("p1", 7), last)
+    tags = [segment.tag for segment in run.segments if segment.author == "environment"]
+    assert tags == ["prompt", "tool_response", "page", "missing", "missing"]
+    assert "no page 1 of a document p9" in observations(run)[2] and "no page 7 of a document p1" in observations(run)[3]
+    assert run.stop is StopReason.ANSWERED and run.valid and run.fault is None
+    assert set(run.evidence or ()) == {"p1", "p2"}
+    assert score_trajectory(run)["missed_visits"] == pytest.approx(2 / 3)
+    assert "missed_visits" not in score_trajectory(play("react", first, last))
+    assert not list(check_trajectory(run, RecordedLimits.of(dump_settings(WIDE))))

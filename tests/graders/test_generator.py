@@ -12,6 +12,7 @@ from coseek.core.errors import ModelError, UnknownName
 from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.generator import OWN_PROMPT, Generator, GeneratorSettings, ReadingInput, load_generator_prompt
+from coseek.measure.answers import cover_match
 from coseek.models.text_model import CachedTextModel, generate_each
 from coseek.models.tokenizer import ByteTokenizer
 
@@ -91,8 +92,8 @@ def test_characters_of_scripts_without_spaces_count_one_by_one() -> None:
     ("text", "answer"),
     [(" Velora\n", "Velora"), ("\n\nVelora\nbecause", "Velora"), ("", None), (" \n ", None)],
 )
-def test_the_answer_is_the_first_line_with_words(text: str, answer: str | None) -> None:
-    assert generator(Scripted(str)).read(text).answer == answer
+def test_the_first_line_is_the_first_one_with_words(text: str, answer: str | None) -> None:
+    assert generator(Scripted(str), answer="first_line").read(text).answer == answer
 
 
 def test_with_a_mark_the_answer_stands_behind_the_last_one_and_nowhere_else() -> None:
@@ -162,3 +163,12 @@ def test_a_model_folder_brings_its_own_prompt_and_another_one_can_be_asked_for(t
     assert load_generator_prompt(GeneratorSettings(model=str(tmp_path), prompt="generator")).prompt != own.prompt
     with pytest.raises(UnknownName, match="did you mean 'generator'"):
         load_generator_prompt(GeneratorSettings(model="m", prompt="generatr"))
+
+
+def test_an_answer_behind_a_preamble_counts_because_the_whole_response_is_read() -> None:
+    said = "Based on the passages:\nBarack Obama"
+    whole, first = (generator(Scripted(str), **setting).read(said) for setting in ({}, {"answer": "first_line"}))
+    assert cover_match(whole.answer, ["Barack Obama"]) and whole.answer == said
+    assert not cover_match(first.answer, ["Barack Obama"])
+    laptop = generator(Scripted(str), prompt="generator-laptop")
+    assert laptop.read(" so Ada # 1\n Answer : Mira\nmore").answer == "Mira"

@@ -7,7 +7,8 @@ from tests.scripted import Scripted
 
 from coseek.core.errors import ModelError
 from coseek.data.question import Question
-from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, OracleJudge, load_judge_prompt, read_verdict
+from coseek.graders.judge import Claim, JudgeSettings, ModelJudge, OracleJudge, load_judge_prompt
+from coseek.models.model_text import read_verdict
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -29,19 +30,49 @@ def test_no_is_no(text: str) -> None:
     assert read_verdict(text) is False
 
 
+BROWSECOMP = """extracted_final_answer: Velora, so correct: no is what it does not say
+reasoning: The answer names the town. It is right.
+correct: {}
+confidence: 95%"""
+
+
 @pytest.mark.parametrize(
     "text",
-    ["yesterday", "", " ", "yes, because", "yes no", "yes yes", "not yes", "know", "None", "да", "y", "true", "1",
-     "yes\nno", "Answer: yes", "No answer", "ｙｅｓ"],
+    ["Yes, because it names Velora.", "Yes. The response gives the town.", "Yes - it does", "Verdict: yes",
+     "**Answer:** Yes", "```\nyes\n```", "```json\n{\"correct\": \"yes\"}\n```",
+     '{"verdict": true, "reason": "no doubt"}', "Answer: yes",
+     "<think>no? no.</think> Yes", "The response names the town. Yes.", "The answer is yes.", "I compared both.\n\nyes",
+     "The response is correct.", "Judgement: correct", "Yes, there is no doubt", BROWSECOMP.format("yes"),
+     BROWSECOMP.format("**yes**"), "Final answer: Yes, it does"],
+)  # fmt: skip
+def test_a_yes_is_read_as_judges_write_it(text: str) -> None:
+    assert read_verdict(text) is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["No, it names Zun.", "Verdict: No", "```\nNo.\n```", '{"correct": "no"}', "It names Zun.\nNo",
+     BROWSECOMP.format("no"), "The response is incorrect.", "Decision: wrong", "So the answer is no."],
+)  # fmt: skip
+def test_a_no_is_read_as_judges_write_it(text: str) -> None:
+    assert read_verdict(text) is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["yesterday", "", " ", "yes no", "yes yes", "not yes", "know", "None", "да", "y", "true", "1", "yes\nno",
+     "No answer", "ｙｅｓ", "Yes, but the year is wrong", "Yes and no",
+     "Yes, it does. So the answer is no.", "Correct: yes\nVerdict: no",
+     "It was yesterday.", "The town is correct in spirit", "reasoning: yes", '{"correct": "maybe"}', "confidence: 100%",
+     "No one knows", "The answer is unclear.", "<think>yes"],
 )  # fmt: skip
 def test_anything_else_is_neither(text: str) -> None:
     assert read_verdict(text) is None
 
 
 @given(st.text())
-def test_only_the_one_word_is_ever_a_verdict(text: str) -> None:
-    letters = "".join(character for character in text if character.isalnum()).lower()
-    if letters not in ("yes", "no"):
+def test_no_text_without_a_verdict_word_is_a_verdict(text: str) -> None:
+    if not any(word in text.lower() for word in ("yes", "no", "true", "false", "correct", "wrong")):
         assert read_verdict(text) is None
 
 

@@ -28,8 +28,9 @@ def test_junk_is_unreadable_or_is_exactly_what_was_asked_for(text: str, count: i
         assert found.why
         return
     assert len(found) == count and all(0 <= score <= 100 for score in found)
-    numbers = [int(number) for number in re.findall("[0-9]+", text)]
-    assert not re.search("[x.+٣-]", text)
+    told = [line for line in text.splitlines() if re.search("[0-9]", line)]
+    numbers = [int(number) for number in re.findall("[0-9]+", " ".join(told))]
+    assert not re.search("[.+٣-]", " ".join(told)) and not re.search("[0-9]x|x[0-9]", " ".join(told))
     if form == "bare":
         assert numbers == list(found)
     else:
@@ -50,7 +51,11 @@ def test_junk_is_unreadable_or_is_exactly_what_was_asked_for(text: str, count: i
         ("[1] 50 [2] 7.5", "words that are no score"),
         ("[1] 50 [2] 60/100", "words that are no score"),
         ("I will not judge this.", "words that are no score"),
-        ("Scores: [1] 50 [2] 60", "words that are no score"),
+        ("[1] 50 because\n[2] 60", "words that are no score"),
+        ("Of 2 passages:\n[1] 50 [2] 60", "words that are no score"),
+        ('{"1": 50, "2": "high"}', "words that are no score"),
+        ('{"1": 50, "3": 60}', "a number that was not asked for"),
+        ("<think>[1] 50 [2] 60", "words that are no score"),
         ("[1] 50 [2] 60 I hope this helps", "words that are no score"),
         ("50 60", "words that are no score"),
         ("[1] ٥٠ [2] 60", "words that are no score"),
@@ -76,3 +81,23 @@ def test_one_line_for_each_number() -> None:
     assert read_lines("[2] not sure\n\n [1]: 12 May 1871\n", 2) == ("12 May 1871", "not sure")
     for text in ("[1] a", "[1] a\n[1] b", "[1] a\nb", "[1] a\n[2]", "[1] a\n[2] b\n[3] c"):
         assert isinstance(read_lines(text, 2), Unreadable), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\n[1] 50\n[2] 60\n```",
+        "Here are the scores:\n[1] 50\n[2] 60",
+        "Here are the scores:\n\n**[1]** 50\n**[2]** 60\n\nI hope this helps!",
+        "Scores: [1] 50 [2] 60",
+        '```json\n{"1": 50, "[2]": 60}\n```',
+        "<think>[1] maybe 30</think>[1]: 50, [2]: 60",
+    ],
+)
+def test_scores_in_fences_and_behind_a_preamble_are_read(text: str) -> None:
+    assert read_scores(text, 2) == (50, 60)
+
+
+def test_bare_scores_and_lines_behind_a_preamble_are_read() -> None:
+    assert read_scores("```\nSure, the scores:\n68 42\n```", 2, "bare") == (68, 42)
+    assert read_lines("Here is what each search was for:\n```\n[1] 1815\n[2] not sure\n```", 2) == ("1815", "not sure")

@@ -172,11 +172,11 @@ def test_a_missing_baseline_is_an_error_and_not_a_zero() -> None:
 
 
 @pytest.mark.parametrize("said", ["Yes.", "no", "yesterday", "yes, because it is", "", "Yes\n\nNo"])
-def test_only_the_one_word_is_a_verdict_and_all_else_is_a_fault(said: str) -> None:
+def test_a_verdict_that_cannot_be_read_is_a_fault_and_never_a_0(said: str) -> None:
     """Trap 28: "yes" stands in "yesterday"."""
     scoring = EpisodeScorer(make_reward({"gen_acc": {"of": "own"}}), judge=judge(Scripted(lambda prompt: said)))
     (paid,) = values(scoring([run(answer="a town")]))
-    assert paid == {"Yes.": 1, "no": 0}.get(said, "judge")
+    assert paid == {"Yes.": 1, "no": 0, "yes, because it is": 1}.get(said, "judge")
 
 
 @pytest.mark.parametrize(

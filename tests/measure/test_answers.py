@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.measure.answers import cover_match, exact_match, f1, normalise
+from coseek.measure.answers import cover_match, exact_match, f1, normalise, span_match, substring_match
 
 words = st.text(alphabet="aetho nyx.,'-É“İ", max_size=24)
 any_text = st.text(max_size=40)
@@ -97,3 +97,29 @@ def test_no_gold_answer_means_no_match() -> None:
     assert not exact_match("x", [])
     assert not cover_match("x", [])
     assert f1("x", []) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "words", "tokens"),
+    [
+        ("born in \u201cVelora\u201d", "Velora", False, True),  # Unicode punctuation sticks to a word
+        ("Beyonce\u0301 sang", "Beyonc\u00e9", False, True),  # composed and decomposed accents
+        ("a party", "art", False, False),
+        ("1914\u20131918", "1914", False, True),
+        ("the end of Barack Obama's term", "Barack Obama", False, False),
+        ("It was Barack Obama.", "barack obama", True, True),
+        ("anything", "The", False, False),
+    ],
+)
+def test_the_span_check_of_s3_s_program_differs_by_tokens_and_accents(
+    text: str, gold: str, words: bool, tokens: bool
+) -> None:
+    assert (cover_match(text, [gold]), span_match(text, [gold])) == (words, tokens)
+
+
+@given(any_text | words, any_text | words)
+@settings(max_examples=200)
+def test_a_covered_answer_is_a_span_and_a_substring(text: str, gold: str) -> None:
+    if cover_match(text, [gold]):
+        assert span_match(text, [gold]) or not any(letter.isalnum() for letter in gold)
+        assert substring_match(text, [gold])

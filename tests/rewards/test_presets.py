@@ -12,6 +12,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run, writt
 
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
+from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.rewards.grades import NO_GRADES, Grades
 from coseek.rewards.reward import RewardFault, RewardSpec, load_preset, make_reward, preset_names
@@ -66,6 +67,9 @@ FORMULAS: Mapping[str, Callable[[Facts], float]] = {
     "search-r1-retrieval": lambda f: (
         (1 if f.valid else 0.8) if f.right and f.wrote else ((0.3 if f.hit else 0.2) if f.valid else 0)
     ),
+    "search-r1-retrieval-words": lambda f: (
+        (1 if f.valid else 0.8) if f.right and f.wrote else ((0.3 if f.hit else 0.2) if f.valid else 0)
+    ),
     "qagent-1": lambda f: 1 if f.right and f.wrote and f.valid else 0,
     "qagent-2": lambda f: (
         (1 if f.agent_span else 0) + (0.5 if f.hit or f.thought_of_it or (f.wrote and f.right) else 0)
@@ -73,6 +77,9 @@ FORMULAS: Mapping[str, Callable[[Facts], float]] = {
     "s3": lambda f: (f.agent_span or f.agent_judged) - (f.rag_span or f.rag_judged),
     "s3-code": lambda f: 2 * (f.agent_span or f.agent_judged) - (f.rag_span or f.rag_judged),
     "deepretrieval": lambda f: 1 if f.hit else 0.5,
+    "deepretrieval-tiers": lambda f: 5 if f.hit else -3.5,
+    "r1-searcher-1": lambda f: 0.5 + (0.5 if f.valid else 0),
+    "r1-searcher-2": lambda f: (1 if f.wrote and f.right else 0) - (0 if f.valid else 2),
 }
 
 
@@ -194,3 +201,41 @@ def test_an_answer_that_stands_in_the_prompt_or_in_a_passage_is_nobodys(name: st
     made = run(found("x", planted), answer=None, valid=False)
     example = written(Author.ENVIRONMENT, "prompt", "Write <answer>Velora</answer> at the end.")
     assert paid({"preset": name}, replace(made, segments=(example, *made.segments))) == 0
+
+
+# --- where paper and program differ, by the examples that showed it
+
+
+def test_the_paper_pays_for_a_gold_answer_inside_a_word_and_whole_words_are_a_preset_of_their_own() -> None:
+    asked = replace(QUESTION, answers=("art",))
+    made = run(found("x", Passage("p", "Party", "A party is held.")), answer="Zun", question=asked)
+    pays = {name: PRESETS[name](made) for name in ("search-r1-retrieval", "search-r1-retrieval-words")}
+    assert [reward.value for reward in pays.values() if reward] == [pytest.approx(0.3), pytest.approx(0.2)]
+
+
+def test_the_program_of_s3_reads_its_own_tokens_where_punctuation_sticks_to_a_word() -> None:
+    said = "It is \u201cVelora\u201d."
+    grades = Grades(
+        GeneratedAnswer("q1", 0, "c", said), GeneratedAnswer("q1", 0, "r", "Zun"),
+        {said: Verdict("q1", said, False), "Zun": Verdict("q1", "Zun", False)},
+    )  # fmt: skip
+    made = run(found("x", ORBO), answer=None)
+    paper, code = PRESETS["s3"](made, grades), PRESETS["s3-code"](made, grades)
+    assert paper is not None and code is not None
+    assert (paper.value, code.value) == (0.0, 2.0)
+
+
+@pytest.mark.parametrize(("rank", "pays"), [(1, 4.0), (5, 4.0), (6, 2.0), (20, 2.0), (21, -1.0), (None, -1.0)])
+def test_a_later_rank_of_the_first_passage_with_the_answer_pays_less(rank: int | None, pays: float) -> None:
+    tiers = make_reward({"rank_tiers": {"tiers": "5=4, 20=2", "otherwise": -1.0}})
+    others = [Passage(f"o{number}", "Orbo", "a film") for number in range(1, 30)]
+    if rank is not None:
+        others[rank - 1] = MIRA
+    reward = tiers(run(found("x", *others), answer=None))
+    assert reward is not None and reward.value == pays
+
+
+def test_tiers_that_do_not_rise_are_refused() -> None:
+    for tiers in ("20=1, 5=2", "0=1", "five=1", ""):
+        with pytest.raises(SettingError, match="tiers"):
+            make_reward({"rank_tiers": {"tiers": tiers}})

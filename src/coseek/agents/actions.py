@@ -103,6 +103,7 @@ def parse_tool_call(text: str, tools: Mapping[str, Tool]) -> ParsedAction:
 # Possessive (`*+`) here and below: text of a model decides how many blanks, marks and numbers there are.
 _NUMBERS = re.compile(r"""\[?\s*+(?:["']?[0-9]{1,6}+["']?(?:\s*+,\s*+["']?[0-9]{1,6}+["']?)*+)?\s*+\]?""")
 _DIGITS = re.compile("[0-9]+")
+_SHORT_NUMBERS = re.compile("(?<![0-9])[0-9]{1,6}(?![0-9])")
 
 
 def parse_numbers(text: str) -> tuple[int, ...] | None:
@@ -112,9 +113,19 @@ def parse_numbers(text: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(int(number) for number in _DIGITS.findall(text)))
 
 
-def parse_flag(text: str) -> bool | None:
-    """`True` or `1`, `False` or `0`; `None` for any other text."""
-    return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
+def numbers_in(text: str) -> tuple[int, ...]:
+    """All numbers of a text, each once, in order: `[Doc 1, Doc 3]` → 1, 3. A text without any selects nothing."""
+    return tuple(dict.fromkeys(map(int, _SHORT_NUMBERS.findall(text))))
+
+
+FLAGS = ("true", "1")
+"""What a true flag says, in any case."""
+
+
+def parse_flag(text: str, yes: Sequence[str] = FLAGS) -> bool | None:
+    """True for a word of `yes`, False for `False` or `0`; `None` for any other text."""
+    word = text.strip().lower()
+    return True if word in yes else {"false": False, "0": False}.get(word)
 
 
 _SENTENCE_END = re.compile(r"""(?:(?<![!?])[!?]++|(?:(?<=\w\w\w)|(?<=[\d\s]))\.++)["')\]]*+(?=\s|$)""")

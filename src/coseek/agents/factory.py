@@ -223,6 +223,7 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
         grammar.stops,
         settings.temperature,
         grammar.lost_stop,
+        grammar.closing_stops,
     )
     if dialect_of(model.served.dialect).EXACT and settings.tokenizer == BYTES:
         raise SettingError(

@@ -9,13 +9,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import product
+from typing import Literal
 
-from coseek.agents.actions import QueryFormat, parse_flag, parse_numbers, parse_queries, parse_tool_call
+from coseek.agents.actions import (
+    FLAGS,
+    QueryFormat,
+    numbers_in,
+    parse_flag,
+    parse_numbers,
+    parse_queries,
+    parse_tool_call,
+)
 from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
 from coseek.core.role_marks import ROLE_MARK, harmless
-from coseek.data.trajectory import PAGE, PROMPT, RETRY, TOOL, Author, Segment
+from coseek.data.trajectory import MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
@@ -58,18 +68,36 @@ class Tag:
     max_items: int | None = None
     """Queries in one search, or documents in one selection."""
     stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler. Default: the closing mark, if the tag is a search, tool call or answer."""
+    """Stop strings of the sampler. Default: the closing mark, if the tag is a search, tool call or answer; every
+    spelling of the whole tag, if it is a true flag."""
+    of_several: Literal["first", "last"] = "last"
+    """Which of several selections in one turn counts."""
+    true_words: tuple[str, ...] = FLAGS
+    """What a true flag says, in lower case."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "opening", self.opening or f"<{self.name}>")
         put(self, "closing", self.closing or f"</{self.name}>")
         if self.stop is None:
-            put(self, "stop", (self.closing,) if self.action in _ASKING else ())
+            put(self, "stop", self._halting() if self.action is Action.COMPLETE else self._closing())
         if len(self.closing) == 1 and not self.is_bracket:
             raise DataError(f"the tag {self.name!r} closes with {self.closing!r}, which plain text may hold")
         if any(len(mark) > LONGEST_MARK for mark in (*self.marks, *self.inner_marks)):
             raise DataError(f"a mark of the tag {self.name!r} is longer than {LONGEST_MARK} characters; shorten it")
+
+    def _closing(self) -> tuple[str, ...]:
+        return (self.closing,) if self.action in _ASKING else ()
+
+    def _halting(self) -> tuple[str, ...]:
+        """True flags as agents write them. A false one ends no turn: after it the agent goes on to its query. The
+        opening mark is part of each, since `step 1</search_complete>` is no flag."""
+        words = dict.fromkeys(spelt for word in self.true_words for spelt in (word.capitalize(), word, word.upper()))
+        blanks = ("", " ", "\n")
+        return tuple(
+            f"{self.opening}{before}{word}{after}{self.closing}"
+            for before, after, word in product(blanks, blanks, words)
+        )
 
     @property
     def is_bracket(self) -> bool:
@@ -129,7 +157,7 @@ class Grammar:
         for mark in marks:
             if marks.count(mark) > 1:
                 raise DataError(f"two tags of this protocol are written {mark!r}; a reader could not tell them apart")
-        for reserved in names & {PROMPT, RETRY, PAGE, TOOL, START, END}:
+        for reserved in names & {PROMPT, RETRY, PAGE, MISSING, TOOL, START, END}:
             raise DataError(f"a tag of this protocol is called {reserved!r}, a name with a meaning of its own")
 
     @cached_property
@@ -151,8 +179,13 @@ class Grammar:
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
-        """All stop strings, for the sampler."""
-        return tuple(stop for tag in self.tags for stop in tag.stop or ())
+        """All stop strings, for the sampler: closing marks first."""
+        return (*self.closing_stops, *(stop for tag in self.tags for stop in tag.stop or () if stop != tag.closing))
+
+    @property
+    def closing_stops(self) -> tuple[str, ...]:
+        """Stop strings that a server may cut off: `lost_stop` finds them again."""
+        return tuple(stop for tag in self.tags for stop in tag.stop or () if stop == tag.closing)
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
@@ -231,8 +264,8 @@ class Grammar:
                 found += self.parse(segment.text)
             elif segment.tag == RETRY:
                 found.append(Span(Author.ENVIRONMENT, "", segment.text, "a turn asked for nothing and was tried again"))
-            elif segment.tag in (PAGE, TOOL) or segment.tag in self.by_name:
-                tag = self.observation if segment.tag in (PAGE, TOOL) else segment.tag
+            elif segment.tag in (PAGE, MISSING, TOOL) or segment.tag in self.by_name:
+                tag = self.observation if segment.tag in (PAGE, MISSING, TOOL) else segment.tag
                 found.append(Span(Author.ENVIRONMENT, tag, segment.text))
         return found
 
@@ -253,7 +286,7 @@ class Grammar:
                 return problem
             state = span.tag
             if tag.action is Action.COMPLETE:
-                state += TRUE if parse_flag(span.text) else FALSE
+                state += TRUE if parse_flag(span.text, tag.true_words) else FALSE
         return "" if END in self.order.get(state, ()) else f"the run ends after {state}"
 
     def _misread(self, tag: Tag, text: str) -> str:
@@ -265,7 +298,7 @@ class Grammar:
             few = tag.max_items is None or len(numbers) <= tag.max_items
             return "" if few else f"{len(numbers)} documents in {tag.opening}, and at most {tag.max_items} are allowed"
         if tag.action is Action.COMPLETE:
-            return f"{tag.opening} says neither True nor False" if parse_flag(text) is None else ""
+            return f"{tag.opening} says neither True nor False" if parse_flag(text, tag.true_words) is None else ""
         if tag.query_format is not QueryFormat.ITEMS and (
             mark := next((mark for mark in self._inner_marks if mark in text), "")
         ):
@@ -289,13 +322,13 @@ class Grammar:
         meant: Span | None = None
         for span, tag in self._asking(text):
             if tag.action is Action.SELECT:
-                numbers = parse_numbers(span.text)
-                selected = selected if numbers is None else numbers[: tag.max_items]
+                if selected is None or tag.of_several == "last":
+                    selected = numbers_in(span.text)[: tag.max_items]
             elif tag.action is not Action.COMPLETE:
                 meant = span
                 if tag.stop:
                     break
-            elif parse_flag(span.text):
+            elif parse_flag(span.text, tag.true_words):
                 meant = span
                 break
         if meant is None:
@@ -313,8 +346,9 @@ class Grammar:
     def lost_stop(self, text: str) -> str:
         """The stop string that a server cut off the end of a turn: that of the tag which is still open, or ""."""
         for tag in self.tags:
-            if tag.stop and tag.opening in text and self.parse(text + tag.closing)[-1].tag == tag.name:
-                return tag.stop[0]
+            cut = tag.closing in (tag.stop or ()) and tag.opening in text
+            if cut and self.parse(text + tag.closing)[-1].tag == tag.name:
+                return tag.closing
         return ""
 
     def action_of(self, span: Span) -> Action:

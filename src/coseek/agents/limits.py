@@ -16,7 +16,9 @@ class Limits(Settings):
     max_turn_tokens: int = Field(default=500, ge=1)
     """Tokens the agent may write in one turn; a longer turn ends the run with `token_limit`."""
     max_observation_tokens: int = Field(default=500, ge=1)
-    """Tokens of documents in one observation, an equal share per document; of one page of an opened document; of one
-    tool result."""
+    """Tokens of documents in one observation, an equal share per document unless `max_document_tokens` is set; of one
+    page of an opened document; of one tool result."""
+    max_document_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of each document in an observation, however many queries one call has and documents they find."""
     max_tokens: int = Field(default=4096, ge=1)
     """Tokens of the whole episode, prompt and observations included."""

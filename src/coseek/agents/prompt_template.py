@@ -14,6 +14,7 @@ from pydantic import Field
 
 from coseek.agents.document_block import shown_documents
 from coseek.agents.grammar import Grammar
+from coseek.agents.limits import Limits
 from coseek.core.errors import SettingError
 from coseek.core.files import read_yaml
 from coseek.core.registry import find_yaml
@@ -175,34 +176,42 @@ class PromptTemplate:
         marks = self.grammar.special_tokens
         start, asked, end = text.rpartition(question)
         start, end = (without_role_marks(part, frozenset(marks)) for part in (start, end))
-        whole = start + self.grammar.escape(asked) + end
+        return list(self.text_ids(tokenizer, start + self.grammar.escape(asked) + end))
+
+    def text_ids(self, tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+        """Tokenise a text in which only the protocol's marks can be tokens of their own."""
         ids: list[int] = []
-        text = ""
-        for piece in self.grammar.cut_at_marks(whole):
-            mark = tokenizer.encode(piece) if piece in marks else []
+        plain = ""
+        for piece in self.grammar.cut_at_marks(text):
+            mark = tokenizer.encode(piece) if piece in self.grammar.special_tokens else []
             if len(mark) == 1:
-                ids += [*tokenizer.encode_data(text), *mark]
-            text = "" if len(mark) == 1 else text + piece
-        return ids + tokenizer.encode_data(text)
+                ids += [*tokenizer.encode_data(plain), *mark]
+            plain = "" if len(mark) == 1 else plain + piece
+        return (*ids, *tokenizer.encode_data(plain))
 
     def observation_ids(self, tokenizer: Tokenizer, hits: Sequence[Hit], max_tokens: int) -> tuple[int, ...]:
         """Render the observation of one search that found `hits`."""
         return self.block_ids(tokenizer, [Search("", tuple(hits))], max_tokens)
 
-    def block_ids(self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int) -> tuple[int, ...]:
+    def block_ids(
+        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None
+    ) -> tuple[int, ...]:
         """Render one turn's searches: their documents, each once, and a failure notice per failed query."""
-        return self._observed(tokenizer, self._documents(tokenizer, searches, max_tokens))
+        return self._observed(tokenizer, self._documents(tokenizer, searches, max_tokens, each))
 
-    def _documents(self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int) -> list[int]:
-        """Each document, rendered and cut to an equal share of `max_tokens`."""
+    def _documents(
+        self, tokenizer: Tokenizer, searches: Sequence[Search], max_tokens: int, each: int | None = None
+    ) -> list[int]:
+        """Each document, rendered and cut to `each` tokens, or to an equal share of `max_tokens`."""
         block = shown_documents(searches)
+        most = each or max_tokens // max(1, len(block))
         ids: list[int] = [] if block else tokenizer.encode(self.file.nothing_found)
         for place, search in enumerate(searches):
             if search.fault is not None:
                 ids += self._fill(self.file.failed, {"query": self._data(tokenizer, search.query)}, tokenizer)
             for rank, (owner, hit) in enumerate(block, start=1):
                 if owner == place:
-                    ids += self._document(tokenizer, rank, hit)[: max_tokens // len(block)]
+                    ids += self._document(tokenizer, rank, hit)[:most]
         return ids
 
     def _document(self, tokenizer: Tokenizer, rank: int, hit: Hit) -> list[int]:
@@ -217,7 +226,7 @@ class PromptTemplate:
     def page_ids(self, tokenizer: Tokenizer, hit: Hit | None, ident: str, page: int, size: int) -> tuple[int, ...]:
         """Render page `page` (from 1) of a document in pages of `size` tokens; a notice when it does not exist."""
         text = self._data(tokenizer, hit.passage.text) if hit else []
-        pages = max(1, -(-len(text) // size))
+        pages = _pages(len(text), size)
         fields = {
             "id": self._data(tokenizer, ident),
             "title": self._data(tokenizer, hit.passage.title if hit else ""),
@@ -227,6 +236,11 @@ class PromptTemplate:
         }
         template = self.file.page if hit and 1 <= page <= pages else self.file.missing
         return self._observed(tokenizer, self._fill(template, fields, tokenizer))
+
+    def has_page(self, tokenizer: Tokenizer, hit: Hit | None, page: int, limits: Limits) -> bool:
+        """Whether a document was found and has this page."""
+        size = limits.max_observation_tokens
+        return hit is not None and 1 <= page <= _pages(len(self._data(tokenizer, hit.passage.text)), size)
 
     def result_ids(self, tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[int, ...]:
         """Render a tool's result, cut to `max_tokens`."""
@@ -268,6 +282,10 @@ class PromptTemplate:
         for at, part in enumerate(_FIELD.split(template)):
             ids += fields[part] if at % 2 else tokenizer.encode(_LITERAL.sub(r"\1", part)) if part else []
         return ids
+
+
+def _pages(tokens: int, size: int) -> int:
+    return max(1, -(-tokens // size))
 
 
 def _own_messages(question: Question) -> list[tuple[str, str]] | None:

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from pydantic import Field
 
-from coseek.agents.actions import QueryFormat
+from coseek.agents.actions import FLAGS, QueryFormat
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile
 from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, read_yaml
+from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.plugins import file_digest, is_plugin_path
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, make_settings
@@ -43,8 +43,12 @@ class TagFile(Settings):
     max_items: int | None = Field(default=None, ge=1)
     """Queries per search, or documents per selection. Further ones are left out and make the form invalid."""
     stop: tuple[str, ...] | None = None
-    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer. With an empty list
-    the agent writes on after an answer, and its last answer counts."""
+    """Stop strings of the sampler; by default the closing mark of a search, tool call or answer, and a whole true flag.
+    With an empty list the agent writes on after an answer, and its last answer counts."""
+    of_several: Literal["first", "last"] = "last"
+    """Which of several selections in one turn counts."""
+    true_words: tuple[str, ...] = FLAGS
+    """What a true flag says, in lower case."""
 
 
 class ProtocolFile(Settings):
@@ -52,6 +56,8 @@ class ProtocolFile(Settings):
 
     about: str = ""
     """One line for people."""
+    extends: str = ""
+    """A protocol by name, or a YAML file beside this one, whose settings and prompts hold where this one has none."""
     tags: dict[str, TagFile]
     """The tags, by name. The first one that the environment writes holds search results."""
     order: dict[str, list[str]]
@@ -125,11 +131,15 @@ class Protocol:
 
     def limits_over(self, base: Limits) -> Limits:
         """Apply the protocol's default budgets to `base`: its counts, and the larger number of tokens of the two (a
-        scripted agent's tokens are bytes)."""
+        scripted agent's tokens are bytes). A document keeps its share of an observation."""
+        own = self.suggested_limits
         suited = {
-            name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name))
-            for name, value in self.suggested_limits.items()
+            name: value if name in ("max_turns", "passages_per_search") else max(value, getattr(base, name) or 0)
+            for name, value in own.items()
         }
+        if "max_document_tokens" in own and "max_observation_tokens" in own:
+            grown = suited["max_observation_tokens"] // own["max_observation_tokens"]
+            suited["max_document_tokens"] = own["max_document_tokens"] * max(1, grown)
         return base.model_copy(update=suited)
 
 
@@ -143,8 +153,7 @@ def load_protocol(
     `auto`. `run_files` runs the `.py` files of its tools: pass it only where the user named the protocol, never
     where a stored run does. Without it those tools are left out, which is enough to read stored trajectories.
     """
-    path = find_yaml("protocol", FOLDER, name)
-    file = make_settings(ProtocolFile, read_yaml(path, "protocol file", "`tags: …` and `order: …`"), path)
+    path, file, root = _read(name)
     make_settings(Limits, {**file.limits}, path)  # refuse a misspelt budget here and not in the middle of a run
     opened = {
         called: open_tool(called, cast(JsonObject, tree), str(path), path.parent, run_files=run_files)
@@ -156,10 +165,10 @@ def load_protocol(
         raise DataError(f"{path}: {error}") from None
     needs = [name for name, wanted in (("retry", file.retries), ("notes", file.reason_in_documents)) if wanted]
     if file.prompt_template is not None and not prompt_template.endswith((".yaml", ".yml")):
-        words = PromptTemplate.of(file.prompt_template, grammar, path.stem, needs, str(path))
+        words = PromptTemplate.of(file.prompt_template, grammar, root, needs, str(path))
     else:
-        words = PromptTemplate.load(prompt_template, grammar, path.stem, needs)
-    content = file.model_dump_json(exclude={"about", "limits", "prompt_template"}, exclude_defaults=True)
+        words = PromptTemplate.load(prompt_template, grammar, root, needs)
+    content = file.model_dump_json(exclude={"about", "extends", "limits", "prompt_template"}, exclude_defaults=True)
     own = _tool_files(file, path)
     return Protocol(
         path.stem,
@@ -178,8 +187,35 @@ def load_protocol(
 
 def tool_files(name: str) -> list[Path]:
     """List the `.py` files among the tools of a protocol, without running them."""
+    path, file, _ = _read(name)
+    return _tool_files(file, path)
+
+
+def _read(name: str) -> tuple[Path, ProtocolFile, str]:
+    """A protocol's file, its settings, and the name that its prompts go by: that of what it extends at last."""
     path = find_yaml("protocol", FOLDER, name)
-    return _tool_files(make_settings(ProtocolFile, read_yaml(path, "protocol file"), path), path)
+    tree, root = _tree(path, ())
+    return path, make_settings(ProtocolFile, tree, path), root
+
+
+def _tree(path: Path, above: tuple[Path, ...]) -> tuple[JsonObject, str]:
+    tree = read_yaml(path, "protocol file", "`tags: …` and `order: …`")
+    if not (base := str(tree.get("extends") or "")):
+        return tree, path.stem
+    if path in above:
+        raise SettingError(f"{path} extends itself; leave out one `extends`")
+    named = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
+    below, root = _tree(find_yaml("protocol", FOLDER, named), (*above, path))
+    merged = {**below, **tree}
+    for group in ("tags", "tools", "order", "limits"):
+        theirs, ours = below.get(group), tree.get(group)
+        if isinstance(theirs, dict) and isinstance(ours, dict):
+            merged[group] = {**theirs, **{name: _over(theirs.get(name), one) for name, one in ours.items()}}
+    return merged, root
+
+
+def _over(below: Json, above: Json) -> Json:
+    return {**below, **above} if isinstance(below, dict) and isinstance(above, dict) else above
 
 
 def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
@@ -189,7 +225,11 @@ def _tool_files(file: ProtocolFile, path: Path) -> list[Path]:
 
 def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Grammar:
     tags = tuple(
-        Tag(name, tag.author, tag.action, tag.open, tag.close, tag.query_format, tag.item, tag.max_items, tag.stop)
+        Tag(
+            *(name, tag.author, tag.action, tag.open, tag.close, tag.query_format, tag.item, tag.max_items, tag.stop),
+            of_several=tag.of_several,
+            true_words=tag.true_words,
+        )
         for name, tag in file.tags.items()
     )
     if any(tag.action is Action.TOOL for tag in tags) != bool(file.tools):

@@ -32,7 +32,7 @@ from coseek.core.files import Json
 from coseek.data.evidence import ranked
 from coseek.data.identities import Identities
 from coseek.data.question import Question
-from coseek.data.trajectory import PAGE, PROMPT, RETRY, TOOL, Author, Call, Segment, StopReason, Trajectory
+from coseek.data.trajectory import MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Call, Segment, StopReason, Trajectory
 from coseek.models.model import EpisodeState, ForkableModel, Model, Ranking, Request, Turn, TurnEnd
 from coseek.retrieval.retriever import Retriever
 
@@ -287,7 +287,9 @@ class Driver:
             row.calls.append(Call(request.turn, tool.name, request.arguments, fault=shown.message))
             self._finish(row, StopReason.TOOL_ERROR, detail=shown.message)
         elif isinstance(result, DocumentPage):
-            self._show(row, PAGE, shown)
+            # The agent's mistake and no fault of a part: it is counted, and the run goes on.
+            there = self.prompt_template.has_page(self.tokenizer, result.hit, result.page, self.limits)
+            self._show(row, PAGE if there else MISSING, shown)
         else:
             self._show(row, TOOL, shown, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
 

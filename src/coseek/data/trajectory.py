@@ -20,10 +20,10 @@ SCHEMA = 2
 RENAMED = {"complaint": "format_error", "detail": "stop_detail", "asides": "side_contexts"}
 """Keys of schema 1 and what schema 2 calls them."""
 
-PROMPT, RETRY, PAGE, TOOL = "prompt", "retry", "page", "tool"
+PROMPT, RETRY, PAGE, MISSING, TOOL = "prompt", "retry", "page", "missing", "tool"
 """Tags of environment segments that every protocol has: what the agent reads first, a request to try again after a turn
-that asked for nothing, a page of a document, and the result of another tool. All other environment segments show what a
-turn's searches found."""
+that asked for nothing, a page of a document, a notice that there is no such page, and the result of another tool. All
+other environment segments show what a turn's searches found."""
 
 
 class Author(StrEnum):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
@@ -26,6 +27,9 @@ OWN_PROMPT = "generator.yaml"
 """File of a model folder with the prompt that the model was trained on; it is then the default prompt."""
 
 
+AnswerPart: TypeAlias = Literal["whole", "first_line"]
+
+
 class GeneratorPrompt(PromptFile):
     """Prompt of a generator, and the position of the answer in its output."""
 
@@ -36,8 +40,10 @@ class GeneratorPrompt(PromptFile):
     no_passages: str = ""
     """Replaces the passages when there are none."""
     answer_after: str = ""
-    """The answer is the text after the last occurrence of this mark; an output without it has no answer. Empty: the
-    whole output."""
+    """The answer is in the text after the last occurrence of this mark; an output without it has no answer. Empty: in
+    the whole output."""
+    answer: AnswerPart = "whole"
+    """The answer is this text, or its first non-empty line."""
 
 
 _FIELDS = {"prompt": {"question", "passages"}, "passage": {"number", "title", "text"}}
@@ -56,6 +62,8 @@ class GeneratorSettings(Settings):
     """Maximum number of tokens of titles and texts; use the same for agents that are compared."""
     counted_by: str | None = None
     """A model folder whose tokenizer counts them; default: words, punctuation marks and single CJK characters."""
+    answer: AnswerPart | None = None
+    """The answer is the whole response, as s3 and QAgent read it, or its `first_line`; default: as the prompt says."""
     max_answer_tokens: int = Field(default=64, ge=1)
     """Tokens that the generator may generate."""
 
@@ -130,11 +138,13 @@ class Generator:
         ]
 
     def read(self, text: str) -> GeneratorOutput:
-        """The answer in an output: the first non-empty line, after the mark if the prompt has one."""
+        """The answer in an output: all of it or its first line, after the mark if the prompt has one."""
         after = self.prompt.answer_after
         _, mark, behind = text.rpartition(after) if after else ("", "", text)
         if after and not mark:
             return GeneratorOutput(None, text)
+        if (self.settings.answer or self.prompt.answer) == "whole":
+            return GeneratorOutput(behind.strip() or None, text)
         lines = (line.strip() for line in behind.splitlines())
         return GeneratorOutput(next((line for line in lines if line), None), text)
 

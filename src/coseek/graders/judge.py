@@ -1,7 +1,7 @@
 """Judge: decides whether a response gives an accepted answer. A frozen model, or the oracle of a laptop world.
 
-A verdict is the one word yes or no and nothing else: neither "yesterday" nor "yes, but" is a yes. An unreadable verdict
-is a fault. Faults are counted and never read as a no.
+A verdict is read from what judges write (`models/model_text.py`); neither "yesterday" nor "yes, but" is a yes. An
+unreadable verdict is a fault. Faults are counted and never read as a no.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,8 @@ from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
 from coseek.graders.grader import Grader, OracleGrader
+from coseek.models.model_text import read_verdict
 from coseek.models.text_model import TextModel, generate_each
-
-_MARKS = "\"'“”‘’`*.!"
-"""Characters that may surround the verdict."""
 
 
 class JudgePrompt(PromptFile):
@@ -103,20 +101,6 @@ class ModelJudge:
         right = read_verdict(text, self.prompt.verdict_after)
         fault = f"the judge said neither yes nor no: {text.strip()[:80]!r}" if right is None else None
         return Verdict(claim.question.id, claim.response, right, text, fault)
-
-
-def read_verdict(text: str, after: str = "") -> bool | None:
-    """True for yes, False for no, `None` for anything else.
-
-    The whole text must be that one word in any case, apart from white space and quotation marks around it. With
-    `after`, this holds for the text after the last `after`, which must occur.
-    """
-    if after:
-        _, mark, text = text.rpartition(after)
-        if not mark:
-            return None
-    word = " ".join(text.split()).strip(" " + _MARKS).lower()
-    return {"yes": True, "no": False}.get(word)
 
 
 class OracleJudge(OracleGrader):

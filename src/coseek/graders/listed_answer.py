@@ -1,12 +1,15 @@
 """Listed answer: parses a model's output with one entry for each of n numbered items.
 
-Parsing is strict: an output without exactly one entry per number, in the requested format, is unreadable. It is counted
-and never repaired.
+Code fences, thoughts, bold marks and lines of prose around the entries are left out. Otherwise parsing is strict: an
+output without exactly one entry per number, in the requested format, is unreadable. It is counted and never repaired.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from coseek.core.strict_json import InvalidJson, parse_lenient
+from coseek.models.model_text import unfenced
 
 Form: TypeAlias = Literal["numbered", "bare"]
 """`[2] 71 [1] 5 …`, or the scores alone in the order of the passages."""
@@ -17,6 +20,7 @@ _NUMBERED = re.compile(r"\[\s*+([0-9]{1,4})\s*+\]\s*+(?:[:=]\s*+)?([0-9]{1,3})(?
 _BARE = re.compile(r"([0-9]{1,3})(?![0-9.])")
 _BETWEEN = re.compile(r"[\s,;]++|\Z")
 _LINE = re.compile(r"\[\s*+([0-9]{1,4})\s*+\]\s*+(?:[:=]\s*+)?(\S.*)")
+_NAME = re.compile(r"\[?([0-9]{1,4})\]?")
 HIGHEST = 100
 
 
@@ -36,15 +40,19 @@ def after_mark(text: str, mark: str) -> str | Unreadable:
 def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ...] | Unreadable:
     """Whole scores from 0 to 100 in the order of the passages 1 … count.
 
-    Entries are separated by white space, commas or semicolons. No other text is allowed.
+    Entries are separated by white space, commas or semicolons. A JSON object of numbers and scores is read, too. Text
+    without digits may stand around the entries, and a label in front of them.
     """
-    entries = _entries(text.strip(), _NUMBERED if form == "numbered" else _BARE)
-    if isinstance(entries, Unreadable):
-        return entries
-    pairs = [
-        (int(found[1]), int(found[2])) if form == "numbered" else (place, int(found[1]))
-        for place, found in enumerate(entries, start=1)
-    ]
+    text = unfenced(text).replace("*", "")
+    pairs = _json_pairs(text)
+    if pairs is None:
+        entries = _entries(_without_prose(text), _NUMBERED if form == "numbered" else _BARE)
+        if isinstance(entries, Unreadable):
+            return entries
+        pairs = [
+            (int(found[1]), int(found[2])) if form == "numbered" else (place, int(found[1]))
+            for place, found in enumerate(entries, start=1)
+        ]
     wrong = _miscounted([number for number, _ in pairs], count)
     if wrong is None and any(score > HIGHEST for _, score in pairs):
         wrong = Unreadable(f"a score above {HIGHEST}")
@@ -52,14 +60,44 @@ def read_scores(text: str, count: int, form: Form = "numbered") -> tuple[int, ..
 
 
 def read_lines(text: str, count: int) -> tuple[str, ...] | Unreadable:
-    """One text for each number 1 … count, each on its own line after its number; empty lines are skipped."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """One text for each number 1 … count, each on its own line after its number; empty lines, and lines in front that
+    end with a colon, are skipped."""
+    lines = [line.strip() for line in unfenced(text).splitlines() if line.strip()]
+    while lines and lines[0].endswith(":") and not _LINE.fullmatch(lines[0]):
+        del lines[0]
     found = [_LINE.fullmatch(line) for line in lines]
     pairs = [(int(line[1]), line[2].strip()) for line in found if line is not None]
     if len(pairs) < len(lines):
         return Unreadable("a line without its number")
     wrong = _miscounted([number for number, _ in pairs], count)
     return wrong or tuple(text for _, text in sorted(pairs))
+
+
+def _json_pairs(text: str) -> list[tuple[int, int]] | None:
+    """The numbers and scores of an object such as `{"1": 71, "2": 5}`; `None` for any other text."""
+    try:
+        row = parse_lenient(text) if text.startswith("{") else None
+    except InvalidJson:
+        return None
+    if not isinstance(row, dict):
+        return None
+    pairs = [(_NAME.fullmatch(name), score) for name, score in row.items()]
+    if any(name is None or type(score) is not int or score < 0 for name, score in pairs):
+        return None
+    return [(int(name[1]), score) for name, score in pairs if name is not None and isinstance(score, int)]
+
+
+def _without_prose(text: str) -> str:
+    """A text without the lines in front of its first digit and behind its last, and without a label in front."""
+    lines = text.splitlines()
+    told = [place for place, line in enumerate(lines) if any(map(str.isdigit, line))]
+    if not told:
+        return text
+    first = lines[told[0]]
+    label, colon, rest = first.partition(":")
+    if colon and not any(letter.isdigit() or letter in "[]" for letter in label):
+        first = rest
+    return "\n".join([first, *lines[told[0] + 1 : told[-1] + 1]]).strip()
 
 
 def _entries(text: str, entry: re.Pattern[str]) -> list[re.Match[str]] | Unreadable:

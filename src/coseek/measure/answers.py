@@ -1,4 +1,4 @@
-"""Answers: strict EM, cover-EM and F1 of a predicted answer against gold answers.
+"""Answers: strict EM, cover-EM, span checks and F1 of a predicted answer against gold answers.
 
 All compare normalised text. One difference from SQuAD and HotpotQA: text that is empty after normalisation (an empty
 prediction, a gold answer such as "The" or "!") matches nothing.
@@ -6,6 +6,7 @@ prediction, a gold answer such as "The" or "!") matches nothing.
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
@@ -35,6 +36,40 @@ def cover_match(text: str | None, golds: Iterable[str]) -> bool:
     # Normalised words contain no spaces, so a padded substring search finds runs of words.
     padded = f" {normalise(text or '')} "
     return any(f" {gold} " in padded for gold in map(normalise, golds) if gold)
+
+
+def span_match(text: str | None, golds: Iterable[str]) -> bool:
+    """The span check of s3's program: the tokens of a gold answer follow each other in the text, both normalised.
+
+    A token is a run of letters, digits and accents, or any other sign by itself, after NFD. So Unicode punctuation does
+    not stick to a word as it does in `cover_match`, and composed accents equal decomposed ones.
+    """
+    said = _tokens(normalise(text or ""))
+    padded = f"\0{said}\0"
+    return any(f"\0{gold}\0" in padded for gold in map(_tokens, map(normalise, golds)) if gold)
+
+
+def _tokens(text: str) -> str:
+    """The tokens of a text, with a zero byte between any two."""
+    tokens: list[str] = []
+    inside = False
+    for letter in unicodedata.normalize("NFD", text).lower():
+        kind = unicodedata.category(letter)[0]
+        if kind in "LNM":
+            if inside:
+                tokens[-1] += letter
+            else:
+                tokens.append(letter)
+        elif kind not in "ZC":
+            tokens.append(letter)
+        inside = kind in "LNM"
+    return "\0".join(tokens)
+
+
+def substring_match(text: str | None, golds: Iterable[str]) -> bool:
+    """The normalised text contains a normalised gold answer, also inside a word ("party" contains "art")."""
+    said = normalise(text or "")
+    return any(gold in said for gold in map(normalise, golds) if gold)
 
 
 def f1(prediction: str | None, golds: Iterable[str], *, guard: bool = True) -> float:

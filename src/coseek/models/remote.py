@@ -78,6 +78,8 @@ class RemoteModel:
     scaled_logprobs: bool = False
     lost_stop: Callable[[str], str] = field(default=lambda text: "")
     """Maps a text ended by a stop string to that string, which OpenAI's interface omits."""
+    text_stops: tuple[str, ...] | None = None
+    """Stop strings sent to a server that is asked for text, which cuts them off; the others are looked for here."""
     usage: Usage = field(default_factory=Usage)
     prices: Prices = field(default_factory=Prices)
 
@@ -123,8 +125,9 @@ class RemoteModel:
         row = self._rows[request.key]
         row.parts += [RowSegment(ours, ids, self.tokenizer.decode(ids)) for ours, ids in _stretches(request)]
         row.max_tokens = request.max_tokens
+        stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
         ask = TurnRequest(
-            self.served.model, tuple(row.parts), request.max_tokens, self.stops, self.temperature, request.seed
+            self.served.model, tuple(row.parts), request.max_tokens, stops, self.temperature, request.seed
         )
         key, done = request.key, self._done
         row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask))
@@ -249,6 +252,7 @@ def open_remote(
     stops: Sequence[str],
     temperature: float = 0.0,
     lost_stop: Callable[[str], str] | None = None,
+    text_stops: Sequence[str] | None = None,
 ) -> RemoteModel:
     """Open the model at a URL."""
     calls = HttpClient(parse_base_url(url, PATHS), settings.patience, read_key(settings.key_env))
@@ -261,5 +265,6 @@ def open_remote(
         temperature,
         settings.scaled_logprobs,
         lost_stop or (lambda text: ""),
+        None if text_stops is None else tuple(text_stops),
         prices=settings.prices,
     )

@@ -12,6 +12,7 @@ from coseek.core.settings import make_settings, without
 from coseek.data.imports import format_names
 from coseek.graders.generator import load_generator_prompt
 from coseek.graders.judge import is_world, load_judge_prompt
+from coseek.graders.scoring import EpisodeScorer
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import check_shape
 from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings, RecipePath, load_recipe, paths_of, recipe_source
@@ -76,6 +77,10 @@ def check_settings(recipe: AgentRecipe) -> None:
         wrong.say("learn: demonstrations needs some; give the recipe a warm_start")
     if warm_start is not None and warm_start.demonstrator == "expert" and recipe.data.world is None:
         wrong.say("the expert demonstrates in laptop worlds only; take warm_start.demonstrator=rules for other data")
+    if warm_start is not None and (warm_start.demonstrator == "runs") != bool(warm_start.runs):
+        wrong.say("warm_start.demonstrator=runs and the folders in warm_start.runs belong together; give both")
+    if warm_start is not None and warm_start.demonstrator == "runs":
+        wrong.of(EpisodeScorer, make_reward(warm_start.keep.reward))
     if graders.generator is not None:
         wrong.of(load_generator_prompt, graders.generator)
     if graders.judge is not None:
@@ -139,7 +144,7 @@ def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
     if named.setting in ("data.retriever_settings.encoder", "graders.generator.counted_by"):
         return (("*.json",),)
     model = (("config.json",), ("*.safetensors", "*.bin"))
-    return {"data": (), "index": (("index.json",),), "model": model}[named.holds]
+    return {"data": (), "index": (("index.json",),), "model": model, "run": (("run.yaml",),)}[named.holds]
 
 
 def _check_splits(data: DataSettings) -> None:

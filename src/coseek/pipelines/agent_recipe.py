@@ -25,7 +25,7 @@ from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
 from coseek.training.rl.settings import RlSettings
-from coseek.training.sft.settings import RejectionSettings, SftSettings
+from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
 from coseek.world.settings import WorldSettings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -107,9 +107,13 @@ class WarmStartSettings(Settings):
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"writer": "demonstrator"}
 
-    demonstrator: Literal["expert", "rules", "gold"] = "expert"
+    demonstrator: Literal["expert", "rules", "gold", "runs"] = "expert"
     """`expert` needs laptop worlds; `rules` works on any corpus; `gold` writes the gold answer at once, for protocols
-    that only answer."""
+    that only answer; `runs` are stored runs of any agent."""
+    runs: tuple[str, ...] = ()
+    """Run folders of `demonstrator: runs`, of the recipe's protocol."""
+    keep: KeptRunsSettings = KeptRunsSettings()
+    """Which of these runs are learnt from."""
     expert: ExpertSettings = ExpertSettings()
     """The expert's faults, for reinforcement learning to correct."""
     worlds: int = Field(default=30, ge=0)
@@ -175,6 +179,11 @@ class AgentRecipe(Settings):
 
     about: str = ""
     """One line for people."""
+    preset: str | None = None
+    """Where a paper and its published program differ: `paper` (what a paper's recipe says itself) or `code`. The record
+    of a run holds the settings that it stands for."""
+    presets: Annotated[dict[str, dict[str, object]], Replaces()] = Field(default={})
+    """Presets by name, each with the settings that it replaces; empty once one is chosen."""
     seed: int = 0
     """Seed of everything but the worlds, which have their own."""
     data: DataSettings
@@ -263,7 +272,7 @@ class RecipePath(NamedTuple):
 
     setting: str
     path: Path
-    holds: Literal["data", "index", "model"]
+    holds: Literal["data", "index", "model", "run"]
 
 
 def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
@@ -290,6 +299,8 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     for setting, name, holds in named:
         if isinstance(name, str) and not name.startswith(("http://", "https://")):
             yield RecipePath(setting, Path(name).expanduser(), holds)
+    for run in recipe.warm_start.runs if recipe.warm_start else ():
+        yield RecipePath("warm_start.runs", Path(run).expanduser(), "run")
     if data.folder is not None and (folder := Path(data.folder).expanduser()).is_dir():
         taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
@@ -315,16 +326,21 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
 def recipe_source(name: str, overrides: Sequence[str] = ()) -> tuple[JsonObject, Path | str]:
     """A recipe as plain values, and the file for error messages; empty for coseek's."""
     path = recipe_path(name)
-    return apply_overrides(_read(path, ()), overrides), "" if path.parent == RECIPES else path
+    tree = _read(path, ())
+    chosen = apply_overrides({}, [one for one in overrides if one.partition("=")[0] == "preset"])
+    tree = _with_preset({**tree, **chosen}, tree)
+    return apply_overrides(tree, overrides), "" if path.parent == RECIPES else path
 
 
 def recipe_tree(given: Json, file: Path) -> JsonObject:
     """A recipe inside another file: a name, a path relative to `file`, or settings, which may extend a recipe."""
     if isinstance(given, str):
-        return _read(_base_path(given, file), ())
-    if not isinstance(given, dict):
+        tree = _read(_base_path(given, file), ())
+    elif isinstance(given, dict):
+        tree = _laid_over_base(given, file, ())
+    else:
         raise SettingError(f"{file}: an agent's recipe is a name, a YAML file, or such lines, not {given!r}")
-    return _laid_over_base(given, file, ())
+    return _with_preset(tree, tree)
 
 
 def _read(path: Path, above: Sequence[Path]) -> JsonObject:
@@ -346,10 +362,22 @@ def _laid_over_base(tree: JsonObject, path: Path, above: Sequence[Path]) -> Json
         return tree
     if not isinstance(base, str):
         raise SettingError(f"{path}: `extends` names one recipe, not {base!r}")
-    below = _read(_base_path(base, path), above)
+    below = _with_preset(tree, _read(_base_path(base, path), above))
     merged = merge_settings(AgentRecipe, below, tree)
     merged["stages"] = _stages(below.get("stages"), tree.get("stages"))
     return merged
+
+
+def _with_preset(chooser: JsonObject, tree: JsonObject) -> JsonObject:
+    """`tree` with the settings of the preset that `chooser` names, unless the tree has them already."""
+    name, presets = chooser.get("preset"), cast(JsonObject, tree.get("presets") or {})
+    if name is None or (tree.get("preset") == name and tree.get("presets") == {}):
+        return tree
+    known = {"paper": {}, **presets}
+    if name not in known:
+        raise SettingError(f"the recipe has no preset {name!r}{nearest(str(name), known)} Known: {', '.join(known)}")
+    merged = merge_settings(AgentRecipe, tree, cast(JsonObject, known[str(name)]))
+    return {**merged, "preset": name, "presets": {}}
 
 
 def _base_path(base: str, path: Path) -> Path:

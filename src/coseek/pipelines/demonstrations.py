@@ -20,6 +20,7 @@ from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.models.model import Tokenizer
 from coseek.pipelines.agent_recipe import AgentRecipe, WarmStartSettings
+from coseek.pipelines.stored_runs import stored_demonstrations
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.sft.drills import make_drills
@@ -41,6 +42,11 @@ def demonstrate(
     """All demonstrations of a recipe's warm start. Throw-away worlds are always searched with BM25."""
     settings = recipe.warm_start
     assert settings is not None
+    if settings.demonstrator == "runs":
+        progress.stage("demonstrations", 1)
+        kept = stored_demonstrations(settings.runs, settings.keep, protocol, tokenizer, recipe.limits, recipe.seed)
+        progress.advance(1, f"{len(kept)} runs")
+        return kept
     demonstrators: dict[str, ScriptedAgent] = {
         "expert": ExpertAgent(settings.expert), "rules": RuleAgent(), "gold": GoldAnswerAgent()
     }  # fmt: skip

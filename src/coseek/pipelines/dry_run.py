@@ -273,5 +273,7 @@ def _small(recipe: AgentRecipe, model: str) -> JsonObject:
     }  # fmt: skip
     if recipe.warm_start is not None:
         few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
-        small["warm_start"] = {"worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft}
+        stored = recipe.warm_start.demonstrator == "runs"
+        shown: JsonObject = {"demonstrator": "rules", "runs": []} if stored else {}
+        small["warm_start"] = {"worlds": min(1, recipe.warm_start.worlds), "world": few, "sft": sft, **shown}
     return small

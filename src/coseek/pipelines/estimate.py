@@ -271,7 +271,8 @@ def work_of(recipe: AgentRecipe, shape: Shape) -> Work:
         return Work(0, 0, sft.tokens_per_step, 0.0, seconds, sft.steps)
     turns = limits.max_turns + 1
     written = turns * limits.max_turn_tokens
-    read = PROMPT_TOKENS + limits.max_turns * limits.max_observation_tokens
+    capped = (limits.max_document_tokens or 0) * limits.passages_per_search
+    read = PROMPT_TOKENS + limits.max_turns * max(capped, limits.max_observation_tokens)
     shrink = min(1.0, limits.max_tokens / (written + read))
     written, read = round(shrink * written), round(shrink * read)
     runs = rl.questions_per_step * rl.group_size

@@ -88,7 +88,7 @@ def _identity(named: RecipePath) -> str:
         return questions_digest(load_questions(named.path))
     if named.holds == "index":
         return open_retriever(named.path).identity
-    return content_of(named.path)
+    return file_digest(named.path / "trajectories.jsonl") if named.holds == "run" else content_of(named.path)
 
 
 def _tools(recipe: AgentRecipe) -> dict[str, str]:

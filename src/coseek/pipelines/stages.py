@@ -15,7 +15,7 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import Reward, make_reward
-from coseek.training.sft.settings import RejectionSettings
+from coseek.training.sft.settings import KeepSettings
 from coseek.training.trainer.data_order import derive_seed
 
 Say: TypeAlias = Callable[[str], None]
@@ -112,7 +112,7 @@ def accuracy_of(recipe: AgentRecipe) -> Accuracy:
 
 
 def right_runs(
-    runs: Iterable[Trajectory], scoring: EpisodeScorer, settings: RejectionSettings, seed: int
+    runs: Iterable[Trajectory], scoring: EpisodeScorer, settings: KeepSettings, seed: int
 ) -> list[Trajectory]:
     """The runs with a reward of at least `at_least`, at most `keep` of each question. Faults are never kept.
 
@@ -133,6 +133,6 @@ def right_runs(
     if not kept:
         raise DataError(
             f"no run was paid {settings.at_least:g} or more, so there is nothing to learn from; "
-            "lower rejection.at_least, or begin with a better agent"
+            "lower at_least, or begin with a better agent"
         )
     return kept

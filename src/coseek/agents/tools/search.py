@@ -57,7 +57,10 @@ def run(requests: Sequence[ToolRequest], settings: SearchSettings, context: Tool
 
 def render(result: TurnSearches, settings: SearchSettings, context: ToolContext) -> tuple[int, ...]:
     """The documents found, each once, and a failure notice for each query that failed."""
-    return context.template.block_ids(context.tokenizer, result.searches, context.limits.max_observation_tokens)
+    limits = context.limits
+    return context.template.block_ids(
+        context.tokenizer, result.searches, limits.max_observation_tokens, limits.max_document_tokens
+    )
 
 
 def _search(queries: Sequence[Query], context: ToolContext) -> list[Search]:

@@ -16,6 +16,7 @@ from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
 from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names, together_recipe_path
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
@@ -95,6 +96,35 @@ def train_generator(
         table = training.write_results(training.measure())
     generator = training.generator_folder
     print_result(out, table, as_json, f"{generator}: the generator. Try: coseek score RUN --answer-with {generator}")
+
+
+@app.command("simulator")
+def train_simulator(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings: model=FOLDER runs=[RUN] and others.")
+    ] = None,
+    out: OutFolder = Path("runs/simulator"),
+    resume: Resume = False,
+    show: ShowSettings = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tune a model to play a search engine, useful or noisy (ZeroSearch), on stored runs with a real one.
+
+    OUT/simulator is a model folder for a retriever file with `retriever: simulated`. It can be stopped at any moment;
+    --resume goes on to the same result as without the stop.
+    """
+    recipe = make_settings(SimulatorRecipe, assignments(settings or []))
+    if show:
+        print_settings(recipe, as_json)
+        return
+    check_simulator(recipe)
+    from coseek.pipelines.simulator import SimulatorTraining  # torch
+
+    with resumable_training(out) as bar:
+        training = SimulatorTraining(recipe, out, bar)
+        training.begin(resume)
+        training.train()
+    print_result(out, None, as_json, f"{training.simulator_folder}: the model of a retriever `simulated`")
 
 
 @app.command("retriever")

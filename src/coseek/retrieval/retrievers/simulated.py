@@ -45,7 +45,7 @@ class SimulatedPrompt(PromptFile):
     """The value of `{hint}` if the answer is known; `{question}` and `{answer}` are filled in."""
 
 
-_FIELDS = {name: {"query", "count", "hint"} for name in ("useful", "noisy")} | {"hint": {"question", "answer"}}
+SIMULATED_FIELDS = {name: {"query", "count", "hint"} for name in ("useful", "noisy")} | {"hint": {"question", "answer"}}
 
 
 class SimulatedSettings(CurriculumSettings):
@@ -124,11 +124,8 @@ class SimulatedRetriever(Curriculum):
         return [rank_hits(passages) for passages in found]
 
     def _asked(self, query: QueryLike, k: int, noisy: bool) -> str:
-        known = self._known(query)
-        hint = fill_template(self._prompt.hint, question=known[0], answer=known[1]).rstrip("\n") if known else ""
-        template = self._prompt.noisy if noisy else self._prompt.useful
         shown = render_view(self.settings.view, query, limit=self.settings.query_words, count=count_words)
-        return fill_template(template, query=one_line(shown), count=str(k), hint=hint)
+        return simulation_prompt(self._prompt, shown, k, noisy, self._known(query))
 
     def _known(self, query: QueryLike) -> tuple[()] | tuple[str, str]:
         """The question and its answer, each on one line; empty if no answer is known."""
@@ -136,6 +133,14 @@ class SimulatedRetriever(Curriculum):
         if question not in self._answers:
             return ()
         return one_line(question), one_line(self._answers[question])
+
+
+def simulation_prompt(
+    prompt: SimulatedPrompt, query: str, count: int, noisy: bool, known: tuple[()] | tuple[str, str]
+) -> str:
+    """What the model is asked: `count` documents, useful or noisy. `known` is the question and its answer, or empty."""
+    hint = fill_template(prompt.hint, question=known[0], answer=known[1]).rstrip("\n") if known else ""
+    return fill_template(prompt.noisy if noisy else prompt.useful, query=one_line(query), count=str(count), hint=hint)
 
 
 def parse_documents(answer: str, count: int) -> list[Passage]:
@@ -184,7 +189,7 @@ SETTINGS = SimulatedSettings
 
 def open(settings: SimulatedSettings, opening: OpenContext) -> SimulatedRetriever:
     """Open the model, the prompt and the questions file."""
-    prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, _FIELDS, PROMPTS)
+    prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, SIMULATED_FIELDS, PROMPTS)
     questions = load_questions(opening.path(settings.questions)) if settings.questions else []
     answers = {question.question: question.answers[0] for question in questions if question.answers}
     return SimulatedRetriever(settings, opening.writer(settings.model), prompt, answers)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from coseek.data.trajectory import Trajectory
-from coseek.measure.answers import cover_match
+from coseek.measure.answers import cover_match, span_match
 from coseek.rewards.grades import Grades, Need
 from coseek.rewards.reward import PartSettings, PartValue, needs_answers
 
@@ -13,6 +13,8 @@ class GenAccSettings(PartSettings):
 
     of: Literal["component", "own"] = "component"
     """The frozen generator's answer from the run's passages, or the agent's own."""
+    span: Literal["cover_match", "span_match"] = "cover_match"
+    """How a gold answer is looked for: as words, or as the tokens of s3's program."""
 
 
 SETTINGS = GenAccSettings
@@ -27,7 +29,7 @@ def reward(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -> 
     """span ∨ judge (s3, eq. 3). The judge is called, and logged, only for answers without a matching span."""
     golds = needs_answers(trajectory, "gen_acc")
     response = trajectory.answer if settings.of == "own" else grades.component_answer()
-    span = cover_match(response, golds)
+    span = (cover_match if settings.span == "cover_match" else span_match)(response, golds)
     if span:
         return PartValue(1.0, {"span": 1.0})
     judged = float(grades.right(response))

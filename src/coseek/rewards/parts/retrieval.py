@@ -1,10 +1,12 @@
 """Retrieval: the format reward plus λr for a retrieved but not given answer (Search-R1 empirical study, eq. 4)."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from coseek.data.trajectory import Trajectory
-from coseek.measure.answers import exact_match
-from coseek.measure.retrieval import answer_hit
+from coseek.measure.answers import exact_match, substring_match
+from coseek.measure.retrieval import answer_hit, served
 from coseek.rewards.parts import format as form
 
 
@@ -13,17 +15,23 @@ class RetrievalSettings(form.FormatSettings):
 
     lambda_r: float = Field(default=0.1, ge=0, le=1)
     """λr: added if the answer is wrong, the format valid, and a retrieved passage contains a gold answer."""
+    match: Literal["words", "substring"] = "words"
+    """How a passage contains it: as whole words, or anywhere (the paper; a gold answer such as "no" is then found in
+    almost any text)."""
 
 
 SETTINGS = RetrievalSettings
 
 
 def reward(trajectory: Trajectory, settings: RetrievalSettings) -> float:
-    """Eq. 3, and λf + λr if wrong ∧ valid ∧ a retrieved passage contains a gold answer.
-
-    The paper matches substrings. Here whole words of passages are matched, because a short gold answer such as "no" is
-    a substring of almost any text.
-    """
+    """Eq. 3, and λf + λr if wrong ∧ valid ∧ a retrieved passage contains a gold answer."""
     base = form.reward(trajectory, settings)
     wrong = not exact_match(trajectory.answer, trajectory.question.answers)
-    return base + settings.lambda_r if wrong and trajectory.valid and answer_hit(trajectory) else base
+    return base + settings.lambda_r if wrong and trajectory.valid and _found(trajectory, settings) else base
+
+
+def _found(trajectory: Trajectory, settings: RetrievalSettings) -> bool:
+    if settings.match == "words":
+        return answer_hit(trajectory)
+    texts = (f"{passage.title} {passage.text}" for passage in served(trajectory))
+    return any(substring_match(text, trajectory.question.answers) for text in texts)

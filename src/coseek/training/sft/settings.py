@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from coseek.core.settings import Settings
+from coseek.rewards.reward import RewardSpec
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 Weight: TypeAlias = Annotated[float, Field(ge=0.0)]
@@ -67,16 +68,28 @@ class SftSettings(Settings):
     """Seed of all randomness in the run."""
 
 
-class RejectionSettings(Settings):
+class KeepSettings(Settings):
+    """Which runs are learnt from."""
+
+    at_least: float = 1.0
+    """A run counts as right if its reward is at least this."""
+    keep: int = Field(default=1, ge=1)
+    """Maximum number of right runs kept per question, a random sample with the recipe's seed."""
+
+
+class KeptRunsSettings(KeepSettings):
+    """Which stored runs are learnt from."""
+
+    reward: RewardSpec = Field(default={"exact_match": 1.0})
+    """The reward that decides, of parts that ask no grader."""
+
+
+class RejectionSettings(KeepSettings):
     """Rejection sampling: supervised fine-tuning on the agent's own right runs."""
 
     samples: int = Field(default=5, ge=1)
     """Runs per question."""
     temperature: float = Field(default=1.0, gt=0.0)
     """Sampling temperature of the runs."""
-    at_least: float = 1.0
-    """A run counts as right if its reward is at least this."""
-    keep: int = Field(default=1, ge=1)
-    """Maximum number of right runs kept per question, a random sample with the recipe's seed."""
     sft: SftSettings = SftSettings()
     """Supervised fine-tuning on the kept runs, without the copy task (`repeat_steps`)."""

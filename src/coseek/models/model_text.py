@@ -1,0 +1,93 @@
+"""Model text: verdicts in what judges really write, and the parts of an answer that are not the answer.
+
+Read are one word, a sentence that begins or ends with one (`Yes, it names the town.`), a labelled line (`Verdict: no`;
+`correct: yes` is BrowseComp-Plus's), and a JSON object with such a label. Thoughts and code fences are left out. Text
+that says both, or neither, has no verdict: it is never guessed.
+"""
+
+import re
+
+from coseek.core.files import Json
+from coseek.core.strict_json import InvalidJson, parse_lenient
+
+_WORDS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False, "wrong": False}
+_PLAIN = ("yes", "no")
+"""Verdicts without a label; others are words of ordinary sentences."""
+_LABELS = frozenset(
+    ("correct", "is_correct", "verdict", "judgement", "judgment", "decision", "answer", "final_answer")
+    + ("result", "conclusion", "grade")
+)
+_MARKS = " \t\"'“”‘’`*_.!()[]"
+_FENCE = re.compile(r"```[\w-]*+")
+_LABELLED = re.compile(r"(?:[-#>]\s?)?([A-Za-z][A-Za-z_ ]{0,30}):(.*)", re.DOTALL)
+_WORD_END = re.compile(r"[\s,.;]")
+_FIRST = re.compile(r"(yes|no)(?:[.!,;:\u2013\u2014]|[ \t]++[-\u2013\u2014]|[ \t]*+(?:\n|$))\s*+(\w*+)", re.I)
+_SENTENCE = re.compile(r"(?<=[.!?\n])\s+")
+_ENDING = re.compile(r"\b(?:answer|verdict|judge?ment|decision|conclusion|response)\s+is:?\s+(\w+)$", re.I)
+
+
+def unfenced(text: str) -> str:
+    """A text without the lines of code fences, and without thoughts between `<think>` and `</think>`."""
+    text = text.rpartition("</think>")[2]
+    return "\n".join(line for line in text.splitlines() if not _FENCE.fullmatch(line.strip())).strip()
+
+
+def read_verdict(text: str, after: str = "", plain: tuple[str, ...] = _PLAIN) -> bool | None:
+    """True for a yes, False for a no, `None` for anything else. With `after`, the text after the last `after` is read,
+    which must occur. `plain` are the words that are verdicts by themselves."""
+    if after:
+        _, mark, text = text.rpartition(after)
+        if not mark:
+            return None
+    text = unfenced(text)
+    for found in (_in_json(text), _labelled(text), _sentences(text, plain)):
+        if found:
+            return found.pop() if len(found) == 1 else None
+    return None
+
+
+def _in_json(text: str) -> set[bool]:
+    if not text.startswith("{"):
+        return set()
+    try:
+        row: Json = parse_lenient(text)
+    except InvalidJson:
+        return set()
+    values = [value for name, value in row.items() if _is_label(name)] if isinstance(row, dict) else []
+    words = [value if isinstance(value, bool) else _word(value, _WORDS) for value in values]
+    return {word for word in words if word is not None}
+
+
+def _labelled(text: str) -> set[bool]:
+    """Verdicts of the lines `Label: verdict`, where what follows a verdict is a reason."""
+    found: set[bool] = set()
+    for line in text.splitlines():
+        match = _LABELLED.fullmatch(line.strip().replace("*", "").replace("`", ""))
+        if match and _is_label(match[1]) and match[2].strip():
+            word = _word(_WORD_END.split(match[2].strip(), maxsplit=1)[0], _WORDS)
+            found |= set() if word is None else {word}
+    return found
+
+
+def _sentences(text: str, plain: tuple[str, ...]) -> set[bool]:
+    """The verdict that a text begins with, and the one that it ends with."""
+    bare = text.strip(_MARKS + "\n")
+    found: set[bool] = set()
+    first = _FIRST.match(bare)
+    if first and first[2].lower() in ("but", "and", "or", "yes", "no", "however"):
+        return {True, False}
+    if first:
+        found.add(_WORDS[first[1].lower()])
+    last = _SENTENCE.split(bare)[-1].strip(_MARKS)
+    ending = _ENDING.search(last)
+    word = _word(ending[1], _WORDS) if ending else _word(last, plain)
+    return found if word is None else found | {word}
+
+
+def _is_label(name: str) -> bool:
+    return "_".join(name.strip().lower().split()) in _LABELS
+
+
+def _word(value: object, words: "dict[str, bool] | tuple[str, ...]") -> bool | None:
+    said = value.strip(_MARKS).lower() if isinstance(value, str) else ""
+    return _WORDS[said] if said in words else None

@@ -1,0 +1,116 @@
+"""Tune a language model to play a search engine, useful or noisy at will (ZeroSearch).
+
+Stored runs with a real engine teach it: the documents of a right run are what a useful engine returns, those of a
+wrong run what a noisy one does. The prompts are those of the retriever `simulated`, token for token.
+
+    OUT/recipe.yaml      the recipe, versions and commit
+    OUT/training         metrics and checkpoints
+    OUT/simulator        the tuned model folder
+"""
+
+import random
+from pathlib import Path
+
+from coseek.core.errors import DataError
+from coseek.core.fingerprint import file_digest, fingerprint
+from coseek.core.prompt_file import load_prompt, one_line
+from coseek.data.identities import Identities
+from coseek.data.run import Run
+from coseek.data.trajectory import PROMPT, Author, Search, Segment, StopReason, Trajectory
+from coseek.graders.scoring import EpisodeScorer
+from coseek.models.local_text import around_prompt
+from coseek.models.pretrained import load_model
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
+from coseek.retrieval.llm import PROMPTS
+from coseek.retrieval.retrievers.simulated import SIMULATED_FIELDS, SimulatedPrompt, simulation_prompt
+from coseek.rewards.reward import Reward, make_reward
+from coseek.training.sft.loop import train_sft
+from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.workers import placed
+
+BATCH = 256
+"""Runs scored at once."""
+
+
+class SimulatorTraining(TrainingRun[SimulatorRecipe]):
+    """The tuning of one simulator."""
+
+    @property
+    def simulator_folder(self) -> Path:
+        return self.folder / "simulator"
+
+    def check(self) -> None:
+        check_simulator(self.recipe)
+
+    def identities(self) -> Identities:
+        runs = {
+            f"runs {name}": file_digest(Path(name).expanduser() / "trajectories.jsonl") for name in self.recipe.runs
+        }
+        return {"model": fingerprint(Path(self.recipe.model).expanduser()), **runs}
+
+    def train(self) -> None:
+        """Tune the model and save it; a finished one is left as it is."""
+        if self.simulator_folder.exists():
+            return
+        start = Path(self.recipe.model).expanduser()
+        tokenizer = HfTokenizer.load(start)
+        useful, noisy = examples(self.recipe, tokenizer)
+        self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")
+        model = placed(load_model(start))
+        seed = derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")
+
+        def draw(done: float, rng: random.Random) -> Trajectory:
+            return rng.choice(useful if rng.random() < 0.5 else noisy)
+
+        sft = self.recipe.sft.model_copy(update={"seed": seed})
+        train_sft(model, draw, sft, self.folder / "training", resume=True, progress=self.progress)
+        Policy(model, self.recipe.sft.learner, 0).save(self.simulator_folder, tokenizer.save)
+
+
+def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Searches of right runs and of wrong runs, each as a prompt with the documents behind it. Raises `DataError` where
+    there are none of a kind."""
+    prompt = load_prompt(SimulatedPrompt, recipe.prompt, Path(), SIMULATED_FIELDS, PROMPTS)
+    scorer = EpisodeScorer(make_reward(recipe.useful))
+    kinds: tuple[list[Trajectory], list[Trajectory]] = ([], [])
+    for folder in recipe.runs:
+        runs = list(Run(Path(folder).expanduser()).trajectories())
+        for start in range(0, len(runs), BATCH):
+            batch = runs[start : start + BATCH]
+            for run, paid in zip(batch, scorer(batch), strict=True):
+                if isinstance(paid, Reward):
+                    wrong = paid.value < recipe.at_least
+                    shown = (search for search in run.searches if search.hits)
+                    kinds[wrong].extend(_example(recipe, prompt, tokenizer, run, one, wrong) for one in shown)
+    for kind, found in zip(("right", "wrong"), kinds, strict=True):
+        if not found:
+            raise DataError(f"no {kind} run among {', '.join(recipe.runs)} found anything; both kinds are needed")
+    return kinds
+
+
+def _example(
+    recipe: SimulatorRecipe,
+    prompt: SimulatedPrompt,
+    tokenizer: HfTokenizer,
+    run: Trajectory,
+    search: Search,
+    noisy: bool,
+) -> Trajectory:
+    answers = run.question.answers if recipe.hint else ()
+    known = (one_line(run.question.question), one_line(answers[0])) if answers else ()
+    asked = simulation_prompt(prompt, search.query, len(search.hits), noisy, known)
+    documents = "\n".join(
+        f"Document {number}: {one_line(hit.passage.title)}\n{one_line(hit.passage.text, recipe.document_words)}"
+        for number, hit in enumerate(search.hits, start=1)
+    )
+    before, after = around_prompt(tokenizer)
+    read = (*before, *tokenizer.encode_data(asked), *after)
+    written = (*tokenizer.encode_data(documents), tokenizer.eos_id)
+    segments = (
+        Segment(Author.ENVIRONMENT, PROMPT, tokenizer.decode(read), read),
+        Segment(Author.AGENT, "", tokenizer.decode(written), written, (0.0,) * len(written)),
+    )
+    return Trajectory(run.question, "simulator", segments, (), StopReason.COMPLETE, seed=run.seed)

@@ -1,0 +1,50 @@
+"""The recipe of tuning a model to play a search engine. Does not import torch."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from coseek.core.errors import DataError
+from coseek.core.hub import missing
+from coseek.core.settings import Settings
+from coseek.rewards.reward import RewardSpec
+from coseek.training.sft.settings import SftSettings
+from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+
+
+class SimulatorRecipe(Settings):
+    """The tuning of a simulator (ZeroSearch): documents of right runs are useful, those of wrong runs noisy."""
+
+    model: str
+    """The model folder to start from."""
+    runs: tuple[str, ...] = Field(min_length=1)
+    """Run folders of any agent with a real search engine."""
+    useful: RewardSpec = Field(default={"exact_match": 1.0})
+    """The reward that tells right runs from wrong ones, of parts that ask no grader."""
+    at_least: float = 1.0
+    """A run with this reward is right, with less wrong. Runs that ended with a fault teach nothing."""
+    prompt: str = "simulated"
+    """The prompt of the retriever `simulated` in which the model will be used: a name, or a YAML file."""
+    hint: bool = True
+    """Tell the model the question and its answer, as `questions` of the retriever does."""
+    document_words: int = Field(default=100, ge=1)
+    """Words of a document that the model learns to write."""
+    seed: int = 0
+    """Seed of the order."""
+    sft: SftSettings = SftSettings(
+        steps=200,
+        tokens_per_step=16384,
+        repeat_steps=0,
+        environment_weight=0.0,
+        learner=LearnerSettings(optimiser=OptimiserSettings(lr=1e-5), precision="auto"),
+    )
+    """The supervised training."""
+
+
+def check_simulator(recipe: SimulatorRecipe) -> None:
+    """Refuse a model folder or a run that is not there."""
+    if not Path(recipe.model).expanduser().is_dir():
+        raise DataError(missing("model folder", recipe.model))
+    for folder in recipe.runs:
+        if not (Path(folder).expanduser() / "run.yaml").is_file():
+            raise DataError(f"{folder} is not a run; name folders of `coseek run` in runs")

@@ -1,0 +1,56 @@
+"""Stored runs as demonstrations: trajectories of any agent, kept by their outcome, in the policy's token ids.
+
+A run that was sampled in the policy's own tokens keeps its ledger. Another one is written anew, segment by segment, and
+every segment keeps its author, so that the loss masks what the environment wrote. The prompt is the recipe's own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from coseek.agents.protocol import Protocol
+from coseek.agents.rollout import Limits
+from coseek.core.errors import DataError
+from coseek.data.run import Run
+from coseek.data.trajectory import PROMPT, Author, Segment, Trajectory
+from coseek.graders.scoring import EpisodeScorer
+from coseek.models.model import Tokenizer
+from coseek.pipelines.stages import right_runs
+from coseek.rewards.reward import make_reward
+from coseek.training.sft.settings import KeptRunsSettings
+
+
+def stored_demonstrations(
+    folders: Sequence[str], kept: KeptRunsSettings, protocol: Protocol, tokenizer: Tokenizer, limits: Limits, seed: int
+) -> list[Trajectory]:
+    """The runs of these folders whose reward is high enough. Raises `DataError` for none, or another protocol's."""
+    runs: list[Trajectory] = []
+    for folder in folders:
+        for run in Run(Path(folder).expanduser()).trajectories():
+            if run.protocol != protocol.name:
+                raise DataError(
+                    f"{folder} holds runs of the protocol {run.protocol}, and the policy learns {protocol.name}; name "
+                    "runs of that protocol in warm_start.runs"
+                )
+            runs.append(run)
+    right = right_runs(runs, EpisodeScorer(make_reward(kept.reward)), kept, seed)
+    return [in_tokens_of(run, protocol, tokenizer, limits) for run in right]
+
+
+def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limits: Limits) -> Trajectory:
+    """The run with the recipe's prompt, in a tokenizer's ids. Log-probabilities of a run that is written anew are 0."""
+    same = all(tokenizer.decode(segment.ids) == segment.text for segment in run.segments)
+    prompt, tail = protocol.template.prompt_ids(tokenizer, run.question)
+    segments: list[Segment] = []
+    for place, segment in enumerate(run.segments):
+        ids = segment.ids if same else protocol.template.text_ids(tokenizer, segment.text)
+        if segment.tag == PROMPT:
+            ids = prompt + (() if protocol.opens_with_search else tail)
+        elif place == 1 and protocol.opens_with_search:
+            opening = [search for search in run.searches if search.turn == 0]
+            shown = (limits.max_observation_tokens, limits.max_document_tokens)
+            ids = protocol.template.block_ids(tokenizer, opening, *shown) + tail
+        ours = segment.author is Author.AGENT
+        logprobs = (segment.logprobs if same else (0.0,) * len(ids)) if ours else ()
+        segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
+    return replace(run, segments=tuple(segments), side_contexts=(), exact=True)

@@ -1,0 +1,60 @@
+"""One setting for what a paper says and what its program does: it expands where everybody can read it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.agents.playing import QUESTION, Shelf, play
+
+from coseek.agents.served_context import served_context
+from coseek.core.errors import SettingError
+from coseek.core.settings import dump_settings
+from coseek.data.passage import Corpus, Passage
+from coseek.data.trajectory import StopReason
+from coseek.pipelines.agent_recipe import load_recipe
+
+
+def contexts(*overrides: str) -> int:
+    """Contexts that a generator gets from an agent that selects three documents a turn and never stops."""
+    recipe = load_recipe("s3", overrides)
+    corpus = [Passage(f"d{n}", f"T{n}", f"text {n}") for n in range(64)]
+    shelves = {f"q{n}": [f"d{n * 8 + m}" for m in range(8)] for n in range(1, 8)}
+    retriever = Shelf(Corpus(corpus), {QUESTION.question: [f"d{m}" for m in range(8)], **shelves})
+    more = "<important_info>[1, 2, 3]</important_info><search_complete>False</search_complete>"
+    more += '<query>{"query": "q%d"}</query>'
+    limits = recipe.limits.model_copy(update={"max_turn_tokens": 500, "max_tokens": 60_000})
+    run = play(recipe.protocol, *(more % number for number in range(1, 8)), retriever=retriever, limits=limits)
+    assert run.stop is StopReason.TURN_LIMIT
+    return len(served_context(run))
+
+
+def test_the_paper_s_s3_serves_nine_contexts_and_its_program_twelve() -> None:
+    assert contexts() == contexts("preset=paper") == 9
+    assert contexts("preset=code") == 12
+
+
+def test_a_preset_stands_in_the_record_as_the_settings_that_it_means() -> None:
+    recipe = load_recipe("s3", ["preset=code"])
+    assert (recipe.preset, recipe.protocol, recipe.limits.max_turns) == ("code", "s3-code", 3)
+    assert (recipe.reward, recipe.rl.entropy, recipe.presets) == ({"preset": "s3-code"}, 0.001, {})
+    grpo = load_recipe("search-r1-grpo", ["preset=code"])
+    assert (grpo.protocol, grpo.rl.entropy, grpo.rl.algorithm) == ("search-r1-code", 0.001, "grpo")
+
+
+def test_what_was_typed_beside_a_preset_wins_and_outlives_the_record(tmp_path: Path) -> None:
+    typed = load_recipe("s3", ["limits.max_turns=7", "preset=code"])
+    assert (typed.limits.max_turns, typed.protocol) == (7, "s3-code")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"recipe": dump_settings(typed)}))
+    assert load_recipe(str(tmp_path / "recipe.yaml")) == typed
+
+
+def test_a_file_that_extends_a_recipe_may_choose_the_preset_and_go_on_from_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: s3\npreset: code\nlimits: {max_turns: 5}\n")
+    mine = load_recipe(str(tmp_path / "mine.yaml"))
+    assert (mine.protocol, mine.limits.max_turns, mine.preset) == ("s3-code", 5, "code")
+
+
+@pytest.mark.parametrize(("name", "preset"), [("s3", "cod"), ("deepretrieval", "code"), ("quickstart", "code")])
+def test_a_preset_that_a_recipe_lacks_is_refused_by_name(name: str, preset: str) -> None:
+    with pytest.raises(SettingError, match=f"no preset '{preset}'.*Known: paper"):
+        load_recipe(name, [f"preset={preset}"])

@@ -1,0 +1,121 @@
+"""Fears about learning from stored runs: wrong ones, another agent's tokens, what the environment wrote."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, play, script
+from tests.models.networks import TEXTS
+
+from coseek.agents.protocol import load_protocol
+from coseek.agents.rollout import Agent, rollout
+from coseek.core.errors import DataError, SettingError
+from coseek.data.audit import check_trajectory
+from coseek.data.run import Run
+from coseek.data.trajectory import Author, Trajectory
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.pipelines.agent_check import check_settings
+from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.stored_runs import in_tokens_of, stored_demonstrations
+from coseek.training.sft.settings import KeptRunsSettings
+
+FAST = train_tokenizer(
+    TEXTS, ("<search>", "</search>", "<information>", "</information>", "<|user|>", "<|model|>"), 400
+)
+FAST.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
+STUDENT = HfTokenizer(FAST)
+
+
+def stored(folder: Path, *runs: Trajectory) -> str:
+    run = Run.create(folder, {})
+    with run.open_for_append({}) as file:
+        for number, one in enumerate(runs):
+            Run.append(file, replace(one, seed=number))
+    return str(folder)
+
+
+def right(name: str = "search-r1") -> Trajectory:
+    return play(name, *script(name))
+
+
+def test_only_right_runs_in_a_valid_form_are_kept_one_for_each_question(tmp_path: Path) -> None:
+    wrong = play("search-r1", "<think>a</think><answer>1900</answer>")
+    odd = play("search-r1", "well<answer>1815</answer>")
+    folder = stored(tmp_path / "run", wrong, odd, right(), right())
+    kept = KeptRunsSettings(reward={"exact_match": 1.0, "valid": {"gate": True}})
+    protocol = load_protocol("search-r1")
+    found = stored_demonstrations([folder], kept, protocol, STUDENT, WIDE, seed=0)
+    assert [run.seed in (2, 3) for run in found] == [True]
+    both = kept.model_copy(update={"keep": 2})
+    assert len(stored_demonstrations([folder], both, protocol, STUDENT, WIDE, seed=0)) == 2
+    with pytest.raises(DataError, match="nothing to learn from"):
+        stored_demonstrations([stored(tmp_path / "bad", wrong)], kept, protocol, STUDENT, WIDE, seed=0)
+    with pytest.raises(DataError, match="the protocol search-r1, and the policy learns qagent"):
+        stored_demonstrations([folder], kept, load_protocol("qagent"), STUDENT, WIDE, seed=0)
+
+
+@pytest.mark.parametrize("name", ["search-r1", "s3", "react", "search-o1"])
+def test_another_agents_run_is_written_in_the_policys_tokens_with_the_policys_prompt(name: str) -> None:
+    protocol = load_protocol(name)
+    run = right(name)
+    ours = in_tokens_of(run, protocol, STUDENT, WIDE)
+    own = rollout(Agent(protocol, Typist(STUDENT, script(name))), Shelf(), [QUESTION], [7], WIDE)[0]
+    assert [segment.author for segment in ours.segments] == [segment.author for segment in run.segments]
+    first = next(place for place, segment in enumerate(own.segments) if segment.author is Author.AGENT)
+    assert [one.ids for one in ours.segments[:first]] == [one.ids for one in own.segments[:first]]
+    for mine, theirs in zip(ours.segments[first:], run.segments[first:], strict=True):
+        assert mine.text == theirs.text
+    assert not [what for what in check_trajectory(ours, decode=STUDENT.decode) if "side context" not in what[0]]
+
+
+def test_a_mark_of_the_protocol_is_the_policys_one_token_and_a_role_mark_in_a_passage_is_none() -> None:
+    ours = in_tokens_of(right(), load_protocol("search-r1"), STUDENT, WIDE)
+    mark, role = STUDENT.encode("<search>")[0], STUDENT.encode("<|user|>")[0]
+    assert ours.segments[1].ids.count(mark) == 1 and ours.ids.count(role) == 1  # the chat template's own
+
+
+def test_a_run_in_the_policys_own_tokens_keeps_what_was_sampled() -> None:
+    protocol = load_protocol("search-r1")
+    own = rollout(Agent(protocol, Typist(STUDENT, script("search-r1"))), Shelf(), [QUESTION], [7], WIDE)[0]
+    assert in_tokens_of(own, protocol, STUDENT, WIDE) == own
+    assert in_tokens_of(own, protocol, ByteTokenizer(), WIDE).ids != own.ids
+
+
+def test_runs_and_their_demonstrator_are_named_together_and_the_outcome_asks_no_grader() -> None:
+    for line in ("warm_start.demonstrator=runs", "warm_start.runs=[runs/x]"):
+        with pytest.raises(SettingError, match="belong together"):
+            check_settings(load_recipe("quickstart", [line]))
+    both = ["warm_start.demonstrator=runs", "warm_start.runs=[runs/x]", "warm_start.keep.reward={gen_acc: 1.0}"]
+    with pytest.raises(SettingError, match="needs a"):
+        check_settings(load_recipe("quickstart", both))
+
+
+@pytest.mark.slow
+def test_a_policy_learns_from_the_stored_runs_of_another_agent(tmp_path: Path) -> None:
+    from tests.pipelines.test_agent import TINY
+
+    from coseek.agents.factory import open_agent, settings_for
+    from coseek.agents.run_questions import run_questions
+    from coseek.pipelines.agent import AgentTraining
+
+    lines = [line for line in TINY if not line.startswith("warm_start")]
+    first = AgentTraining(load_recipe("quickstart", [*lines, "warm_start=null"]), tmp_path / "data")
+    first.prepare_data()
+    rules = open_agent(settings_for("rules", "search-r1"))
+    run = Run.create(tmp_path / "teacher", {})
+    run_questions(run, rules, first.retrievers["data"], first.questions("train")[:20], WIDE)
+    sft = "warm_start.sft={steps: 6, repeat_steps: 0, rounds: 1, tokens_per_step: 1500, log_every: 1, curriculum: []}"
+    kept = "warm_start.keep={reward: {searches: 1.0}, at_least: 1.0}"
+    learns = [
+        "warm_start.demonstrator=runs",
+        f"warm_start.runs=[{tmp_path / 'teacher'}]",
+        "warm_start.worlds=0",
+        kept,
+        sft,
+    ]
+    training = AgentTraining(load_recipe("quickstart", [*lines, *learns, "learn=demonstrations"]), tmp_path / "out")
+    training.begin(resume=False)
+    training.train()
+    rows = (tmp_path / "out" / "warm-start" / "round-1" / "metrics.jsonl").read_text().splitlines()
+    losses = [float(row.partition('"loss": ')[2].partition(",")[0].rstrip("}")) for row in rows]
+    assert len(losses) == 6 and losses[-1] < losses[0]
