@@ -65,7 +65,8 @@ def recipe_for(algorithm: str, folder: Path, devices: int, precision: str = "bfl
         f"policy.folder={folder}", f"machine.devices={devices}", f"precision={precision}", "table.dev_questions=1",
         f"limits.max_turns={TURNS - 1}", f"limits.max_turn_tokens={TURN_TOKENS}",
         f"limits.max_tokens={PROMPT + TURNS * TURN_TOKENS}",
-        "rl.steps=2", f"rl.questions_per_step={ROWS * devices}", "rl.group_size=1", "rl.monitor.probe_runs=0",
+        "rl.steps=2", f"rl.questions_per_step={ROWS * devices}", "rl.group_size=1", "rl.minibatches=1",
+        "rl.monitor.probe_runs=0",
         f"rl.policy={learner}{', lora: {rank: 8}' if algorithm == 'lora' else ''}}}", f"rl.critic={learner}}}",
     ]  # fmt: skip
     return load_recipe(base, changes)
