@@ -69,8 +69,9 @@ def prepare(base: Path, sft_steps: int = 60) -> None:
     model = load_model(base / "untrained")
     runs = demonstrations(world, spoken, tokenizer)
     settings = SftSettings(steps=sft_steps, repeat_steps=0, tokens_per_step=2000, checkpoint_every=1000)
-    train_sft(model, draw_any(runs), settings, base / "sft")
-    Policy(model, settings.learner, 1).save(base / "policy", tokenizer.save)
+    policy = Policy(model, settings.learner, 0)
+    train_sft(policy, draw_any(runs), settings, base / "sft")
+    policy.save(base / "policy", tokenizer.save)
 
 
 def demonstrations(world: World, spoken: Protocol, tokenizer: HfTokenizer) -> list[Trajectory]:

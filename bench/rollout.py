@@ -54,6 +54,7 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings
+from coseek.training.trainer.policy import Policy
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 
@@ -238,7 +239,8 @@ def warm_policy(world: World, protocol: Protocol, folder: Path, steps: int, limi
     agent = Agent(protocol, ScriptedAgentModel(ExpertAgent(), protocol, tokenizer))
     shown = rollout(agent, Bm25.over(world.corpus), questions, range(len(questions)), limits)
     whole = [run for run in shown if not run.truncated and not run.stop.is_fault]
-    train_sft(model, draw_any(whole), SftSettings(steps=steps, checkpoint_every=steps), folder / "sft")
+    settings = SftSettings(steps=steps, checkpoint_every=steps)
+    train_sft(Policy(model, settings.learner, 0), draw_any(whole), settings, folder / "sft")
     save_model(model, tokenizer, folder / "policy")
     return folder / "policy"
 

@@ -10,9 +10,10 @@ from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, VOCABULARY, converse, logits_of, network, request, transcript
 from transformers import PreTrainedModel
 
-from coseek.core.errors import SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.models.model import Turn, TurnEnd
 from coseek.models.sampler import Sampler, SamplerSettings, pick_dtype
+from coseek.models.shape import shape_of_config
 from coseek.models.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -310,3 +311,57 @@ def test_a_key_that_is_open_cannot_be_opened_again() -> None:
 
 def test_nothing_to_write_gives_no_turns() -> None:
     assert sampler(network("lfm2")).step() == []
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_cache_in_bytes_is_never_exceeded_and_changes_no_row(name: str) -> None:
+    model = network(name)
+    free = sampler(model, max_rows=12, max_tokens=64)
+    if name == "gpt2":  # an architecture whose configuration uses other names
+        with pytest.raises(DataError, match="leave out what needs it"):
+            sampler(model, cache_gib=1.0)
+        return
+    row = shape_of_config(model.config.to_dict()).cache_bytes(4) * 64
+    bound = sampler(model, max_rows=12, max_tokens=64, cache_gib=3.5 * row / 2**30)
+    assert (free.max_rows, bound.max_rows) == (12, 3)
+    most, step = 0, bound.step
+
+    def watched() -> list[Turn]:
+        nonlocal most
+        turns = step()
+        cache = bound._engine.cache
+        most = max(most, sum(one.nbytes for one in (*cache.keys.values(), *cache.values.values())))
+        return turns
+
+    bound.step = watched  # type: ignore[method-assign, assignment]
+    assert ids(converse(bound, range(12))) == ids(converse(free, range(12)))
+    assert 0 < most <= 3.5 * row
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_sampler_that_was_released_holds_nothing_and_goes_on_as_before(name: str, dtype: str) -> None:
+    model = network(name)
+    one = sampler(model, max_rows=5, dtype=dtype)
+    before = ids(converse(one, range(5)))
+    one.release()
+    cache = one._engine.cache
+    assert not cache.keys and not cache.values and not cache.states
+    assert all(weight.untyped_storage().nbytes() for weight in model.parameters())  # the module's own stay
+    assert ids(converse(one, range(5))) == before
+
+
+def test_two_samplers_of_one_engine_take_turns() -> None:
+    model = network("llama")
+    first = sampler(model, max_rows=4)
+    second = Sampler(model, TOKENIZER, (), SamplerSettings(max_rows=6, temperature=0.0), first._engine)
+    alone = ids(converse(sampler(model, max_rows=6, temperature=0.0), range(6)))
+    converse(first, range(4))
+    assert ids(converse(second, range(6))) == alone
+    first.start(request(0, (2, 3)))
+    with pytest.raises(ValueError, match="another sampler of this model has open rows"):
+        second.start(request(1, (2, 3)))
+    with pytest.raises(ValueError, match="rows are open"):
+        second.release()
+    first.close(0)
+    second.release()

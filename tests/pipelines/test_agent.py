@@ -1,6 +1,7 @@
 """The whole road in small: from a recipe to a table, stopped and gone on with."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,6 +67,27 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) 
         [sys.executable, "-W", "error", example, tmp_path / "run", "2"], capture_output=True, text=True, check=True
     ).stdout
     assert [line[:8] for line in printed.splitlines()] == ["step  1 ", "step  2 "]
+
+
+@pytest.mark.slow
+def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Path) -> None:
+    """Warm start, reinforcement learning with critic and reference, and rejection sampling of one recipe."""
+    shards = "{micro_batch_tokens: 512, workers: fsdp2}"
+    rejection = f"{{samples: 1, at_least: -9, sft: {{steps: 2, repeat_steps: 0, learner: {shards}}}}}"
+    stages = f"{{first: {{learn: rl}}, second: {{learn: rejection, rejection: {rejection}}}}}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", "2", "-m", "coseek", "train", "agent", "quickstart", "--out", str(tmp_path / "run")]
+    command += [*TINY, f"warm_start.sft.learner={shards}", f"rl.policy={shards}", f"rl.critic={shards}"]
+    command += ["rl.algorithm=ppo", "rl.kl=0.01", f"stages={stages}", "select.most=4", "data.unseen=null"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=230)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert (tmp_path / "run" / "table.md").exists()
+    for name in ("warm", "first", "trained"):
+        assert (tmp_path / "run" / "policy" / name / "model.safetensors").exists()
+    for part in ("warm-start/round-1", "rl/first", "rl/second/round-1"):
+        newest = max((tmp_path / "run" / part / "checkpoints").glob("step-*"))
+        assert len([*newest.glob("shard-*")]) == 2
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from coseek.data.question import Question
 from coseek.hardware.precision import Precision
 from coseek.models.model import EpisodeState, Request
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.shape import shape_of_config
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.rl.losses import loss_weights, policy_loss
 from coseek.training.rl.settings import Normaliser
+from coseek.training.trainer.activations import pass_bytes
 from coseek.training.trainer.batch import Batch, make_batch
 from coseek.training.trainer.critic import Critic
 from coseek.training.trainer.learner import Loss
@@ -348,3 +350,27 @@ def test_an_adapted_policy_goes_on_from_its_state_as_if_never_stopped() -> None:
     raise_likelihood(resumed, batch, 1)
     for name, weight in whole.module.state_dict().items():
         assert torch.equal(weight, resumed.module.state_dict()[name]), name
+
+
+def test_a_micro_batch_in_bytes_is_a_count_of_tokens_and_the_same_gradient() -> None:
+    batch = make_batch(random_trajectories(6, random.Random(7)))
+    wanted_BT, loss = clipped_loss(batch, "token")
+    found = []
+    for learner in (LearnerSettings(), LearnerSettings(micro_batch_gib=1e-4)):
+        policy = Policy(tiny_model(), learner, 1)
+        policy.forward_backward(batch, wanted_BT, loss)
+        found.append((policy._part_tokens, gradients(policy)))
+    shape = shape_of_config(tiny_model().config.to_dict())
+    (_, whole), (tokens, parts) = found
+    assert tokens * pass_bytes(shape, LearnerSettings(), 1, 1) <= 1e-4 * 2**30
+    assert (tokens + 1) * pass_bytes(shape, LearnerSettings(), 1, 1) > 1e-4 * 2**30
+    assert tokens < len(batch) * int(batch.lengths_B.max())
+    assert all(torch.allclose(value, whole[name], rtol=1e-4, atol=1e-6) for name, value in parts.items())
+
+
+def test_all_samplers_of_a_policy_share_one_copy_of_the_weights() -> None:
+    policy = Policy(granite(), LearnerSettings(), 1)
+    settings = SamplerSettings(dtype="bfloat16")
+    sampled = policy.sampler(ByteTokenizer(), (), settings)
+    greedy = policy.sampler(ByteTokenizer(), (), settings.model_copy(update={"temperature": 0.0}), on_policy=False)
+    assert sampled._engine is greedy._engine

@@ -38,7 +38,9 @@ def settings_of(**changes: object) -> SftSettings:
 
 def test_training_on_demonstrations_makes_them_likely(tmp_path: Path) -> None:
     model = tiny_model(seed=4)
-    train_sft(model, draw_any(demonstrations()), settings_of(steps=80, environment_weight=0.0), tmp_path)
+    train_sft(
+        Policy(model, LEARNER, 0), draw_any(demonstrations()), settings_of(steps=80, environment_weight=0.0), tmp_path
+    )
     batch = make_batch(demonstrations())
     said = Policy(model, LEARNER, 1).forward(batch, batch.agent_BT)[batch.agent_BT]
     assert float(said.mean()) > -0.7 > -2.0 > float(first_loss(tmp_path)) * -1
@@ -53,16 +55,16 @@ def first_loss(folder: Path) -> float:
 def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
     settings = settings_of(checkpoint_every=7, learner=LEARNER)
     whole, parts = tiny_model(), tiny_model()
-    train_sft(whole, draw_any(demonstrations()), settings, tmp_path / "whole")
+    train_sft(Policy(whole, LEARNER, 0), draw_any(demonstrations()), settings, tmp_path / "whole")
 
     def stop(step: int) -> Mapping[str, float]:
         raise KeyboardInterrupt
 
     early = settings.model_copy(update={"evaluate_every": 17})
     with pytest.raises(KeyboardInterrupt):
-        train_sft(parts, draw_any(demonstrations()), early, tmp_path / "parts", evaluate=stop)
+        train_sft(Policy(parts, LEARNER, 0), draw_any(demonstrations()), early, tmp_path / "parts", evaluate=stop)
     again = tiny_model(seed=9)  # what is in the checkpoint counts, not what the caller brings
-    train_sft(again, draw_any(demonstrations()), settings, tmp_path / "parts", resume=True)
+    train_sft(Policy(again, LEARNER, 0), draw_any(demonstrations()), settings, tmp_path / "parts", resume=True)
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
     logs = [(tmp_path / name / "round-1" / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]
@@ -77,17 +79,25 @@ def test_rounds_go_on_until_the_gate_is_reached(tmp_path: Path) -> None:
     def evaluate(step: int) -> Mapping[str, float]:
         return {"exact_match": next(readings)}
 
-    ended = train_sft(tiny_model(), draw_any(demonstrations()), settings, tmp_path, evaluate=evaluate)
+    ended = train_sft(
+        Policy(tiny_model(), LEARNER, 0), draw_any(demonstrations()), settings, tmp_path, evaluate=evaluate
+    )
     assert ended.passed and ended.rounds == 2 and ended.evaluation == {"exact_match": 0.3}
     # Resumed, it remembers its evaluations and asks for no new one.
-    ended = train_sft(tiny_model(), draw_any(demonstrations()), settings, tmp_path, resume=True, evaluate=evaluate)
+    ended = train_sft(
+        Policy(tiny_model(), LEARNER, 0), draw_any(demonstrations()), settings, tmp_path, resume=True, evaluate=evaluate
+    )
     assert ended.passed and ended.rounds == 2 and next(readings) == 0.9
 
 
 def test_a_gate_that_is_never_reached_is_reported_not_hidden(tmp_path: Path) -> None:
     settings = settings_of(steps=2, repeat_steps=0, gate=0.25, rounds=2)
     ended = train_sft(
-        tiny_model(), draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.2}
+        Policy(tiny_model(), LEARNER, 0),
+        draw_any(demonstrations()),
+        settings,
+        tmp_path,
+        evaluate=lambda _: {"exact_match": 0.2},
     )
     assert not ended.passed and ended.rounds == 2
 
@@ -123,7 +133,13 @@ def test_the_learning_rate_rises_holds_and_falls() -> None:
 
 def test_later_rounds_may_be_shorter_than_the_first(tmp_path: Path) -> None:
     settings = SftSettings(steps=3, later_steps=2, repeat_steps=1, rounds=2, gate=2.0, log_every=1, tokens_per_step=60)
-    train_sft(tiny_model(), draw_any(demonstrations()), settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
+    train_sft(
+        Policy(tiny_model(), LEARNER, 0),
+        draw_any(demonstrations()),
+        settings,
+        tmp_path,
+        evaluate=lambda _: {"exact_match": 0.0},
+    )
     lines = [len((tmp_path / f"round-{n}" / "metrics.jsonl").read_text().splitlines()) for n in (1, 2)]
     assert lines == [4, 2]
 
@@ -136,6 +152,6 @@ def test_a_later_round_does_not_walk_through_the_curriculum_again(tmp_path: Path
         return rng.choice(demonstrations())
 
     settings = SftSettings(steps=3, repeat_steps=0, rounds=2, gate=2.0, tokens_per_step=60)
-    train_sft(tiny_model(), draw, settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
+    train_sft(Policy(tiny_model(), LEARNER, 0), draw, settings, tmp_path, evaluate=lambda _: {"exact_match": 0.0})
     assert min(drawn) < 1.0 and drawn[-1] == 1.0
     assert drawn == sorted(drawn)

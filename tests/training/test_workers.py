@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.training.workers_run import ALGORITHMS, KINDS, Kind, train
+from tests.training.tiny import tiny_model
+from tests.training.workers_run import ALGORITHMS, KINDS, Kind, imitate, train
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -86,6 +87,26 @@ def test_two_workers_end_with_the_weights_of_one(two_workers: Path, tmp_path: Pa
         assert row.keys() == other.keys()
         for name, value in row.items():
             assert other[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_supervised_training_by_two_workers_is_that_of_one_and_both_work(
+    two_workers: Path, tmp_path: Path, kind: Kind
+) -> None:
+    alone = imitate(kind, tmp_path, ALONE).module.state_dict()
+    moved = gap(alone, tiny_model().state_dict())
+    apart = gap(alone, torch.load(two_workers / f"sft-{kind}.pt"))
+    print(f"sft, {kind}: weights moved by up to {moved:.1e}, two workers from one by {apart:.1e}")
+    assert apart < TOLERANCE < moved / 100
+    passes = torch.load(two_workers / f"sft-{kind}-passes.pt")
+    assert len(passes) == 2 and min(passes) > 0.7 * max(passes)
+    for name in ("round-1", "round-2"):
+        rows, others = (
+            _timeless(folder / name / "metrics.jsonl") for folder in (tmp_path, two_workers / f"sft-{kind}")
+        )
+        for row, other in zip(rows, others, strict=True):
+            assert {**row, "tokens_per_s": 0} == pytest.approx({**other, "tokens_per_s": 0}, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -1,24 +1,32 @@
 """What one of several workers runs in `test_workers.py`: `MODE FOLDER`, each mode a function of this module."""
 
 import os
+import random
 import resource
 import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
 from tests.training.echo import QUESTIONS, reward, sampling, settings_of
-from tests.training.tiny import tiny_model
+from tests.training.tiny import random_trajectories, tiny_model
+from torch import Tensor, nn
 
 from coseek.core.errors import DiskFault
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
+from coseek.training.sft.curriculum import draw_any
+from coseek.training.sft.loop import train_sft
+from coseek.training.sft.settings import SftSettings
+from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.checkpoint import TrainingState, save_checkpoint
+from coseek.training.trainer.learner import Entropy
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimiserSettings
 from coseek.training.trainer.workers import Workers, workers_here
@@ -65,9 +73,41 @@ def keep(policy: Policy, path: Path) -> None:
         torch.save(weights, path)
 
 
+class CountedPolicy(Policy):
+    """A policy that counts its passes."""
+
+    passes = 0
+
+    def outputs(self, entry: nn.Module, part: Batch, wanted_BT: Tensor, entropy: Entropy = "no") -> Tensor:
+        self.passes += 1
+        return super().outputs(entry, part, wanted_BT, entropy)
+
+
+def imitate(kind: Kind, folder: Path, workers: Workers, steps: int = 6) -> CountedPolicy:
+    """Two rounds of supervised training; the first worker alone evaluates, with the weights of the moment."""
+    runs = random_trajectories(12, random.Random(0))
+    learner = settings_for("grpo", kind).policy
+    tree = {"steps": steps, "tokens_per_step": 90, "repeat_steps": 2, "repeat_tokens": 64, "repeat_length": 8,
+            "learner": learner, "log_every": 1, "gate": 2.0, "rounds": 2}  # fmt: skip
+    policy = CountedPolicy(tiny_model(), learner, 0, workers=workers)
+    model = policy.whole_model()
+
+    def evaluate(step: int) -> Mapping[str, float]:
+        assert workers.first
+        with torch.no_grad():
+            return {"exact_match": float(model(input_ids=torch.arange(2, 8)[None]).logits.mean())}
+
+    train_sft(policy, draw_any(runs), SftSettings.model_validate(tree), folder, resume=True, evaluate=evaluate)
+    policy.refresh()
+    return policy
+
+
 def run_all(folder: Path, here: Workers) -> None:
     """Every algorithm with every way of holding the weights; the policies are saved as folders, too."""
     for kind in KINDS:
+        taught = imitate(kind, folder / f"sft-{kind}", here)
+        keep(taught, folder / f"sft-{kind}.pt")
+        torch.save(here.gather(taught.passes), folder / f"sft-{kind}-passes.pt")
         for algorithm in ALGORITHMS:
             trained = train(algorithm, kind, folder / f"{algorithm}-{kind}", here)
             keep(trained, folder / f"{algorithm}-{kind}.pt")

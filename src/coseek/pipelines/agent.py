@@ -62,10 +62,11 @@ from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
 from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
-from coseek.training.trainer.checkpoint import load_healthy
+from coseek.training.trainer.checkpoint import TensorState, load_healthy
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.settings import LearnerSettings
 from coseek.training.trainer.workers import Workers, placed, workers_here
 from coseek.world.world import make_world
 
@@ -81,7 +82,7 @@ class QuestionSet:
 
 @dataclass
 class AgentTraining(TrainingRun[AgentRecipe]):
-    """The training of one agent. Only reinforcement learning uses more than the first worker."""
+    """The training of one agent. All workers train; the first alone makes data, evaluates and samples for rejection."""
 
     workers: Workers = field(default_factory=workers_here)
 
@@ -112,9 +113,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if self.workers.first:
             self.prepare_data()
             self.make_policy()
-            if self.recipe.warm_start is not None:
-                self.warm_start()
         self.workers.wait()
+        if self.recipe.warm_start is not None:
+            self.warm_start()
         for stage in self.stages:
             self.learn(stage)
 
@@ -275,17 +276,19 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         """Train on demonstrations until the gate is passed; returns `None` when the warm start exists."""
         settings = self.recipe.warm_start
         assert settings is not None
-        if (self.policy_folder("warm") / CARD).exists():
+        if self.workers.agree((self.policy_folder("warm") / CARD).exists):
             return None
-        runs = demonstrate(
-            self.recipe, self.protocol, self.tokenizer, self.retrievers["data"], self.questions, self.progress
+        runs = self.workers.agree(
+            lambda: demonstrate(
+                self.recipe, self.protocol, self.tokenizer, self.retrievers["data"], self.questions, self.progress
+            )
         )
-        model = placed(load_model(self.policy_folder("start")))
+        policy = self._opened("start", settings.sft.learner)
         paid = self.stages[0].recipe if self.stages else self.recipe
-        agent = Agent(self.protocol, self.sampler(model, self.protocol, 1.0, paid.limits))
-        scoring = self.scoring(paid)
+        agent = Agent(self.protocol, self._policy_sampler(policy, paid.limits))
+        scoring = self._first_scoring(paid)
         outcome = train_sft(
-            model,
+            policy,
             draw_by_hops(runs, settings.sft.curriculum),
             settings.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, settings.sft.seed, "sft")}),
             self.folder / "warm-start",
@@ -296,8 +299,25 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self.progress.say(f"warm start: {outcome.rounds} round(s); readings are of dev at temperature 1")
         if not outcome.passed:
             self.progress.say(f"the gate of {settings.sft.gate} was not reached; the rewards will be rare at first")
-        self._keep(Policy(model, self.recipe.rl.policy, 0).save, "warm")
+        self._keep(policy.save, "warm")
         return outcome
+
+    def _opened(self, name: str, settings: LearnerSettings) -> Policy:
+        """The policy of a folder, for supervised training by all workers."""
+        return Policy(self._network(name, settings), settings, 0, workers=self.workers)
+
+    def _network(self, name: str, settings: LearnerSettings) -> PreTrainedModel:
+        """The network of a policy's folder, on this worker's device unless it will be sharded, which places it."""
+        model = load_model(self.policy_folder(name))
+        return model if settings.workers == "fsdp2" and self.workers.world > 1 else placed(model)
+
+    def _policy_sampler(self, policy: Policy, limits: Limits) -> Sampler:
+        """A sampler of a policy in training, at temperature 1."""
+        return policy.sampler(self.tokenizer, self.protocol.grammar.stops, self._sampler_settings(1.0, limits))
+
+    def _first_scoring(self, recipe: AgentRecipe) -> EpisodeScorer:
+        """The scoring of the first worker, which alone asks graders and writes to their caches."""
+        return self.scoring(recipe) if self.workers.first else EpisodeScorer(make_reward({"exact_match": 1.0}))
 
     @cached_property
     def graders(self) -> Graders:
@@ -356,22 +376,20 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return
         if stage.name:
             self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
-        model = placed(load_model(self.policy_folder(stage.begins)))
         if stage.recipe.learn != "rejection":
-            self.reinforce(stage, model)
-        elif self.workers.first:
-            self.imitate(stage, model)
+            self.reinforce(stage)
+        else:
+            self.imitate(stage)
         self.workers.wait()
 
-    def reinforce(self, stage: Stage, model: PreTrainedModel) -> None:
+    def reinforce(self, stage: Stage) -> None:
         """Reinforcement learning on the training questions."""
         recipe = stage.recipe
         settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
-        backend = open_backend(settings, model, self.workers)
+        backend = open_backend(settings, self._network(stage.begins, settings.policy), self.workers)
         sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
         engine = self.engine
-        # Only the first worker asks graders and writes to their caches.
-        scoring = self.scoring(recipe) if self.workers.first else EpisodeScorer(make_reward({"exact_match": 1.0}))
+        scoring = self._first_scoring(recipe)
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
             return self.roll_out(sampled, engine, questions, seeds, recipe.limits)
@@ -396,8 +414,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         except MonitorStop:
             self._keep_healthy(backend, stage)
             raise
-        if self.workers.first:
-            self._keep(backend.save, stage.ends)
+        self._keep(backend.save, stage.ends)
 
     def _agent_of(self, backend: TrainingBackend, stage: Stage, temperature: float) -> Agent:
         """The agent with a backend's policy: on-policy rollouts, or greedy ones (0) for evaluation."""
@@ -408,11 +425,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         greedy = backend.sampler(self.tokenizer, stops, settings, on_policy=False)
         return Agent(self.protocol, greedy, self.made_of(stage.begins, temperature))
 
-    def _speaker(self, model: PreTrainedModel, stage: Stage, temperature: float) -> Agent:
-        """The agent with a stage's limits."""
-        sampler = self.sampler(model, self.protocol, temperature, stage.recipe.limits)
-        return Agent(self.protocol, sampler, self.made_of(stage.begins, temperature))
-
     def made_of(self, policy: str, temperature: float) -> dict[str, str]:
         """Digests of what a policy's turns depend on: see `Agent.identities`."""
         folder, tokenizer = self.policy_folder(policy), self.policy_folder("start")
@@ -420,26 +432,31 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _keep_healthy(self, backend: TrainingBackend, stage: Stage) -> None:
         """Save the last healthy checkpoint's policy as `NAME-healthy`. All workers call this; only the first writes."""
-        kept = load_healthy(stage.folder / "checkpoints")
+        like: TensorState = {"learners": {"policy": backend.policy.state()}, "frozen": {}}
+        kept = load_healthy(stage.folder / "checkpoints", like, self.workers)
         if kept is not None:
             backend.policy.load_state(kept["learners"]["policy"])
             name = f"{stage.ends}-healthy"
-            if self.workers.first:
-                self._keep(backend.save, name)
+            self._keep(backend.save, name)
             self.progress.say(f"the policy as it was after step {kept['step']} is in {self.policy_folder(name)}")
         self.workers.wait()
 
-    def imitate(self, stage: Stage, model: PreTrainedModel) -> None:
+    def imitate(self, stage: Stage) -> None:
         """Rejection sampling: sample runs of every training question, then supervised training on the right ones."""
         recipe, settings = stage.recipe, stage.recipe.rejection
-        scoring = self.scoring(recipe)
-        run = self._samples(stage, model, self.asked(stage, scoring))
-        kept = right_runs(run.trajectories(), scoring, settings, stage.seed("kept"))
+        scoring = self._first_scoring(recipe)
+
+        def right() -> list[Trajectory]:
+            run = self._samples(stage, self.asked(stage, scoring))
+            return right_runs(run.trajectories(), scoring, settings, stage.seed("kept"))
+
+        kept = self.workers.agree(right)
         self.progress.say(f"{len(kept)} runs were right and are learnt from")
-        agent = self._speaker(model, stage, 1.0)
+        policy = self._opened(stage.begins, settings.sft.learner)
+        agent = Agent(self.protocol, self._policy_sampler(policy, recipe.limits), self.made_of(stage.begins, 1.0))
         changed = {"seed": stage.seed(settings.sft.seed, "sft"), "repeat_steps": 0, "varied_steps": 0}
         train_sft(
-            model,
+            policy,
             draw_by_hops(kept, settings.sft.curriculum),
             settings.sft.model_copy(update=changed),
             stage.folder,
@@ -447,9 +464,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             evaluate=lambda _: self.evaluate(agent, recipe, scoring),
             progress=self.progress,
         )
-        self._keep(Policy(model, self.recipe.rl.policy, 0).save, stage.ends)
+        self._keep(policy.save, stage.ends)
 
-    def _samples(self, stage: Stage, model: PreTrainedModel, questions: Sequence[Question]) -> Run:
+    def _samples(self, stage: Stage, questions: Sequence[Question]) -> Run:
         """The runs that rejection sampling chooses from, as a run folder."""
         recipe, settings = stage.recipe, stage.recipe.rejection
         run = Run.begin(stage.folder / "samples", {"agent": stage.begins, **dump_settings(settings)}, resume=True)
@@ -457,9 +474,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if isinstance(engine, ScheduledRetriever):
             engine.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
         self.progress.stage("samples", len(questions) * settings.samples)
+        model = placed(load_model(self.policy_folder(stage.begins)))
+        sampler = self.sampler(model, self.protocol, settings.temperature, recipe.limits)
         run_questions(
             run,
-            self._speaker(model, stage, settings.temperature),
+            Agent(self.protocol, sampler, self.made_of(stage.begins, settings.temperature)),
             engine,
             questions,
             recipe.limits,

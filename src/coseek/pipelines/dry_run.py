@@ -28,6 +28,7 @@ from coseek.pipelines.agent_check import check_settings, problem_of
 from coseek.pipelines.agent_recipe import STAGED, AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.estimate import Memory, Work, memory_of, shape_of, work_of
+from coseek.pipelines.fitting import FULL, ways_out
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import stages_of
@@ -46,7 +47,6 @@ BUDGETS = {
 """Upper bounds of the recipe's own limits."""
 REPORTED = ("runs", "faults", "reward", "searches", "tokens", "loss", "logprob_gap", "grad_norm", "updates")
 """Metrics of the small step that are reported."""
-TOO_MUCH = ("", "more than there is", "try policy.workers: fsdp2, checkpointing, lora, fewer micro_batch_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class StageEstimate:
     memory: Memory
     work: Work
     step: Mapping[str, float]
+    way_out: str = ""
+    """Settings with which the stage would fit; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class DryRun:
             "runs": work.runs, "written_tokens": work.written, "read_tokens": work.read, "rollout_s": work.rollout_s,
             "update_s": work.update_s, "steps": work.steps, "hours": work.total_s / 3600,
         }  # fmt: skip
-        memory["needed_gib"] = look.memory.needed / GIB
+        memory |= {"needed_gib": look.memory.needed / GIB, "fits": not look.way_out, "way_out": look.way_out or None}
         return {"stage": look.name, "memory": memory, "time": time, "step": cast(Json, dict(look.step))}
 
     def table(self) -> Table:
@@ -113,7 +115,7 @@ class DryRun:
             parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in look.memory.parts.items() if value)
             rows += [
                 (f"memory{stage}", f"{needed:.3g} GiB a device, of {machine.memory_gib:g}", parts),
-                *([TOO_MUCH] if needed > machine.memory_gib else []),
+                *([("", f"more than {FULL:.0%} of it", look.way_out)] if look.way_out else []),
                 (f"time{stage}", f"{_duration(look.work.total_s)} at most", _said_of(look.work)),
                 (f"step in small{stage}", "went through", ", ".join(f"{k} {v:.3g}" for k, v in look.step.items())),
             ]
@@ -154,7 +156,7 @@ def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
         steps = rehearse(recipe, shape, Path(folder), progress or NoProgress())
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     looks = [
-        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step)
+        StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape))
         for (name, one), step in zip(whole, steps, strict=True)
     ]
     return DryRun(recipe, paths, shape, source, tuple(looks))

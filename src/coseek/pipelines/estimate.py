@@ -16,7 +16,7 @@ from coseek.models.shape import Shape, shape_of_config
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.training.rl.algorithm import open_algorithm
-from coseek.training.trainer.activations import GIB, logit_bytes, micro_batch_tokens, trunk_bytes
+from coseek.training.trainer.activations import GIB, micro_batch_tokens, pass_bytes
 from coseek.training.trainer.settings import LearnerSettings
 
 PROMPT_TOKENS = 200
@@ -74,7 +74,7 @@ class Memory:
     gradients: float
     """In updates: of policy or critic, which take turns."""
     gathered: float
-    """In updates, with shards: the weights outside the layers and of three layers, and gradients of the first."""
+    """In updates, with shards: weights outside the layers and of two layers, whole, and gradients but of one layer."""
     activations: float
     """In updates: what one micro-batch keeps for the backward pass, and its cast weights."""
     sampler: float
@@ -177,9 +177,9 @@ class _Learner:
     def gathered(self, shape: Shape) -> float:
         if self.shards == 1:
             return 0.0
-        around = max(0, self.parameters - shape.layers * shape.layer_parameters)
-        trains = self.settings.lora is None
-        return 4.0 * (around * (2 if trains else 1) + shape.layer_parameters * (4 if trains else 3))
+        if self.settings.lora is not None:
+            return 4.0 * (shape.parameters - (shape.layers - 2) * shape.layer_parameters)
+        return 4.0 * (2 * (self.parameters - shape.layers * shape.layer_parameters) + 3 * shape.layer_parameters)
 
 
 def _learner(shape: Shape, settings: LearnerSettings, devices: int) -> _Learner:
@@ -200,14 +200,14 @@ def adapter_parameters(shape: Shape, learner: LearnerSettings) -> int:
 def _activations(shape: Shape, learner: LearnerSettings, row: int, written: int, share: float) -> float:
     """A micro-batch, or a row that is longer. Logits: at `written` tokens of a row, or at this share of all tokens."""
     most = micro_batch_tokens(shape, learner)
-    wanted = max(written, share * max(most, row if most < row and share == 1.0 else most))
+    wanted = max(written, share * most)
     cast = 0.0
     if learner.precision != "float32":
         # Matrix products keep the weights that they cast; recomputing frees those of a layer with it.
         cast = 2.0 * (
             shape.vocabulary * shape.hidden + shape.layer_parameters * (1 if learner.checkpointing else shape.layers)
         )
-    return max(most, row) * trunk_bytes(shape, learner) + wanted * logit_bytes(shape) + cast
+    return pass_bytes(shape, learner, max(most, row), wanted) + cast
 
 
 def _sampler(recipe: AgentRecipe, shape: Shape, shards: int) -> float:
@@ -229,14 +229,23 @@ def _itemsize(recipe: AgentRecipe) -> int:
     return 2 if recipe.precision == "bfloat16" else 4
 
 
-def graders_of(recipe: AgentRecipe) -> float:
-    """Bytes of the models that are asked and lie in local folders. A model in two places is opened twice."""
-    size = 2 if recipe.graders.precision == "bfloat16" else 4
+def local_graders(recipe: AgentRecipe) -> dict[str, Path]:
+    """The folders of models that are asked in training, by setting; without servers."""
     generator, judge, engine = recipe.graders.generator, recipe.graders.judge, recipe.data.training_retriever or {}
-    named = [generator.model if generator else None, judge.model if judge and judge.model != ORACLE else None]
-    named.append(str(engine["model"]) if engine.get("model") else None)
-    local = [name for name in named if name is not None and not name.startswith(("http://", "https://"))]
-    return float(sum(size * shape_of_folder(Path(name).expanduser())[0].parameters for name in local))
+    named = {
+        "graders.generator.model": generator.model if generator else None,
+        "graders.judge.model": judge.model if judge and judge.model != ORACLE else None,
+        "data.training_retriever.model": str(engine["model"]) if engine.get("model") else None,
+    }
+    local = {setting: name for setting, name in named.items() if name and not name.endswith((".yaml", ".yml"))}
+    remote = ("http://", "https://")
+    return {setting: Path(name).expanduser() for setting, name in local.items() if not name.startswith(remote)}
+
+
+def graders_of(recipe: AgentRecipe) -> float:
+    """Bytes of the models that are asked and lie in local folders. A model in two settings is opened twice."""
+    size = 2 if recipe.graders.precision == "bfloat16" else 4
+    return float(sum(size * shape_of_folder(path)[0].parameters for path in local_graders(recipe).values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,11 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
         if self.generator_folder.exists():
             return
         model = load_model(self.start_folder)
+        policy = Policy(model, self.recipe.sft.learner, 0)
         generator = self.generator_of(model, "in training")
         teacher = ExampleWriter(self.rooms, generator, self.tokenizer, self.recipe.sft.curriculum, self.recipe.passages)
         outcome = train_sft(
-            model,
+            policy,
             teacher.draw,
             self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
             self.folder / "training",
@@ -87,7 +88,7 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
             self.tokenizer.save(part)
             shutil.copyfile(PROMPTS / f"{PROMPT}.yaml", part / OWN_PROMPT)
 
-        Policy(model, self.recipe.sft.learner, 0).save(self.generator_folder, extra)
+        policy.save(self.generator_folder, extra)
 
     @property
     def start_folder(self) -> Path:

@@ -7,12 +7,12 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from coseek.core.progress import Evaluate, NoProgress, Progress
 from coseek.core.settings import dump_settings
@@ -44,7 +44,7 @@ class SftOutcome:
 
 
 def train_sft(
-    model: PreTrainedModel,
+    policy: Policy,
     draw: Draw,
     settings: SftSettings,
     folder: Path,
@@ -53,11 +53,15 @@ def train_sft(
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
 ) -> SftOutcome:
-    """Train the model in place, in rounds until the gate is reached. Each round has a folder `round-N`."""
+    """Train the policy, in rounds until the gate is reached. Each round has a folder `round-N`.
+
+    The policy was opened with the settings' learner; each round gives it a new schedule. All of its workers call this
+    with the same `draw`, and make the update that one makes. The first evaluates, with samplers of the policy.
+    """
     progress = progress or NoProgress()
     evaluation: Mapping[str, float] = {}
     for number in range(1, settings.rounds + 1):
-        evaluation = _round(number, model, draw, settings, folder / f"round-{number}", resume, evaluate, progress)
+        evaluation = _round(number, policy, draw, settings, folder / f"round-{number}", resume, evaluate, progress)
         reached = evaluation.get(settings.gate_metric)
         if settings.gate is None or (reached is not None and reached >= settings.gate):
             return SftOutcome(number, True, evaluation)
@@ -67,7 +71,7 @@ def train_sft(
 
 def _round(
     number: int,
-    model: PreTrainedModel,
+    policy: Policy,
     draw: Draw,
     settings: SftSettings,
     folder: Path,
@@ -80,9 +84,11 @@ def _round(
         settings = settings.model_copy(update={"steps": settings.later_steps})
     repeats = settings.repeat_steps + settings.varied_steps if number == 1 else 0
     total = repeats + settings.steps
-    policy = Policy(model, _scaled_lr(settings.learner, settings.later_lr ** (number - 1)), total)
-    state = RunState(folder, dump_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE)
-    feed = BatchFeed(draw, settings, number, repeats, model.config.get_text_config().vocab_size, state)
+    policy.restart(_scaled_lr(settings.learner, settings.later_lr ** (number - 1)), total)
+    workers = policy.workers
+    state = RunState(folder, dump_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE, workers=workers)
+    policy.refresh()
+    feed = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
     began, tokens = time.perf_counter(), 0
     for step in range(state.step, total):
@@ -96,7 +102,9 @@ def _round(
         if evaluate is not None and (
             done == total or (settings.evaluate_every and done % settings.evaluate_every == 0)
         ):
-            evaluation = dict(evaluate(done))
+            policy.refresh()
+            evaluation = workers.agree(partial(evaluate, done))
+            policy.release()
             state.notes["evaluation"] = {**evaluation}
             progress.say(f"step {done}: {', '.join(f'{name} {value:.3f}' for name, value in evaluation.items())}")
             row |= {f"eval/{name}": value for name, value in evaluation.items()}

@@ -203,10 +203,14 @@ class Learner(ABC):
     def device(self) -> torch.device:
         return next(self._held.parameters()).device
 
+    def shard(self) -> None:
+        """Shard the module now, if it is to be, and not at its first use."""
+        _ = self._trained
+
     @property
     def _held(self) -> nn.Module:
         """The module, sharded by now if it is to be."""
-        _ = self._trained
+        self.shard()
         return self.module
 
     def _lacks_a_part(self, mine: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:

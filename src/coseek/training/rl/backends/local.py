@@ -38,6 +38,9 @@ class LocalBackend:
         self.critic = critic
         if critic is None and open_algorithm(settings).needs_critic:
             self.critic = Critic(policy.model, settings.critic, settings.updates, policy.workers)
+        for learner in (self.policy, self.reference, self.critic):  # after all copies of the policy are made
+            if learner is not None:
+                learner.shard()
 
     def sampler(
         self, tokenizer: "Tokenizer", stops: Sequence[str], settings: "SamplerSettings", *, on_policy: bool = True

@@ -1,0 +1,274 @@
+"""Counted bytes of training beside the estimate of `--dry-run`, and whether every paper recipe fits its machine.
+
+    python -m bench.fits              # gloo workers on this machine's CPUs, a few minutes on two cores
+    python -m bench.fits --recipes    # the second table alone
+
+First table: one GRPO, PPO + KL and LoRA step of a random model by 1, 2 and 4 workers. A worker counts the storage of
+*all* tensors that are alive in its process: at the end of a rollout, before every optimiser step, and after every
+operation of a forward and backward pass. Bar: within 10 % of the estimate. Second table: the estimate for every paper
+recipe on the machine that it names. Bar: at most 90 % of the memory.
+"""
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.models.model import EpisodeState, Request, Turn
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.agent_recipe import RECIPES, AgentRecipe, load_recipe
+from coseek.pipelines.estimate import Memory, memory_of, shape_of
+from coseek.pipelines.fitting import FULL, share_of, ways_out
+from coseek.rewards.reward import Reward
+from coseek.training.rl.backend import open_backend
+from coseek.training.rl.loop import train_rl
+from coseek.training.trainer.learner import Learner
+from coseek.training.trainer.workers import Workers, workers_here
+
+ALGORITHMS = ("grpo", "ppo", "lora")
+WORKERS = (1, 2, 4)
+MIB = 2.0**20
+PROMPT, TURNS, TURN_TOKENS, ROWS = 8, 2, 124, 2
+"""Prompt tokens of a row, turns, tokens of a turn, and rows per worker."""
+BAR = 0.10
+PAPERS = tuple(
+    path.stem for path in sorted(RECIPES.glob("*.yaml"))
+    if (RECIPES / f"{path.stem}-laptop.yaml").exists()
+)  # fmt: skip
+"""The recipes of papers: those with a laptop version."""
+
+
+def recipe_for(algorithm: str, folder: Path, devices: int, precision: str = "bfloat16") -> AgentRecipe:
+    """A recipe of one step whose rows all have their full length."""
+    base = "search-r1-ppo" if algorithm == "ppo" else "search-r1-grpo"
+    learner = (
+        "{optimiser: {lr: 1.0e-3}, precision: float32, micro_batch_tokens: 256, checkpointing: true, workers: fsdp2"
+    )
+    changes = [
+        f"policy.folder={folder}", f"machine.devices={devices}", f"precision={precision}", "table.dev_questions=1",
+        f"limits.max_turns={TURNS - 1}", f"limits.max_turn_tokens={TURN_TOKENS}",
+        f"limits.max_tokens={PROMPT + TURNS * TURN_TOKENS}",
+        "rl.steps=2", f"rl.questions_per_step={ROWS * devices}", "rl.group_size=1", "rl.minibatches=1",
+        "rl.monitor.probe_runs=0",
+        f"rl.policy={learner}{', lora: {rank: 8}' if algorithm == 'lora' else ''}}}", f"rl.critic={learner}}}",
+    ]  # fmt: skip
+    return load_recipe(base, changes)
+
+
+def make_model(folder: Path) -> None:
+    config = Qwen2Config(
+        vocab_size=1024, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False, max_position_embeddings=512, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+# --- counting
+
+
+def live_storages() -> dict[int, torch.UntypedStorage]:
+    """The storages of all tensors in this process, by address; shards and the wrappers around them are one."""
+    found: dict[int, torch.UntypedStorage] = {}
+    for thing in gc.get_objects():
+        if type(thing) in (Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
+            storage = thing.untyped_storage()
+            if storage.nbytes():
+                found[storage.data_ptr()] = storage
+    return found
+
+
+def held_bytes() -> int:
+    gc.collect()
+    return sum(storage.nbytes() for storage in live_storages().values())
+
+
+class PassPeak(TorchDispatchMode):
+    """The most bytes that are alive inside the block, whoever holds them: tensors, graph or sharding."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(live_storages().values())
+
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: Sequence[type], args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        output = func(*args, **(kwargs if isinstance(kwargs, dict) else {}))
+        for leaf in tree_leaves((output, args)):
+            if type(leaf) in (Tensor, torch.nn.Parameter) and leaf.device.type == "cpu":
+                self._seen.add(leaf.untyped_storage())
+        by_address = {storage.data_ptr(): storage.nbytes() for storage in self._seen if storage.nbytes()}
+        self.peak = max(self.peak, sum(by_address.values()))
+        return output
+
+
+@dataclass
+class Counts:
+    """The largest counts of a run, in bytes."""
+
+    rollout: int = 0
+    update: int = 0
+    """Between the passes of an update and its step."""
+    within: int = 0
+    """Within a pass."""
+
+
+def run_rows(sampler: Sampler, questions: Sequence[Question], seeds: Sequence[int], counts: Counts) -> list[Trajectory]:
+    """Rows that fill their budget, counted before they are closed."""
+    prompt = tuple(range(2, 2 + PROMPT))
+    turns: dict[int, Turn] = {}
+    for key, (question, seed) in enumerate(zip(questions, seeds, strict=True)):
+        sampler.start(Request(key, prompt, TURNS * TURN_TOKENS, seed, EpisodeState(question)))
+    while len(turns) < len(questions):
+        turns |= {turn.key: turn for turn in sampler.step()}
+    counts.rollout = max(counts.rollout, held_bytes())
+    runs = []
+    for key, question in enumerate(questions):
+        sampler.close(key)
+        written = Segment(Author.AGENT, "answer", "", turns[key].ids, turns[key].logprobs)
+        shown = Segment(Author.ENVIRONMENT, "prompt", "", prompt)
+        runs.append(Trajectory(question, "test", (shown, written), (), StopReason.ANSWERED, "a", True))
+    return runs
+
+
+def count(algorithm: str, folder: Path, model: Path, workers: Workers) -> tuple[Counts, Memory]:
+    """Train two steps and count."""
+    recipe = recipe_for(algorithm, model, workers.world)
+    begun, counts = held_bytes(), Counts()
+    network = Qwen2ForCausalLM.from_pretrained(model)
+    network.eval()
+    backend = open_backend(recipe.rl, network, workers)
+    limits = SamplerSettings(
+        temperature=recipe.rl.temperature, max_rows=ROWS, max_tokens=recipe.limits.max_tokens, dtype=recipe.precision
+    )
+    sampler = backend.sampler(ByteTokenizer(), (), limits)
+    backend.sampler(ByteTokenizer(), (), limits.model_copy(update={"temperature": 0.0}), on_policy=False)
+    for learner in (backend.policy, backend.critic):
+        if learner is not None:
+            _watch(learner, counts)
+    assert isinstance(sampler, Sampler)
+    questions = [Question(str(number), "?", ("a",)) for number in range(recipe.rl.questions_per_step)]
+    train_rl(
+        backend, questions, lambda asked, seeds: run_rows(sampler, asked, seeds, counts),
+        lambda run: Reward(float(sum(run.segments[1].ids) % 7)), recipe.rl, folder,
+    )  # fmt: skip
+    counts.rollout, counts.update, counts.within = (
+        value - begun for value in (counts.rollout, counts.update, counts.within)
+    )
+    return counts, memory_of(recipe, shape_of(recipe)[0])
+
+
+def _watch(learner: object, counts: Counts) -> None:
+    """Count in the learner's passes, and before its steps."""
+    assert isinstance(learner, Learner)
+    forward_backward, optim_step = learner.forward_backward, learner.optim_step
+
+    def passes(*args: object, **named: object) -> float:
+        with PassPeak() as peak:
+            loss: float = forward_backward(*args, **named)  # type: ignore[arg-type]
+        counts.within = max(counts.within, peak.peak)
+        return loss
+
+    def step() -> float:
+        counts.update = max(counts.update, held_bytes())
+        return optim_step()
+
+    learner.forward_backward, learner.optim_step = passes, step  # type: ignore[method-assign]
+
+
+def work(folder: Path) -> None:
+    """What one worker does: print its counts of every algorithm as JSON."""
+    torch.set_num_threads(1)
+    workers = workers_here()
+    for algorithm in ALGORITHMS:
+        counts, memory = count(algorithm, folder / f"{algorithm}-{workers.world}", folder / "model", workers)
+        all_counts = workers.gather((counts.rollout, counts.update, counts.within))
+        if workers.first:
+            estimate = {
+                "rollout": memory.held + memory.sampler + memory.cache,
+                "update": memory.held + memory.gradients,
+            }
+            estimate["within"] = estimate["update"] + memory.gathered + memory.activations
+            worst = dict(zip(("rollout", "update", "within"), map(max, zip(*all_counts, strict=True)), strict=True))
+            print("COUNTED", json.dumps([algorithm, workers.world, worst, estimate]), flush=True)
+    if workers.world > 1:
+        dist.destroy_process_group()
+
+
+# --- tables
+
+
+def counted_rows(world: int, folder: Path) -> list[tuple[str, int, dict[str, float], dict[str, float]]]:
+    """The counts and estimates of `world` workers."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", str(world), "-m", "bench.fits", "--worker", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(ended.stderr[-4000:])
+    found = [json.loads(line.removeprefix("COUNTED ")) for line in ended.stdout.splitlines() if "COUNTED" in line]
+    return [tuple(row) for row in found]
+
+
+def counted_table() -> bool:
+    """Print counts beside estimates; returns whether all are within the bar."""
+    good = True
+    print("algorithm workers | rollout: counted, estimated (MiB) | update | within a pass")
+    with tempfile.TemporaryDirectory() as name:
+        make_model(Path(name) / "model")
+        for world in WORKERS:
+            for algorithm, _, counted, estimate in counted_rows(world, Path(name)):
+                cells = []
+                for phase, value in counted.items():
+                    apart = estimate[phase] / value - 1.0
+                    good &= abs(apart) <= BAR
+                    cells.append(f"{value / MIB:6.2f} {estimate[phase] / MIB:6.2f} {apart:+6.1%}")
+                print(f"{algorithm:9} {world:7} | {' | '.join(cells)}", flush=True)
+    return good
+
+
+def recipe_table() -> bool:
+    """Print every paper recipe's memory on its machine; returns whether all fit."""
+    good = True
+    print("recipe, stage | GiB a device, of | share")
+    for name in PAPERS:
+        recipe = load_recipe(name)
+        shape, _ = shape_of(recipe)
+        for stage in recipe.stages or ("",):
+            one = recipe.stage(stage) if stage else recipe
+            share, machine = share_of(one, shape), recipe.machine
+            good &= share <= FULL
+            needed = f"{share * machine.memory_gib:5.1f} of {machine.memory_gib:g} x {machine.devices}"
+            print(f"{name} {stage:12} | {needed} | {share:.0%} {ways_out(one, shape)}")
+    return good
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", action="store_true")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker is not None:
+        work(given.worker)
+    else:
+        fine = [True if given.recipes else counted_table(), recipe_table()]
+        sys.exit(0 if all(fine) else 1)
