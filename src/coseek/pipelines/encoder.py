@@ -37,7 +37,7 @@ from coseek.pipelines.part_identities import retriever_identities
 from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
-from coseek.retrieval.vectors.encoder import encoder_folder
+from coseek.retrieval.vectors.encoder import encoder_folder, remote_code_asked
 from coseek.retrieval.vectors.encoder_card import EncoderCard, most_read
 from coseek.training.encoder.collator import Collator, FeatureBuilder
 from coseek.training.encoder.evaluation import EncoderEvaluator, EvaluationResult, HeldOut, HeldOutEvaluator
@@ -230,9 +230,13 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def open(self, folder: Path) -> SentenceTransformer:
         """Open an encoder on the CPU in float32, with the recipe's pooling."""
-        with quiet():
+        with quiet(), remote_code_asked(folder):
             model = SentenceTransformer(
-                str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": torch.float32}
+                str(folder),
+                device="cpu",
+                local_files_only=True,
+                model_kwargs={"dtype": torch.float32},
+                trust_remote_code=self.recipe.trust_remote_code,
             )
         for place, module in enumerate(model):
             if isinstance(module, Pooling) and self.recipe.pooling not in (None, module.pooling_mode):

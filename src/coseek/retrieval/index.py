@@ -183,7 +183,10 @@ def open_index(
 
 def _overridden(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
     """The settings of an index, with overrides for searching."""
-    settings = make_settings(module.SETTINGS, {**card.settings, **overrides})  # raises for an unknown name
+    # A card is data: it does not say what its maker's settings keep out of it, such as whether code may run.
+    unsaid = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
+    stored = {name: value for name, value in card.settings.items() if name not in unsaid}
+    settings = make_settings(module.SETTINGS, {**stored, **overrides})  # raises for an unknown name
     free: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
     for name in overrides:
         if name not in free:

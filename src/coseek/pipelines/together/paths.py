@@ -162,7 +162,8 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
 
     def index_settings(self, number: int) -> JsonObject:
         own: JsonObject = {} if number else {**self.recipe.start.index}
-        return {**self.recipe.index.settings, **own, "encoder": self.encoder(number)}
+        given = cast(JsonObject, self.recipe.index.settings)
+        return {**given, **own, "encoder": self.encoder(number)}
 
     # --- runs
 

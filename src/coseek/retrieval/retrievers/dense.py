@@ -91,7 +91,7 @@ class Dense(EmbeddingRetriever):
         settings = settle((settings or DenseSettings()).model_copy(update={"search": "exact"}))
         folder = encoder_folder(settings.encoder)
         card = EncoderCard.of(folder)
-        encoder = Encoder.open(folder, settings.device, settings.encoder_dtype)
+        encoder = Encoder.open(folder, settings.device, settings.encoder_dtype, trust=settings.trust_remote_code)
         texts = [passage_text(passage) for passage in corpus]
         vectors_ND = encode_passages(encoder, settings, texts, normalise=card.normalise)
         store = VectorStore.of(vectors_ND.astype(np.float16) if settings.dtype == "float16" else vectors_ND)

@@ -22,6 +22,7 @@ from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.vectors.embedding_retriever import passage_text
+from coseek.retrieval.vectors.encoder import remote_code_asked
 from coseek.retrieval.views import View, render_view
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class CrossEncoder:
     folder: Path
 
     @classmethod
-    def open(cls, folder: Path, device: str, max_tokens: int | None = None) -> "CrossEncoder":
+    def open(cls, folder: Path, device: str, max_tokens: int | None = None, *, trust: bool = False) -> "CrossEncoder":
         """Load a folder onto a device (`cpu`, `cuda`, …). Pairs are truncated to `max_tokens`, by default the folder's
         own. A folder that is missing, cannot be read or has more than one output per pair is a `DataError`."""
         check_folder(folder)
@@ -46,8 +47,10 @@ class CrossEncoder:
         from coseek.models.pretrained import quiet
 
         try:
-            with quiet():
-                model = sentence_transformers.CrossEncoder(str(folder), device=device, local_files_only=True)
+            with quiet(), remote_code_asked(folder):
+                model = sentence_transformers.CrossEncoder(
+                    str(folder), device=device, local_files_only=True, trust_remote_code=trust
+                )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             raise DataError(f"{folder} holds no cross-encoder that can be opened: {first_line(error)}") from None
         if model.num_labels != 1:
@@ -105,6 +108,8 @@ class RerankSettings(Settings):
     """Candidates per query, or `k` if that is more."""
     view: View = "query"
     """The view of a search turn for the cross-encoder; candidates are found with the other retriever's view."""
+    trust_remote_code: bool = False
+    """Run the Python code in the model's folder, for models that are no architecture of transformers."""
     max_tokens: int | None = Field(default=None, ge=8)
     """A pair of query and passage is truncated to this many tokens; the folder's own limit if not set."""
     query_tokens: int = Field(default=256, ge=1)
@@ -157,7 +162,8 @@ class Reranker(LayeredRetriever):
         if self._model is None:
             if fingerprint(self._folder) != self._fingerprint:
                 raise IndexMismatch(f"the cross-encoder {self._folder} has changed since it was opened; open it again")
-            self._model = CrossEncoder.open(self._folder, self.settings.device, self.settings.max_tokens)
+            own = self.settings
+            self._model = CrossEncoder.open(self._folder, own.device, own.max_tokens, trust=own.trust_remote_code)
         return self._model
 
 

@@ -59,9 +59,12 @@ class EmbeddingSettings(Settings):
     """Several devices of one kind, such as `[cuda:0, cuda:1]` or `[cpu, cpu]`: each encodes a part of the corpus in a
     process of its own (on a CPU with one thread), and holds a part of the vectors in exact search. The vectors and the
     hits do not depend on their number. Not stored with an index."""
+    trust_remote_code: bool = Field(default=False, exclude=True)
+    """Run the Python code in the encoder's folder, for encoders that are no architecture of transformers. Not stored
+    with an index: whoever opens it says so again."""
 
 
-EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "device", "devices", "encoder_dtype"})
+EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "device", "devices", "encoder_dtype", "trust_remote_code"})
 """Settings that may be overridden when an index over vectors is opened."""
 
 E = TypeVar("E", bound=EmbeddingSettings)
@@ -138,7 +141,9 @@ class QueryEncoder:
         """Encode texts to float32 vectors, Q × D. A vector that is not finite is a `RetrieverError`."""
         settings = self.settings
         if self._encoder is None:
-            self._encoder = Encoder.open(self._folder, settings.device, settings.encoder_dtype)
+            self._encoder = Encoder.open(
+                self._folder, settings.device, settings.encoder_dtype, trust=settings.trust_remote_code
+            )
         prompt, tokens = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
         together = settings.queries_together
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # reduces padding

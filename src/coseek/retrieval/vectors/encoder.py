@@ -5,7 +5,8 @@ Importing this module imports neither torch nor sentence-transformers; opening a
 
 import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -37,18 +38,19 @@ class Encoder:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
-    def open(cls, folder: Path, device: str, dtype: PrecisionSetting = "float32") -> "Encoder":
-        """Load a folder onto a device (see `usable_device`). A loaded encoder is shared."""
+    def open(cls, folder: Path, device: str, dtype: PrecisionSetting = "float32", *, trust: bool = False) -> "Encoder":
+        """Load a folder onto a device (see `usable_device`). A loaded encoder is shared. `trust`: see
+        `remote_code_asked`."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise MissingExtra("sentence-transformers", "the dense retriever", "dense")
         device = usable_device(device)
         dtype = precision_of(dtype, Use.ENCODING, device=device)
         # The fingerprint distinguishes versions of an encoder in one folder.
-        key = (str(folder.resolve()), device, dtype, fingerprint(folder))
+        key = (str(folder.resolve()), device, dtype, fingerprint(folder), str(trust))
         with _opening:
             found = _loaded.get(key)
             if found is None:
-                found = _loaded[key] = cls(_load(folder, device, dtype))
+                found = _loaded[key] = cls(_load(folder, device, dtype, trust))
             return found
 
     def encode(
@@ -68,19 +70,35 @@ class Encoder:
         return np.ascontiguousarray(vectors_ND, dtype=np.float32)
 
 
-_loaded: WeakValueDictionary[tuple[str, str, str, str], Encoder] = WeakValueDictionary()
+_loaded: WeakValueDictionary[tuple[str, ...], Encoder] = WeakValueDictionary()
 _opening = threading.Lock()
 
 
-def _load(folder: Path, device: str, dtype: PrecisionSetting) -> "SentenceTransformer":
+@contextmanager
+def remote_code_asked(folder: Path) -> Iterator[None]:
+    """Turn the refusal of a folder that brings Python code into a `UserError`: it runs on request only."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise UserError(
+            f"{folder} is no architecture of transformers and brings Python code of its own; read that code, and set "
+            "trust_remote_code=true to run it (docs/reference/retrievers.md)"
+        ) from None
+
+
+def _load(folder: Path, device: str, dtype: PrecisionSetting, trust: bool) -> "SentenceTransformer":
     import torch
     from sentence_transformers import SentenceTransformer
 
     from coseek.models.pretrained import quiet
 
-    with quiet():
+    with quiet(), remote_code_asked(folder):
         kwargs = {"dtype": getattr(torch, dtype)}
-        return SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=kwargs)
+        return SentenceTransformer(
+            str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
+        )
 
 
 def usable_device(name: str) -> str:

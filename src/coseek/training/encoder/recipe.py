@@ -145,6 +145,8 @@ class RetrieverRecipe(Settings):
     """Synthetic labels from laptop worlds, in place of label folders."""
     encoder: str | None = "minilm"
     """Initial encoder: a sentence-transformers folder, or one that a package ships; none creates one."""
+    trust_remote_code: bool = False
+    """Run the Python code in that folder, for encoders that are no architecture of transformers."""
     laptop: LaptopEncoderSettings = LaptopEncoderSettings()
     """Shape of a created encoder (`encoder: null`)."""
     view: View | None = None
