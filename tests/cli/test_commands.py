@@ -10,6 +10,7 @@ from tests.serve.model_live import tiny_policy
 
 from coseek.data.dataset import Dataset
 from coseek.data.run import Run
+from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.hardware import speed
 
@@ -65,7 +66,7 @@ def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, co
     assert (settings["count"], settings["samples"], settings["seed"]) == (3, 2, 5)
     trajectories = list(Run(run).trajectories())
     assert len({(one.question.id, one.seed) for one in trajectories}) == 6
-    assert {one.question.id for one in trajectories} == {one.id for one in Dataset(world).questions("test")[:3]}
+    assert {one.question.id for one in trajectories} == {one.id for one in draw(Dataset(world).questions("test"), 3, 5)}
 
 
 def test_runs_are_paired(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
