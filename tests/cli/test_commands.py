@@ -66,8 +66,7 @@ def test_a_run_remembers_everything(world: Path, index: Path, tmp_path: Path, co
     assert (settings["count"], settings["samples"], settings["seed"]) == (3, 2, 5)
     trajectories = list(Run(run).trajectories())
     assert len({(one.question.id, one.seed) for one in trajectories}) == 6
-    drawn = draw(Dataset(world).questions("test"), 3, seed=5)
-    assert {one.question.id for one in trajectories} == {one.id for one in drawn}
+    assert {one.question.id for one in trajectories} == {one.id for one in draw(Dataset(world).questions("test"), 3, 5)}
 
 
 def test_runs_are_paired(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
