@@ -27,7 +27,7 @@ from coseek.retrieval.ranking import rank_hits
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
 from coseek.retrieval.views import View, render_view
 
-_SCORE = re.compile(r"(?:[A-Za-z ]{1,40}:)?\s*+([0-9]{1,3})(?:\s*+/\s*+100)?\.?")
+_SCORE = re.compile(r"(?:[A-Za-z ]{1,40}:\s*+)?([0-9]{1,3})(?:\s?/\s?100)?\.?")
 HIGHEST = 100
 
 
