@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.measure.samples import ORBO, QUESTION, fault, found, run
 
-from coseek.data.grade_cache import GeneratedAnswer
+from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.question import Question
 from coseek.measure.component_scores import component_run, component_table
 from coseek.measure.score import Scores, score_run, summaries_of
@@ -70,3 +70,10 @@ def test_an_unread_verdict_is_said_below_the_component_table() -> None:
     )
     notes = component_table(own, component, ["gen_acc"]).notes
     assert [note.partition(": 1 of 1 verdicts")[0] for note in notes[1:]] == ["agent", "agent → generator"]
+
+
+def test_the_judge_reads_the_generators_answer() -> None:
+    verdicts = {("q1", "the capital"): Verdict("q1", "the capital", True)}
+    answers = {("q1", 0): GeneratedAnswer("q1", 0, "c", "the capital")}
+    scored = component_run("agent", [run(answer="Zun")], answers, verdicts).questions["q1"].metrics
+    assert (scored["em"], scored["judge_acc"]) == (0, 1)

@@ -138,3 +138,10 @@ def test_a_part_of_ones_own_that_is_graded_must_take_the_grades(tmp_path: Path) 
     (tmp_path / "graded.py").write_text(source, encoding="utf-8")
     with pytest.raises(SettingError, match=r"`reward` of .*graded\.py must take \(trajectory, settings, grades\)"):
         make_reward({str(tmp_path / "graded.py"): 1.0})
+
+
+def test_ndcg_of_one_search_is_nothing_where_its_gold_stands_below_the_depth() -> None:
+    trajectory = run(found("x", OTHER, ORBO))
+    for k, value in ((1, 0.0), (2, (1 / log2(3)) / (1 + 1 / log2(3)))):
+        reward = make_reward({"ndcg": {"over": "search", "k": k}})(trajectory)
+        assert reward is not None and reward.value == pytest.approx(value)

@@ -12,7 +12,7 @@ from tests.training.table_learner import TableBackend, TableLearner
 from tests.training.tiny import agent, environment, tiny_model
 
 from coseek.data.trajectory import Segment, StopReason, Trajectory
-from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.algorithm import StepRewards, open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.episodes import score
 from coseek.training.rl.experience import Experience, make_experience
@@ -242,6 +242,30 @@ def test_the_full_weight_reference_stays_where_the_policy_began() -> None:
     assert said["grad_norm"] > 0 and not torch.equal(policy.forward(batch, batch.agent_BT), began)
     assert torch.equal(backend.reference.forward(batch, batch.agent_BT), began)
     assert not any(weight.requires_grad for weight in backend.reference.module.parameters())
+
+
+def step_rewards() -> StepRewards:
+    """One run of two policy tokens around one of the environment, paid 1, valued .2 and .4."""
+    mask_BT = torch.tensor([[True, False, True]])
+    values_BT = torch.tensor([[0.2, 7.0, 0.4]])
+    return StepRewards(torch.tensor([1.0]), torch.zeros(1, 3), mask_BT, ((0,),), 1, torch.tensor([False]), values_BT)
+
+
+def test_ppo_discounts_by_gamma_and_lambda_and_whitens_where_that_is_set() -> None:
+    """δ = 0 and .6, so A = .4 · .6 and .6; whitened, two numbers are −1 and 1."""
+    own = {"gamma": 0.5, "lam": 0.8}
+    plain = open_algorithm(settings_of("ppo", algorithm_settings=own | {"whiten": False})).advantages(step_rewards())
+    assert plain.advantages_BT[0].tolist() == pytest.approx([0.24, 0.0, 0.6])
+    white = open_algorithm(settings_of("ppo", algorithm_settings=own)).advantages(step_rewards())
+    assert white.advantages_BT[0].tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
+    for found in (plain, white):
+        assert found.returns_BT is not None and found.returns_BT[0].tolist() == pytest.approx([0.44, 0.0, 1.0])
+
+
+def test_reinforce_plus_plus_discounts_by_gamma() -> None:
+    own = {"gamma": 0.5, "whiten": False}
+    found = open_algorithm(settings_of("reinforce-pp", algorithm_settings=own)).advantages(step_rewards())
+    assert found.advantages_BT[0].tolist() == [0.5, 0.0, 1.0] and found.returns_BT is None
 
 
 def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> None:
