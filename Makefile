@@ -6,13 +6,14 @@ STAMP  := .venv/made-from-these-files
 # Where the quickstart puts its files.
 OUT    ?= runs/quickstart
 
-.PHONY: help env quickstart test quick unit check clean
+.PHONY: help env quickstart test quick unit mutants check clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
+	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
 	@echo "make check        install, then lint, format and types"
 	@echo "make env          only install, into .venv; does nothing when nothing changed"
 
@@ -43,10 +44,16 @@ UNITS := core data hardware world models agents measure rewards graders
 unit: env
 	$(PYTEST) -m "not slow" $(UNITS:%=tests/%)
 
+# mutmut goes on where an earlier run ended, and runs again what changed since.
+mutants: env
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutation]'
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(WORKERS)
+	$(BIN)/python -m bench.mutation
+
 check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist mutants

@@ -1,7 +1,10 @@
 """Recipes as files: what they extend, their stages, and what a dry run says of them."""
 
+import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from tests.training.tiny import agent, environment, trajectory
 
 from coseek.agents.rollout import Agent, Limits
 from coseek.core.errors import DataError, SettingError, UnknownName
+from coseek.core.files import JsonObject
+from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.graders.scoring import EpisodeScorer
@@ -21,7 +26,7 @@ from coseek.pipelines.run_record import resolve_recipe
 from coseek.pipelines.stages import accuracy_of, candidates, right_runs, select, stages_of
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.noisy import NoisyRetriever
-from coseek.rewards.reward import make_reward
+from coseek.rewards.reward import RewardSpec, make_reward
 from coseek.training.sft.settings import RejectionSettings
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
@@ -358,18 +363,57 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+LETTERS = """from coseek.rewards.reward import PartSettings as SETTINGS
+
+def reward(run, options):
+    written = "".join(part.text for part in run.segments if part.author == "agent")
+    return sum(written.count(letter) for letter in "aeiou") / (1 + len(written))
+"""
+"""A reward that a network which has learnt nothing earns too, and not the same for every run."""
+
+
+def paid(recipe: AgentRecipe, letters: Path) -> AgentRecipe:
+    """The recipe with a reward for vowels beside its own, which random text never earns. A gate would undo it."""
+    letters.write_text(LETTERS, encoding="utf-8")
+    tree = dump_settings(recipe)
+    for one in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
+        own = cast(JsonObject | None, one.get("reward"))
+        if own is not None:
+            gates = [part.name for part in make_reward(cast(RewardSpec, own)).parts if part.settings.gate]
+            one["reward"] = {**own, **{name: {"gate": False} for name in gates}, str(letters): 1.0}
+    return make_settings(AgentRecipe, tree)
+
+
+@pytest.fixture
+def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a rehearsal, which is otherwise deleted at its end."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    monkeypatch.setattr("tempfile.TemporaryDirectory", lambda **_: nullcontext(str(folder)))
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{name}{size}" for name in PAPERS for size in ("", "-laptop")])
-def test_every_recipe_passes_its_dry_run(name: str, there: Path) -> None:
+def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(name: str, there: Path, kept: Path) -> None:
+    """A step with a reward of 0 has no gradient, and goes through whatever is broken."""
     from coseek.pipelines.dry_run import dry_run
 
-    found = dry_run(load_recipe(name, ["threads=1"]))
+    recipe = paid(load_recipe(name, ["threads=1"]), there / "data" / "letters.py")
+    found = dry_run(recipe)
     found.refuse()
-    assert len(found.looks) == max(1, len(load_recipe(name).stages))
+    assert len(found.looks) == max(1, len(recipe.stages))
     for look in found.looks:
         assert look.step.get("faults", 0.0) == 0.0
         assert look.step.get("logprob_gap", 0.0) < 0.05
+        assert look.step["grad_norm"] > 0
+        assert recipe.learn != "rl" or (look.step["reward"] > 0 and look.step["updates"] > 0)
         assert look.memory.needed > 0 and look.work.total_s > 0
+    ends = ["warm", *(stage.ends for stage in stages_of(recipe, kept / "run"))]
+    policies = [kept / "model", *(kept / "run" / "policy" / end for end in ends)]
+    weights = [load_file(path / "model.safetensors") for path in policies if path.exists()]
+    assert len(weights) > len(found.looks)
+    for before, after in itertools.pairwise(weights):
+        assert any(not torch.equal(before[part], after[part]) for part in before)
     assert {path.name for path in there.iterdir()} == {"data", "indexes", "models", "runs"}  # nothing else is written
 
 

@@ -1,0 +1,177 @@
+"""The rules of labels on passages that are few enough to rank by eye, and what each method says that it needs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.labels.small import parts
+from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
+
+from coseek.agents.search_turns import SearchTurn
+from coseek.core.settings import Settings
+from coseek.data.passage import Hit, Passage
+from coseek.data.trajectory import Search
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
+from coseek.labels.maker import MakerRequirements
+from coseek.labels.makers import agentic_r, dr_synth, gold, llm_embedder, replug, scarlet
+from coseek.labels.makers.gold import GoldMaker, GoldSettings, unseen
+from coseek.labels.makers.llm_embedder import ChangeRule
+from coseek.labels.makers.replug import ReplugRule
+from coseek.labels.makers.scarlet import LeaveOneOutRule, upper_group
+from coseek.labels.negatives import label_sets, pick_negatives
+from coseek.retrieval.query import Query, QueryLike
+
+PASSAGES = (ORBO, MIRA, OTHER)
+CANDIDATES = [Candidate(passage, rank, {"retriever": 9.0 - rank}) for rank, passage in enumerate(PASSAGES, start=1)]
+MANY = tuple(Passage(f"p{number}", f"P {number}", f"text {number}") for number in range(30))
+
+
+def turn_of(*searches: Search, place: int = -1) -> SearchTurn:
+    made = run(*searches)
+    return SearchTurn(made, range(len(searches))[place], Query("orbo", QUESTION.question))
+
+
+TURN = turn_of(found("orbo", ORBO))
+
+
+# --- likelihoods
+
+
+def test_llm_embedder_takes_the_greatest_change_and_the_lowest_ones_against_it() -> None:
+    """Without a passage −2; with them −3, −1 and −2.5: changes of −1, 1 and −.5."""
+    made = ChangeRule(0.0, 1).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5])
+    assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("mira", ("orbo",))
+    assert [(one.passage.id, one.scores["change"], one.scores["logp"]) for one in made.candidates] == [
+        ("mira", 1.0, -1.0),
+        ("other", -0.5, -2.5),
+        ("orbo", -1.0, -3.0),
+    ]
+    more = ChangeRule(0.0, 7).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5])
+    assert isinstance(more, LabelSet) and more.negatives == ("other", "orbo")
+    for above in (1.0, 1.5):
+        assert ChangeRule(above, 7).decide(TURN, CANDIDATES, [-2.0, -3.0, -1.0, -2.5]) == DroppedTurn(
+            TURN.id, "no-positive", "the greatest change is 1.000"
+        )
+
+
+def test_scarlet_takes_what_costs_most_to_leave_out_and_the_lower_group_against_it() -> None:
+    """With all −1; without each −3, −1 and −1.5: utilities of 2, 0 and .5."""
+    nats = [-1.0, -3.0, -1.0, -1.5]
+    made = LeaveOneOutRule(1.0).decide(TURN, CANDIDATES, nats)
+    assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("orbo", ("other", "mira"))
+    assert [one.scores["utility"] for one in made.candidates] == [2.0, 0.5, 0.0]
+    assert LeaveOneOutRule(2.0).decide(TURN, CANDIDATES, nats) == DroppedTurn(
+        TURN.id, "no-positive", "the highest utility is 2.000"
+    )
+    assert LeaveOneOutRule(0.0).decide(TURN, CANDIDATES, [-1.0, -2.0, -2.0, -2.0]) == DroppedTurn(
+        TURN.id, "no-negatives", "all passages have the same utility"
+    )
+    assert (upper_group([2.0, 1.9, 0.1, 0.0]), upper_group([3.0, 1.0, 0.0]), upper_group([1.0, 1.0])) == (2, 1, 2)
+
+
+def test_replug_ranks_by_likelihood_and_takes_all_others_as_negatives() -> None:
+    made = ReplugRule(1.0, "log-probability").decide(TURN, CANDIDATES, [-3.0, -1.0, -2.0])
+    assert isinstance(made, LabelSet) and (made.positive, made.negatives) == ("mira", ("other", "orbo"))
+    assert made.targets is not None and made.targets == tuple(sorted(made.targets, reverse=True))
+
+
+# --- negatives
+
+
+def test_negatives_are_drawn_by_seed_and_copy_and_stand_in_the_pools_order() -> None:
+    pool = [passage.id for passage in MANY]
+    drawn = {(seed, copy): pick_negatives(TURN.id, pool, 5, seed, copy) for seed in (0, 1) for copy in (0, 1)}
+    assert len(set(drawn.values())) == 4 and pick_negatives(TURN.id, pool, 5, 0) == drawn[0, 0]
+    for chosen in drawn.values():
+        assert len(chosen) == 5 and sorted(chosen, key=pool.index) == list(chosen)
+    assert pick_negatives(TURN.id, pool, 30, 0) == tuple(pool)
+    candidates = [Candidate(passage, rank) for rank, passage in enumerate((ORBO, MIRA, *MANY), start=1)]
+    sets = list(label_sets(TURN, candidates, [ORBO, MIRA], pool, 5, 1))
+    assert [(one.positive, one.copy, one.negatives) for one in sets] == [
+        ("orbo", 0, drawn[1, 0]),
+        ("mira", 1, drawn[1, 1]),
+    ]
+
+
+# --- gold passages
+
+
+class Fixed:
+    """Finds the same passages whatever is asked, and has no corpus."""
+
+    name, corpus, identity = "fixed", None, "fixed"
+
+    def __init__(self, *passages: Passage) -> None:
+        self.passages = passages
+
+    def seen(self, query: QueryLike) -> str:
+        return Query.of(query).text
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        return [[Hit(passage, -float(at)) for at, passage in enumerate(self.passages[:k])] for _ in queries]
+
+
+def gold_labels(folder: Path, turn: SearchTurn, *passages: Passage, **settings: object) -> list[LabelSet | DroppedTurn]:
+    own = GoldSettings.model_validate({"add_missing": False, "candidates": 40} | settings)
+    return list(GoldMaker(own, parts(folder, retriever=Fixed(*passages))).label([turn]))
+
+
+def test_a_gold_passage_is_seen_once_an_earlier_turn_has_shown_it() -> None:
+    first, second = found("orbo", ORBO), found("mira", MIRA)
+    assert unseen(turn_of(first, second)) == ["mira"]
+    assert unseen(turn_of(first, second, place=0)) == ["orbo", "mira"]
+    assert unseen(turn_of(replace(first, turn=1), replace(second, turn=2))) == ["mira"]
+    assert unseen(turn_of(replace(first, turn=1), replace(second, turn=1))) == ["orbo", "mira"]
+
+
+def test_a_turn_without_a_gold_label_says_why(tmp_path: Path) -> None:
+    done = turn_of(found("both", ORBO, MIRA), found("more", OTHER))
+    assert gold_labels(tmp_path, done, OTHER) == [DroppedTurn(done.id, "all-shown")]
+    bare = replace(TURN, trajectory=replace(TURN.trajectory, question=replace(QUESTION, gold_ids=())))
+    assert gold_labels(tmp_path, bare, OTHER) == [DroppedTurn(bare.id, "no-gold")]
+    assert gold_labels(tmp_path, TURN, OTHER) == [DroppedTurn(TURN.id, "not-found")]
+    assert gold_labels(tmp_path, TURN, ORBO, MIRA) == [DroppedTurn(TURN.id, "no-negatives")]
+    copied = replace(MIRA, id="a copy of mira")
+    assert gold_labels(tmp_path, TURN, ORBO, MIRA, copied) == [DroppedTurn(TURN.id, "no-negatives")]
+
+
+def test_gold_negatives_are_neither_gold_nor_copies_and_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    copied = replace(ORBO, id="a copy of orbo")
+    pool = [passage.id for passage in MANY]
+    for seed in (0, 5):
+        (made,) = gold_labels(tmp_path, TURN, copied, *MANY[:20], MIRA, *MANY[20:], ORBO, negatives=6, seed=seed)
+        assert isinstance(made, LabelSet) and made.positive == "mira"
+        assert made.negatives == pick_negatives(TURN.id, pool, 6, seed)
+        assert [one.passage.id for one in made.candidates[:3]] == ["mira", "a copy of orbo", "p0"]
+
+
+# --- what a method needs
+
+
+@pytest.mark.parametrize(
+    ("made", "needs"),
+    [
+        (replug.terms(replug.ReplugSettings()), MakerRequirements(likelihood=True, targets=True)),
+        (llm_embedder.terms(llm_embedder.LlmEmbedderSettings()), MakerRequirements(likelihood=True)),
+        (scarlet.terms(scarlet.ScarletSettings()), MakerRequirements(likelihood=True)),
+        (gold.terms(GoldSettings()), MakerRequirements()),
+    ],
+)
+def test_a_method_says_what_it_needs(made: MakerRequirements, needs: MakerRequirements) -> None:
+    assert made == needs
+
+
+def test_what_agentic_r_and_dr_synth_need_follows_their_settings() -> None:
+    def agentic(**settings: object) -> MakerRequirements:
+        return agentic_r.terms(agentic_r.AgenticRSettings.model_validate(settings))
+
+    def synth(**settings: object) -> MakerRequirements:
+        return dr_synth.terms(dr_synth.DrSynthSettings.model_validate(settings))
+
+    assert agentic() == MakerRequirements(scorer=True, answers="gac=false")
+    assert agentic(gac=False) == MakerRequirements(scorer=True)
+    assert agentic(lr=False) == MakerRequirements(answers="gac=false")
+    assert synth() == MakerRequirements(scorer=True, answers="reject=false", rolls_out=True)
+    assert synth(reject=False) == MakerRequirements(scorer=True, rolls_out=True)
+    assert issubclass(agentic_r.SETTINGS, Settings)

@@ -1,0 +1,64 @@
+"""Texts and numbers of intervals, answers and rankings at their edges."""
+
+import numpy as np
+import pytest
+
+from coseek.core.errors import UnknownName
+from coseek.measure.answers import cover_match, f1
+from coseek.measure.intervals import Interval, holm, macro_mean, mcnemar, paired_difference
+from coseek.measure.rankings import Metric, grades
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (Interval(0.5, 0.25, 0.75, 8), "0.500 [0.250, 0.750]"),
+        (Interval(0.5, None, None, 1), "0.500 (n=1)"),
+        (Interval(0.5, 0.25, 0.75, 8, unread=2, most=0.75), "≥ 0.500 [0.250, 0.750] (2 of 8 unread)"),
+        (Interval(0.0, None, None, 1, unread=1, most=1.0), "≥ 0.000 (n=1) (1 of 1 unread)"),
+        (Interval(0.5, 0.25, None, 8), "0.500 (n=8)"),
+    ],
+)
+def test_an_interval_reads_as_its_numbers(interval: Interval, text: str) -> None:
+    assert str(interval) == text
+
+
+def test_a_difference_has_the_interval_of_its_level() -> None:
+    a, b = {str(n): 0.0 for n in range(200)}, {str(n): n / 199 for n in range(200)}
+    wide, narrow = paired_difference(a, b, rng()), paired_difference(a, b, rng(), level=0.5)
+    assert wide is not None and narrow is not None
+    assert wide.difference.low is not None and narrow.difference.low is not None
+    assert wide.difference.low < narrow.difference.low < narrow.difference.mean
+
+
+def test_a_macro_mean_weighs_sets_alike_and_counts_all_values() -> None:
+    found = macro_mean([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0]], rng())
+    assert found is not None and (found.mean, found.n) == (0.375, 6)
+    assert macro_mean([[1.0, 0.0], [1.0]], rng()) == Interval(0.75, None, None, 3)
+    assert macro_mean([[1.0], []], rng()) is None and macro_mean([], rng()) is None
+
+
+def test_p_values_by_hand() -> None:
+    assert mcnemar(5, 0) == pytest.approx(2 / 32) and mcnemar(3, 1) == pytest.approx(2 * 5 / 16)
+    assert mcnemar(2, 2) == 1.0 and mcnemar(0, 0) == 1.0
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_a_missing_answer_matches_no_gold_answer_however_odd() -> None:
+    assert not cover_match(None, ["XXXX"]) and f1(None, ["XXXX"]) == 0.0
+    assert f1("Ada", ["the"]) == 0.0 and f1("the", ["Ada"]) == 0.0
+
+
+def test_a_misspelt_metric_is_corrected_with_its_own_cut() -> None:
+    for wrong, right in (("recal@5", "recall@5"), ("recal", "recall@10"), ("ndgc@3", "ndcg@3")):
+        with pytest.raises(UnknownName, match=f"did you mean '{right}'"):
+            Metric.named(wrong)
+
+
+def test_passages_named_without_a_grade_have_the_first() -> None:
+    assert grades(("a", "b")) == {"a": 1, "b": 1} and grades({"a": 2, "b": 0, "c": -1}) == {"a": 2}

@@ -1,0 +1,14 @@
+"""What the page on recipes says was measured is in the log, and what is not in the log it does not claim."""
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_recipe_that_the_page_calls_measured_is_in_the_log() -> None:
+    page = (DOCS / "reference" / "recipes.md").read_text(encoding="utf-8")
+    (measured,) = re.findall(r"Measured, with entries in the \[log\]\(\.\./LOG\.md\): (.*?)\.", page, flags=re.DOTALL)
+    names = re.findall(r"`([\w-]+)`", measured)
+    log = (DOCS / "LOG.md").read_text(encoding="utf-8").casefold()
+    assert names and [name for name in names if name.removesuffix("-laptop") not in log] == []

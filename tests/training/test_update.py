@@ -1,0 +1,332 @@
+"""One update by hand: what a step of each loss does to a table of numbers, and what it says about itself."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.training.echo import QUESTIONS, reward, settings_of
+from tests.training.table_learner import TableBackend, TableLearner
+from tests.training.tiny import agent, environment, tiny_model
+
+from coseek.data.trajectory import Segment, StopReason, Trajectory
+from coseek.training.rl.algorithm import StepRewards, open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.episodes import score
+from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.update import MetricAverager, improve, logprob_gap, minibatches
+from coseek.training.trainer.batch import make_batch
+from coseek.training.trainer.policy import Policy
+from coseek.training.trainer.workers import Workers
+
+SHORT = (environment(1), agent(2, 3))
+LONG = (environment(1), agent(4), environment(9), agent(5, 6))
+"""Two runs of two and three policy tokens, at columns 1, 2 and 1, 3, 4, each drawn with a log-probability of −1."""
+
+
+def ran(segments: Sequence[Segment], right: bool) -> Trajectory:
+    answer = QUESTIONS[0].id if right else "other"
+    return Trajectory(QUESTIONS[0], "test", tuple(segments), (), StopReason.ANSWERED, answer, True)
+
+
+def table(short: float, long: float) -> list[list[float]]:
+    """The same number at all policy tokens of a run, 7 elsewhere."""
+    return [[7.0, short, short, 7.0, 7.0], [7.0, long, 7.0, long, long]]
+
+
+def taught(
+    backend: TableBackend, rights: tuple[bool, bool] = (True, False), /, **changes: object
+) -> tuple[Experience, RlSettings, dict[str, float]]:
+    """Make all updates of a step with the two runs."""
+    changes = {"group_size": 2, "minibatches": 1} | changes
+    settings = settings_of(str(changes.pop("algorithm", "grpo")), **changes)
+    algorithm = open_algorithm(settings)
+    episodes = score([0, 0], [ran(SHORT, rights[0]), ran(LONG, rights[1])], reward)
+    experience = make_experience(episodes, settings, algorithm, backend)
+    return experience, settings, improve(experience, settings, algorithm, backend, random.Random(0))
+
+
+def close(found: list[list[float]], expected: list[list[float]]) -> bool:
+    return all(left == pytest.approx(right, abs=1e-6) for left, right in zip(found, expected, strict=True))
+
+
+def test_one_update_of_grpo_by_hand() -> None:
+    """Advantages are 1 and −1, each of the five tokens weighs 1/5, and the gradient of −ρA at ρ = 1 is −A."""
+    policy = TableLearner(table(-1.0, -1.0))
+    _, _, said = taught(TableBackend(policy))
+    assert close(policy.rows(), table(-0.8, -1.2))
+    assert said == pytest.approx(
+        {
+            "updates": 1,
+            "staleness": 0,
+            "loss": (-2 + 3) / 5,
+            "grad_norm": math.sqrt(5) / 5,
+            "logprob_gap": 0,
+            "outside_clip": 0,
+            "ratio": 1,
+            "kl_old": 0,
+            "staleness_max": 0,
+            "logprob_gap_max": 0,
+            "ratio_max": 1,
+        },
+        abs=1e-6,
+    )
+
+
+def test_a_second_update_is_clipped_against_the_policy_of_the_rollout() -> None:
+    """The ratios are then e^.2 and e^−.2: the first is outside the clip and has no gradient, the second is inside."""
+    policy = TableLearner(table(-1.0, -1.0))
+    _, _, said = taught(TableBackend(policy), epochs=2)
+    up, down = math.exp(0.2), math.exp(-0.2)
+    assert close(policy.rows(), table(-0.8, -1.2 - down / 5))
+    assert said["updates"] == 2
+    assert said["outside_clip"] == pytest.approx(2 / 10)
+    assert said["ratio"] == pytest.approx((5 + 2 * up + 3 * down) / 10)
+    assert said["ratio_max"] == pytest.approx(up)
+    assert said["kl_old"] == pytest.approx((2 * (up - 1 - 0.2) + 3 * (down - 1 + 0.2)) / 10, abs=1e-6)
+    assert said["loss"] == pytest.approx((0.2 + (-2 * 1.2 + 3 * down) / 5) / 2)
+    assert said["staleness"] == pytest.approx(0.5) and said["staleness_max"] == 1
+    assert said["logprob_gap"] == 0  # sampler and trainer are compared before the first update alone
+
+
+@pytest.mark.parametrize(("low", "high", "share"), [(0.2, 0.3, 0.0), (0.1, 0.3, 0.3), (0.2, 0.2, 0.2)])
+def test_each_end_of_the_clip_has_its_own_share_of_tokens_outside(low: float, high: float, share: float) -> None:
+    _, _, said = taught(TableBackend(TableLearner(table(-1.0, -1.0))), epochs=2, clip_low=low, clip_high=high)
+    assert said["outside_clip"] == pytest.approx(share)
+
+
+def test_the_gap_between_sampler_and_trainer_is_measured_at_policy_tokens() -> None:
+    policy = TableLearner(table(-1.5, -3.0))
+    _, _, said = taught(TableBackend(policy), old_logprobs="recompute")
+    assert said["logprob_gap"] == pytest.approx((2 * 0.5 + 3 * 2.0) / 5)
+    assert said["logprob_gap_max"] == pytest.approx(2.0)
+    assert said["ratio"] == 1  # the old policy is the trainer's own, however far the sampler is
+    _, _, said = taught(TableBackend(TableLearner(table(-1.5, -0.9))))
+    assert said["ratio"] == pytest.approx((2 * math.exp(-0.5) + 3 * math.exp(0.1)) / 5)
+
+
+def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
+    policy = TableLearner(table(-1.0, -1.0))
+    _, _, said = taught(TableBackend(policy), minibatches=2)
+    assert close(policy.rows(), table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and said["updates"] == 2
+    policy = TableLearner(table(-1.0, -1.0))
+    taught(TableBackend(policy), minibatches=2, normaliser="constant", constant_tokens=10)
+    assert close(policy.rows(), table(-1.0 + 1 / 10, -1.0 - 1 / 10))
+    policy = TableLearner(table(-1.0, -1.0))
+    taught(TableBackend(policy), normaliser="sequence")
+    assert close(policy.rows(), table(-1.0 + 1 / 4, -1.0 - 1 / 6))
+    policy = TableLearner(table(-1.0, -1.0))
+    taught(TableBackend(policy), normaliser="group")
+    assert close(policy.rows(), table(-1.0 + 1 / 5, -1.0 - 1 / 5))
+
+
+def test_a_step_without_a_gradient_makes_no_update() -> None:
+    policy = TableLearner(table(-1.0, -1.0))
+    experience, _, said = taught(TableBackend(policy), (True, True))
+    assert experience.silent_B.tolist() == [True, True]
+    assert said == {"updates": 0} and policy.updates_done == 0 and policy.rows() == table(-1.0, -1.0)
+
+
+def test_a_row_without_a_gradient_is_not_run_and_counts_in_the_normaliser() -> None:
+    policy = TableLearner([*table(-1.0, -1.0), [7.0, -1.0, -1.0, 7.0, 7.0]])
+    settings = settings_of("grpo", group_size=2, minibatches=1)
+    algorithm = open_algorithm(settings)
+    runs = [ran(SHORT, True), ran(LONG, False), ran(SHORT, True)]
+    experience = make_experience(score([0, 0, 1], runs, reward), settings, algorithm, TableBackend(policy))
+    assert experience.silent_B.tolist() == [False, False, True]
+    said = improve(experience, settings, algorithm, TableBackend(policy), random.Random(0))
+    assert policy.rows_seen == [[0, 1]] and said["grad_norm"] == pytest.approx(math.sqrt(5) / 7)
+
+
+def test_a_kl_in_the_loss_pulls_the_policy_back_to_its_reference() -> None:
+    """β(π − π_ref) of k2: the policy stands .5 above its reference, so each token is pulled down by β · .5 / 5."""
+    policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
+    changes: dict[str, object] = {"kl": 0.4, "kl_in": "loss", "kl_estimator": "k2"}
+    _, _, said = taught(TableBackend(policy, reference=reference), **changes)
+    assert close(policy.rows(), table(-0.8 - 0.04, -1.2 - 0.04))
+    assert said["kl_reference"] == pytest.approx(math.exp(-0.5) - 1 + 0.5, abs=1e-6)  # k3, whatever the loss takes
+    assert said["loss"] == pytest.approx(0.2 + 0.4 * 0.5 * 0.5**2)
+    policy = TableLearner(table(-1.0, -1.0))
+    taught(TableBackend(policy, reference=reference), kl_clamp=0.1, **changes)
+    assert close(policy.rows(), table(-0.8, -1.2))  # .125 is cut to .1, which has no gradient
+
+
+def test_a_kl_in_the_reward_is_in_no_loss_and_is_still_measured() -> None:
+    policy, reference = TableLearner(table(-1.0, -1.0)), TableLearner(table(-1.5, -1.5))
+    changes: dict[str, object] = {"kl": 0.4, "kl_in": "reward", "algorithm_settings": {"scale_by_std": False}}
+    _, _, said = taught(TableBackend(policy, reference=reference), **changes)
+    k3 = math.exp(-0.5) - 1 + 0.5
+    lead = 0.5 + 0.4 * k3 / 2  # the longer run is charged for one token more
+    assert close(policy.rows(), table(-1 + lead / 5, -1 - lead / 5))
+    assert said["kl_reference"] == pytest.approx(k3, abs=1e-6)
+
+
+def test_a_bonus_for_entropy_raises_it_and_a_measurement_does_not() -> None:
+    policy = TableLearner(table(-1.0, -1.0), entropy=0.75)
+    _, _, said = taught(TableBackend(policy), entropy=0.1)
+    assert said["entropy"] == pytest.approx(0.75)
+    assert said["loss"] == pytest.approx(0.2 - 0.1 * 0.75)
+    assert policy.entropy_BT[0].tolist() == pytest.approx([0.75, 0.77, 0.77, 0.75, 0.75])
+    assert close(policy.rows(), table(-0.8, -1.2))
+    measured = TableLearner(table(-1.0, -1.0), entropy=0.75)
+    _, _, said = taught(TableBackend(measured), measure_entropy=True)
+    assert said["entropy"] == pytest.approx(0.75) and said["loss"] == pytest.approx(0.2)
+    assert measured.entropy_BT.tolist() == [[0.75] * 5] * 2
+
+
+PLAIN_PPO = {"whiten": False, "value_clip": None}
+
+
+def test_the_critic_is_stepped_with_the_policy() -> None:
+    """Returns are 1 and 0; V = .5 and 0 leaves an error in the first run alone, and the gradient is (V − R)/5."""
+    policy, critic = TableLearner(table(-1.0, -1.0)), TableLearner(table(0.5, 0.25))
+    _, _, said = taught(TableBackend(policy, critic), algorithm="ppo", algorithm_settings=PLAIN_PPO)
+    assert (critic.updates_done, policy.updates_done) == (1, 1)
+    assert close(critic.rows(), table(0.5 + 0.5 / 5, 0.25 - 0.25 / 5))
+    assert said["value_loss"] == pytest.approx(0.5 * (2 * 0.25 + 3 * 0.0625) / 5)
+    assert said["critic_grad_norm"] == pytest.approx(math.sqrt(2 * 0.01 + 3 * 0.0025))
+    assert said["value"] == pytest.approx((2 * 0.5 + 3 * 0.25) / 5)
+    # Returns 1, 1, 0, 0, 0 have variance .24; errors .5, .5, −.25 (three times) have .75² · .24.
+    assert said["explained_variance"] == pytest.approx(1 - 0.5625)
+    # The advantages .5 and −.25 are those of the critic before its update.
+    assert close(policy.rows(), table(-1.0 + 0.5 / 5, -1.0 - 0.25 / 5))
+
+
+@pytest.mark.parametrize(("clip", "value"), [(None, 0.92), (0.2, 0.8)])
+def test_a_value_that_ran_further_than_its_clip_stays_there_for_the_step(clip: float | None, value: float) -> None:
+    """The first update moves V from .5 to .8, past a clip of .2; without one the second moves on by 3 · .2 / 5."""
+    policy, critic = TableLearner(table(-1.0, -1.0)), TableLearner(table(0.5, 0.0), lr=3.0)
+    changes: dict[str, object] = {"algorithm_settings": {"whiten": False, "value_clip": clip}, "epochs": 2}
+    taught(TableBackend(policy, critic), algorithm="ppo", **changes)
+    assert close(critic.rows(), table(value, 0.0))
+
+
+def test_returns_without_spread_have_no_explained_variance() -> None:
+    policy, critic = TableLearner(table(-1.0, -1.0)), TableLearner(table(0.5, 0.25))
+    backend = TableBackend(policy, critic)
+    _, _, said = taught(backend, (True, True), algorithm="ppo", algorithm_settings=PLAIN_PPO)
+    assert "explained_variance" not in said and said["value"] == pytest.approx(0.35)
+
+
+def test_a_kl_in_the_reward_is_a_cost_and_not_a_bonus() -> None:
+    """The policy stands .5 above its reference: k1 charges .1 · .5 a token, and a token pays for all behind it."""
+    policy, critic = TableLearner(table(-1.0, -1.0)), TableLearner(table(0.0, 0.0))
+    experience, _, _ = taught(
+        TableBackend(policy, critic, TableLearner(table(-1.5, -1.5))),
+        algorithm="ppo",
+        algorithm_settings=PLAIN_PPO,
+        kl=0.1,
+        kl_in="reward",
+        kl_estimator="k1",
+    )
+    assert experience.returns_BT is not None
+    assert close(experience.returns_BT.tolist(), [[0, 1 - 0.1, 1 - 0.05, 0, 0], [0, -0.15, 0, -0.1, -0.05]])
+    assert torch.equal(experience.advantages_BT, experience.returns_BT)
+
+
+def test_the_full_weight_reference_stays_where_the_policy_began() -> None:
+    settings = settings_of("grpo", kl=0.1, group_size=2, minibatches=1)
+    policy = Policy(tiny_model(), settings.policy, 2)
+    backend = LocalBackend(policy, settings)
+    assert backend.reference is not None
+    batch = make_batch([ran(SHORT, True), ran(LONG, False)])
+    began = policy.forward(batch, batch.agent_BT)
+    algorithm = open_algorithm(settings)
+    experience = make_experience(
+        score([0, 0], [ran(SHORT, True), ran(LONG, False)], reward), settings, algorithm, backend
+    )
+    said = improve(experience, settings, algorithm, backend, random.Random(0))
+    assert said["grad_norm"] > 0 and not torch.equal(policy.forward(batch, batch.agent_BT), began)
+    assert torch.equal(backend.reference.forward(batch, batch.agent_BT), began)
+    assert not any(weight.requires_grad for weight in backend.reference.module.parameters())
+
+
+def step_rewards() -> StepRewards:
+    """One run of two policy tokens around one of the environment, paid 1, valued .2 and .4."""
+    mask_BT = torch.tensor([[True, False, True]])
+    values_BT = torch.tensor([[0.2, 7.0, 0.4]])
+    return StepRewards(torch.tensor([1.0]), torch.zeros(1, 3), mask_BT, ((0,),), 1, torch.tensor([False]), values_BT)
+
+
+def test_ppo_discounts_by_gamma_and_lambda_and_whitens_where_that_is_set() -> None:
+    """δ = 0 and .6, so A = .4 · .6 and .6; whitened, two numbers are −1 and 1."""
+    own = {"gamma": 0.5, "lam": 0.8}
+    plain = open_algorithm(settings_of("ppo", algorithm_settings=own | {"whiten": False})).advantages(step_rewards())
+    assert plain.advantages_BT[0].tolist() == pytest.approx([0.24, 0.0, 0.6])
+    white = open_algorithm(settings_of("ppo", algorithm_settings=own)).advantages(step_rewards())
+    assert white.advantages_BT[0].tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
+    for found in (plain, white):
+        assert found.returns_BT is not None and found.returns_BT[0].tolist() == pytest.approx([0.44, 0.0, 1.0])
+
+
+def test_reinforce_plus_plus_discounts_by_gamma() -> None:
+    own = {"gamma": 0.5, "whiten": False}
+    found = open_algorithm(settings_of("reinforce-pp", algorithm_settings=own)).advantages(step_rewards())
+    assert found.advantages_BT[0].tolist() == [0.5, 0.0, 1.0] and found.returns_BT is None
+
+
+def test_minibatches_hold_every_row_that_counts_once_in_nearly_equal_parts() -> None:
+    policy = TableLearner(table(-1.0, -1.0))
+    experience, _, _ = taught(TableBackend(policy))
+    seven = replace(
+        experience,
+        mask_BT=torch.tensor([[True, False]] * 3 + [[False, False]] + [[False, True]] * 4),
+        flat_B=torch.tensor([True] + [False] * 7),
+    )
+    parts = minibatches(seven, 3, random.Random(1))
+    assert sorted(row for part in parts for row in part.tolist()) == [0, 1, 2, 4, 5, 6, 7]
+    assert sorted(map(len, parts)) == [2, 2, 3]
+    assert [part.tolist() for part in parts] == [part.tolist() for part in minibatches(seven, 3, random.Random(1))]
+    assert [part.tolist() for part in parts] != [part.tolist() for part in minibatches(seven, 3, random.Random(2))]
+    spread = torch.cat(minibatches(seven, 3, random.Random(1), drop_zero_spread=True))
+    assert sorted(spread.tolist()) == [
+        1,
+        2,
+        4,
+        5,
+        6,
+        7,
+    ]
+    assert len(minibatches(seven, 50, random.Random(1))) == 7
+
+
+def test_the_gap_of_a_batch_is_that_of_its_first_rows_at_agent_tokens() -> None:
+    batch = make_batch([ran(SHORT, True), ran(LONG, True)])
+    policy = TableLearner([[7.0, -1.5, -2.0, 7.0, 7.0], [7.0, -1.0, 7.0, -5.0, -1.0]])
+    one, both = logprob_gap(policy, batch, 1), logprob_gap(policy, batch, 9)
+    assert one == pytest.approx({"logprob_gap": 0.75, "logprob_gap_max": 1.0})
+    assert both == pytest.approx({"logprob_gap": (0.5 + 1.0 + 4.0) / 5, "logprob_gap_max": 4.0})
+
+
+class Pair(Workers):
+    """Two workers, of which the other one's numbers are known."""
+
+    def __init__(self, other: MetricAverager) -> None:
+        super().__init__()
+        self.other = other
+
+    def gather(self, mine: object) -> list[object]:  # type: ignore[override]
+        return [mine, self.other]
+
+
+def test_the_means_of_several_workers_are_those_of_all_their_tokens() -> None:
+    mask_BT = torch.tensor([[True, True, False]])
+    mine, other = MetricAverager(), MetricAverager()
+    mine.tokens("a", torch.tensor([[1.0, 2.0, 9.0]]), mask_BT)
+    mine.tokens("a", torch.tensor([[3.0, 9.0, 9.0]]), torch.tensor([[True, False, False]]))
+    mine.largest("most", torch.tensor([[1.0, 2.0, 9.0]]), mask_BT)
+    mine.number("b", 1.0)
+    mine.number("b", 2.0)
+    other.tokens("a", torch.tensor([[10.0, 9.0, 9.0]]), torch.tensor([[True, False, False]]))
+    other.tokens("c", torch.tensor([[4.0]]), torch.tensor([[True]]))
+    other.tokens("none", torch.tensor([[4.0]]), torch.tensor([[False]]))
+    other.largest("most", torch.tensor([[-4.0]]), torch.tensor([[True]]))
+    other.largest("more", torch.tensor([[-4.0, -3.0]]), torch.tensor([[True, True]]))
+    other.largest("more", torch.tensor([[-5.0]]), torch.tensor([[True]]))
+    other.largest("none", torch.tensor([[-4.0]]), torch.tensor([[False]]))
+    assert mine.result() == {"a": 2.0, "b": 1.5, "most": 2.0}
+    mine.add(Pair(other))
+    assert mine.result() == {"a": 4.0, "b": 1.5, "c": 4.0, "most": 2.0, "more": -3.0}
