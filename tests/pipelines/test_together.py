@@ -40,7 +40,7 @@ def test_the_papers_recipe_has_the_papers_numbers() -> None:
     assert (read.agent.rl.algorithm, read.agent.rl.steps, read.agent.rl.minibatches) == ("ppo", 500, 2)
     assert (read.agent.limits.max_turns, read.agent.limits.passages_per_search) == (5, 3)
     assert read.agent.reward == {"exact_match": 1.0}
-    assert read.agent.data.folder == "data/wiki-18-triviaqa-hotpotqa" and read.agent.data.index == "indexes/wiki-18-e5"
+    assert read.agent.data.folder == "data/wiki-18-agentic-r" and read.agent.data.index == "indexes/wiki-18-e5"
     assert read.labels.method == "agentic-r" and read.retriever.view == "question+query"
     assert (read.retriever.loss.temperature, read.retriever.loss.negatives) == (0.01, 15)
     assert (read.retriever.training.epochs, read.retriever.training.optimiser.lr) == (2, 2e-5)

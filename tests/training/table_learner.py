@@ -90,5 +90,11 @@ class TableBackend:
     ) -> Model:
         raise AssertionError("a table writes nothing")
 
+    def release(self) -> None:
+        """A table keeps nothing for sampling."""
+
+    def refresh(self) -> None:
+        """A table has no samplers."""
+
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         raise AssertionError("a table is not saved")

@@ -59,15 +59,15 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         tokenizer = HfTokenizer.load(start)
         useful, noisy = examples(self.recipe, tokenizer)
         self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")
-        model = placed(load_model(start))
+        policy = Policy(placed(load_model(start)), self.recipe.sft.learner, 0)
         seed = derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")
 
         def draw(done: float, rng: random.Random) -> Trajectory:
             return rng.choice(useful if rng.random() < 0.5 else noisy)
 
         sft = self.recipe.sft.model_copy(update={"seed": seed})
-        train_sft(model, draw, sft, self.folder / "training", resume=True, progress=self.progress)
-        Policy(model, self.recipe.sft.learner, 0).save(self.simulator_folder, tokenizer.save)
+        train_sft(policy, draw, sft, self.folder / "training", resume=True, progress=self.progress)
+        policy.save(self.simulator_folder, tokenizer.save)
 
 
 def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Trajectory], list[Trajectory]]:
