@@ -64,7 +64,7 @@ from coseek.training.trainer.checkpoint import load_healthy
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.workers import Workers, placed, workers_here
+from coseek.training.trainer.workers import Workers, workers_here
 from coseek.world.world import make_world
 
 
@@ -267,7 +267,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         runs = demonstrate(
             self.recipe, self.protocol, self.tokenizer, self.retrievers["data"], self.questions, self.progress
         )
-        model = placed(load_model(self.policy_folder("start")))
+        model = load_model(self.policy_folder("start"), self.recipe.in_float32())
         paid = self.stages[0].recipe if self.stages else self.recipe
         agent = Agent(self.protocol, self.sampler(model, self.protocol, 1.0, paid.limits))
         scoring = self.scoring(paid)
@@ -343,7 +343,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             return
         if stage.name:
             self.progress.say(f"stage {stage.name}: {stage.recipe.about}")
-        model = placed(load_model(self.policy_folder(stage.begins)))
+        model = load_model(self.policy_folder(stage.begins), self.recipe.in_float32())
         if stage.recipe.learn != "rejection":
             self.reinforce(stage, model)
         elif self.workers.first:

@@ -183,14 +183,15 @@ def open_index(
 
 def _overridden(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
     """The settings of an index, with overrides for searching."""
-    settings = make_settings(module.SETTINGS, {**card.settings, **overrides})  # raises for an unknown name
+    named = module.SETTINGS.renamed
+    overrides = named(overrides)
+    settings = make_settings(module.SETTINGS, {**named(card.settings), **overrides})  # raises for an unknown name
     free: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
     for name in overrides:
         if name not in free:
             choice = f"what may be chosen when opening it: {', '.join(sorted(free))}" if free else "nothing may be"
             raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
-    device = getattr(settings, "device", "auto")
-    return resolve_here(settings, device=None if device == "auto" else device)
+    return resolve_here(settings)
 
 
 def _read(path: Path) -> Corpus:

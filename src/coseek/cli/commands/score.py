@@ -19,7 +19,7 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
@@ -71,6 +71,7 @@ def score(
         ),
     ] = None,
     judge_prompt: JudgePromptFile = "judge",
+    device: DeviceName = None,
     cache: CacheFile = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for questions.jsonl, scores.json, scores.md and scores.html.")
@@ -89,7 +90,7 @@ def score(
         check_output_folder(out, SUMMARY, own=(ROWS,))
     chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
     check_groups(split_names(by))
-    parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache)
+    parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache, device)
     with lock_if_named(out):
         asked = [ask(Run(run), str(run), parts) for run in runs]
         questions = intended([Run(run) for run in runs])

@@ -33,7 +33,7 @@ def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, rep
     """Encode the corpus into `folder`, or continue. A vector that is not finite is a `DataError` with its passage's
     id."""
     source = encoder_folder(settings.encoder)
-    encoder = Encoder.open(source, settings.device, settings.encoder_dtype)
+    encoder = Encoder.open(source, settings)
     encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)
     dim = encode([""]).shape[1]
     writer = VectorWriter(folder, len(corpus), dim, settings.dtype)
