@@ -216,10 +216,11 @@ def score(
     paid = reward if isinstance(reward, RewardFunction) else make_reward(reward)
     with missing_extras("a model that rewards ask"):
         writing = TextModelSettings(device=device)
-        of_generator = None if generator is None else make_settings(GeneratorSettings, _model_of(generator))
-        of_judge = None if judge is None else make_settings(JudgeSettings, _model_of(judge))
-        writer = of_generator and open_generator(of_generator, writing=writing)
-        verdicts = of_judge and open_judge(of_judge, writing=writing)
+        writer, verdicts = None, None
+        if generator is not None:
+            writer = open_generator(make_settings(GeneratorSettings, _model_of(generator)), writing=writing)
+        if judge is not None:
+            verdicts = open_judge(make_settings(JudgeSettings, _model_of(judge)), writing=writing)
         return EpisodeScorer(paid, writer, verdicts)(rows)
 
 
