@@ -6,7 +6,7 @@ its tensors and those of the CPU, except for copies and for numbers (tensors wit
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, SupportsIndex, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -66,7 +66,7 @@ COPIES = (aten._to_copy, aten.copy_, aten._copy_from, aten._copy_from_and_resize
 class Held(torch.Tensor):
     """A tensor on the accelerator."""
 
-    inner: torch.Tensor
+    held: torch.Tensor
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> "Held":
@@ -76,31 +76,34 @@ class Held(torch.Tensor):
                 device=DEVICE,
             )  # fmt: skip
         assert isinstance(made, Held) and not isinstance(inner, Held)
-        made.inner = inner
+        made.held = inner
         return made
 
     def __setitem__(self, index: object, value: object) -> None:
         # torch's own turns a number into a tensor where no operation in Python is called.
         if isinstance(value, torch.Tensor) and (value.requires_grad or self.requires_grad):
-            super().__setitem__(index, value)
+            super().__setitem__(index, value)  # type: ignore[index]  # whatever torch takes
         else:
             places, given = pytree.tree_map_only(torch.Tensor, _inner, (index, value))
-            self.inner[places] = given
+            self.held[places] = given
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        return self.inner.untyped_storage()
+        return self.held.untyped_storage()
 
-    def tolist(self) -> object:
-        return self.inner.tolist()
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        return cast(tuple[object, ...], self.held.__reduce_ex__(protocol))
+
+    def tolist(self) -> list[object]:
+        return cast(list[object], self.held.tolist())
 
     def __array__(self, *args: object, **given: object) -> object:
         raise TypeError(f"a tensor on {DEVICE} is copied to the CPU before numpy reads it")
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"Held({self.inner})"
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # Any above
+        return f"Held({self.held})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # Any above
         cls,
         func: torch._ops.OpOverload,
         types: Sequence[type],
@@ -112,7 +115,7 @@ class Held(torch.Tensor):
 
 def _inner(one: torch.Tensor) -> torch.Tensor:
     if isinstance(one, Held):
-        return one.inner
+        return one.held
     if one.ndim:
         raise RuntimeError(f"a tensor of shape {tuple(one.shape)} on the CPU meets one on {DEVICE}")
     return one
@@ -126,17 +129,18 @@ def computed(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict
         Module.mixed.append(str(func))
         raise RuntimeError(f"{func}: a tensor of shape {tuple(strays[0].shape)} on the CPU meets one on {DEVICE}")
     named = [one for one in given if isinstance(one, torch.device)]
-    inner = pytree.tree_map_only(Held, lambda one: one.inner, (args, kwargs))
+    inner = pytree.tree_map_only(Held, lambda one: one.held, (args, kwargs))
     on_cpu = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), inner)
     found = cast(Callable[..., object], func)(*on_cpu[0], **on_cpu[1])
     if named and named[0].type != NAME:
         return found
-    same = {id(one.inner): one for one in given if isinstance(one, Held)}  # of operations in place
+    same = {id(one.held): one for one in given if isinstance(one, Held)}  # of operations in place
     return pytree.tree_map_only(torch.Tensor, lambda one: same[id(one)] if id(one) in same else Held(one), found)
 
 
 _library = torch.library.Library("_", "IMPL")
 _library.fallback(lambda func, *args, **kwargs: computed(func, args, kwargs), "PrivateUse1")
+_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # autocast changes no precision here
 
 
 def _tensor(*args: object, device: torch.device | str | None = None, **given: object) -> torch.Tensor:
@@ -148,4 +152,4 @@ def _tensor(*args: object, device: torch.device | str | None = None, **given: ob
 
 _of_cpu: Callable[..., torch.Tensor] = torch.tensor
 _device_constructors()  # remembers torch's own, which `with torch.device(…)` looks for
-torch.tensor = _tensor
+torch.tensor = _tensor  # type: ignore[assignment]  # of more arguments
