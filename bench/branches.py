@@ -34,6 +34,7 @@ from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
 from coseek.hardware.host import Host
+from coseek.hardware.placement import FLOAT32
 from coseek.labels.positives import Asked, decide_all_positives
 from coseek.measure.answers import exact_match
 from coseek.models.model import Model
@@ -71,7 +72,12 @@ class Labelling:
 
     def sampler(self, share: bool = True) -> Sampler:
         settings = SamplerSettings(temperature=self.temperature, max_tokens=LIMITS.max_tokens, share=share)
-        return Sampler(load_model(self.policy), HfTokenizer.load(self.policy), self.protocol.grammar.stops, settings)
+        return Sampler(
+            load_model(self.policy, FLOAT32),
+            HfTokenizer.load(self.policy),
+            self.protocol.grammar.stops,
+            settings,
+        )
 
 
 @dataclass

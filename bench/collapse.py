@@ -30,6 +30,7 @@ from coseek.core.progress import NoProgress
 from coseek.data.dataset import Dataset
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.hardware.placement import FLOAT32
 from coseek.measure.answers import exact_match
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import SamplerSettings
@@ -224,7 +225,7 @@ def laptop(folder: Path) -> Patient:
     retriever, tokenizer = open_index(folder / "data.index"), HfTokenizer.load(warm)
 
     def fresh(settings: RlSettings) -> tuple[Policy, RolloutFunction]:
-        policy = Policy(load_model(warm), settings.policy, settings.updates, settings.temperature)
+        policy = Policy(load_model(warm, FLOAT32), settings.policy, settings.updates, settings.temperature)
         sampler = SamplerSettings(temperature=settings.temperature, max_tokens=recipe.limits.max_tokens)
         agent = Agent(protocol, policy.sampler(tokenizer, protocol.grammar.stops, sampler))
 

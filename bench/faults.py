@@ -37,6 +37,7 @@ from coseek.data.trajectory import Trajectory
 from coseek.graders.factory import open_generator
 from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.scoring import EpisodeScorer
+from coseek.hardware.placement import FLOAT32
 from coseek.measure.intervals import Difference, paired_difference
 from coseek.models.local_text import TextModelSettings
 from coseek.models.pretrained import load_model
@@ -169,7 +170,7 @@ class Bench:
         training, settings = self.training, self.settings(seed)
         folder = training.folder.parent / f"{name}-{seed}"
         folder.mkdir()
-        model = load_model(training.policy_folder("warm"))
+        model = load_model(training.policy_folder("warm"), FLOAT32)
         policy = Policy(model, settings.policy, settings.updates, settings.temperature)
         agent = Agent(training.protocol, training.sampler(model, training.protocol, settings.temperature))
         engine = training.retrievers["data"]

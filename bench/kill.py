@@ -29,6 +29,7 @@ from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.core.progress import NoProgress
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.hardware.placement import FLOAT32
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import SamplerSettings
@@ -66,7 +67,7 @@ def prepare(base: Path, sft_steps: int = 60) -> None:
     shape = LaptopSettings(hidden=64, layers=("conv", "full_attention"), feed_forward=128, vocabulary=1200)
     make_policy(shape, texts, spoken.grammar.special_tokens, base / "untrained", seed=0)
     tokenizer = HfTokenizer.load(base / "untrained")
-    model = load_model(base / "untrained")
+    model = load_model(base / "untrained", FLOAT32)
     runs = demonstrations(world, spoken, tokenizer)
     settings = SftSettings(steps=sft_steps, repeat_steps=0, tokens_per_step=2000, checkpoint_every=1000)
     policy = Policy(model, settings.learner, 0)
@@ -106,7 +107,7 @@ class Stopwatch(NoProgress):
 def train(base: Path, folder: Path, algorithm: str, steps: int, resume: bool) -> None:
     """One run, through the real sampler and driver; its weights end up in `folder/policy`."""
     world, spoken = make_world(WORLD), protocol()
-    tokenizer, model = HfTokenizer.load(base / "policy"), load_model(base / "policy")
+    tokenizer, model = HfTokenizer.load(base / "policy"), load_model(base / "policy", FLOAT32)
     retriever = Bm25.over(world.corpus)
     settings = settings_for(algorithm, steps)
     policy = Policy(model, settings.policy, settings.updates, settings.temperature)

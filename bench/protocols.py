@@ -31,6 +31,7 @@ from coseek.data.run import Run
 from coseek.graders.factory import open_generator
 from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.grading import answer_cache, generate_answers
+from coseek.hardware.placement import FLOAT32
 from coseek.measure.component_scores import component_run
 from coseek.measure.question_groups import ALL
 from coseek.measure.score import METRICS, MetricSummary, ScoredRun, score_run, summaries_of
@@ -108,7 +109,7 @@ def laptop(work: Path, _: Path, most: int) -> Columns:
     reranker = work / "laptop-reranker"
     train_reranker(reranker, shown.questions["train"], Bm25.over(shown.corpus))
     place = Place("laptop world", questions, indexes(dataset, work / "laptop"), reranker, work / "laptop")
-    model = load_model(training.policy_folder("warm"))
+    model = load_model(training.policy_folder("warm"), FLOAT32)
     tokenizer = HfTokenizer.load(training.policy_folder("warm"))
 
     def agent_for(protocol: Protocol) -> Agent:

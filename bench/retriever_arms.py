@@ -26,6 +26,7 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.call_counts import CallCounts
+from coseek.hardware.placement import FLOAT32
 from coseek.labels.answer_correctness import Correctness
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, make_labels
@@ -187,7 +188,7 @@ class Place:
             wide = boundless(limits.passages_per_search).model_copy(update={"max_turns": limits.max_turns})
             return AgentWithLimits(agent, wide, digest_of("expert", expert.settings.model_dump_json()))
         folder = self.taught.policy_folder("warm")
-        agent = Agent(protocol, self.taught.sampler(load_model(folder), protocol, temperature))
+        agent = Agent(protocol, self.taught.sampler(load_model(folder, FLOAT32), protocol, temperature))
         return AgentWithLimits(agent, limits, digest_of(fingerprint(folder), protocol.name, str(temperature)))
 
     @cached_property

@@ -41,6 +41,7 @@ from coseek.data.passage import Hit
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.hardware.host import Host
+from coseek.hardware.placement import FLOAT32, Placement
 from coseek.models import sampler as sampler_module
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model import Model, Request, Tokenizer, Turn, TurnEnd
@@ -232,7 +233,10 @@ def warm_policy(world: World, protocol: Protocol, folder: Path, steps: int, limi
     texts = [f" {passage.contents}" for passage in world.corpus]
     texts += [f" {question.question}" for question in world.questions["train"]]
     make_policy(LaptopSettings(), texts, protocol.grammar.special_tokens, folder / "untrained", seed=0)
-    tokenizer, model = HfTokenizer.load(folder / "untrained"), load_model(folder / "untrained")
+    tokenizer, model = (
+        HfTokenizer.load(folder / "untrained"),
+        load_model(folder / "untrained", FLOAT32),
+    )
     if tokens:
         protocol = lengthened(protocol, tokenizer, world, tokens)
     questions = world.questions["train"]
@@ -251,13 +255,19 @@ def make_sides(policy: Path, protocol: Protocol, options: argparse.Namespace, li
 
     def ours(name: str, share: bool = True, overlap: bool = False) -> Side:
         settings = SamplerSettings(dtype=options.dtype, share=share)
-        return Side(name, Sampler(load_model(policy), tokenizer, stops, settings), 256, limits, overlap)
+        return Side(
+            name,
+            Sampler(load_model(policy, FLOAT32), tokenizer, stops, settings),
+            256,
+            limits,
+            overlap,
+        )
 
     if options.delay_s:
         return [ours("overlapped", overlap=True), ours("one after the other")]
     if options.group > 1:
         return [ours("prompts shared"), ours("prompts not shared", share=False)]
-    module = load_model(policy, options.dtype)
+    module = load_model(policy, Placement(precision=options.dtype))
     loops = [RereadingModel(module, tokenizer, stops, batch) for batch in options.batches]
     return [
         ours("sampler"),

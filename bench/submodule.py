@@ -24,6 +24,7 @@ from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.generator import GeneratorSettings
 from coseek.graders.judge import JudgeSettings
+from coseek.hardware.placement import FLOAT32
 from coseek.measure.intervals import paired_difference
 from coseek.measure.score import ScoredRun
 from coseek.measure.table import show
@@ -42,7 +43,7 @@ def answered(training: AgentTraining, policy: str, where: QuestionSet, temperatu
     folder = training.folder / "submodule" / f"{where.name}.{policy}.t{temperature:g}"
     run = Run(folder) if folder.exists() else Run.create(folder, {"policy": policy, "temperature": temperature})
     if len(run.done()) < len(where.questions):
-        model = load_model(training.policy_folder(policy))
+        model = load_model(training.policy_folder(policy), FLOAT32)
         agent = Agent(training.protocol, training.sampler(model, training.protocol, temperature))
         run_questions(run, agent, where.retriever, where.questions, training.recipe.limits)
     return folder

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coseek import Agent, Dataset, Limits, load_protocol, make_reward, open_index, rollout
+from coseek.hardware.placement import FLOAT32
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import HfTokenizer
@@ -26,7 +27,7 @@ protocol, reward = load_protocol("search-r1", "laptop"), make_reward({"exact_mat
 limits = Limits(max_turns=5, passages_per_search=2, max_turn_tokens=64, max_observation_tokens=256, max_tokens=512)
 
 settings = LearnerSettings(optimiser=OptimiserSettings(lr=3e-4), precision="auto")
-policy = Policy(load_model(run / "policy/warm"), settings, updates=2 * steps)
+policy = Policy(load_model(run / "policy/warm", FLOAT32), settings, updates=2 * steps)
 tokenizer = HfTokenizer.load(run / "policy/warm")
 sampler = policy.sampler(tokenizer, protocol.grammar.stops, SamplerSettings(max_rows=128, max_tokens=512))
 torch.manual_seed(0)

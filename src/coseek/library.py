@@ -35,8 +35,10 @@ from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import GeneratorSettings
 from coseek.graders.judge import JudgeSettings
 from coseek.graders.scoring import EpisodeScorer
-from coseek.hardware.precision import SamplingPrecision
+from coseek.hardware.device import AUTO
+from coseek.hardware.precision import PrecisionSetting
 from coseek.labels.labelling import LabelSummary
+from coseek.models.local_text import TextModelSettings
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, checked_recipe
 from coseek.pipelines.agent_run import RunSettings, check_gold, check_run
 from coseek.pipelines.agent_run import run_agent as _run_agent
@@ -81,14 +83,15 @@ def open_agent(
     prompt_template: PathLike | None = None,
     tokenizer: PathLike | None = None,
     temperature: float | None = None,
-    precision: SamplingPrecision | None = None,
+    device: str | None = None,
+    precision: PrecisionSetting | None = None,
 ) -> Agent:
     """Open what `--agent` names: a model folder, a server's URL, a YAML file, or a scripted agent such as `rules`.
 
-    What is not given is the agent's own, or the default of `AgentSettings` (temperature 0, float32). `precision` may be
-    `auto`: what is fastest on this machine. A model folder needs the extra `train`, a server `remote`.
+    What is not given is the agent's own, or the default of `AgentSettings`: temperature 0, an accelerator where there
+    is one, and what is fastest there. A model folder needs the extra `train`, a server `remote`.
     """
-    settings = _agent_settings(name, protocol, prompt_template, tokenizer, temperature, precision)
+    settings = _agent_settings(name, protocol, prompt_template, tokenizer, device, temperature, precision)
     with missing_extras(f"the agent {settings.name}"):
         return factory.open_agent(factory.settled_for(settings, settings))
 
@@ -148,6 +151,7 @@ def run_agent(
     protocol: PathLike | None = None,
     prompt_template: PathLike | None = None,
     tokenizer: PathLike | None = None,
+    device: str | None = None,
     limits: Limits | Mapping[str, object] | None = None,
     resume: bool = False,
 ) -> Run:
@@ -162,7 +166,7 @@ def run_agent(
         asked,
         split,
         index,
-        lambda: _agent_settings(agent, protocol, prompt_template, tokenizer, temperature, None),
+        lambda: _agent_settings(agent, protocol, prompt_template, tokenizer, device, temperature, None),
     )
     tree = {
         "questions": str(asked),
@@ -197,6 +201,7 @@ def score(
     *,
     generator: PathLike | Mapping[str, object] | None = None,
     judge: PathLike | Mapping[str, object] | None = None,
+    device: str = AUTO,
 ) -> list[Reward | RewardFault]:
     """The reward of each trajectory in order, or a `RewardFault` where a part of the system failed: never a 0.
 
@@ -210,8 +215,12 @@ def score(
             raise SettingError(f"a reward is for trajectories, not {row!r}; a run's are Run(folder).trajectories()")
     paid = reward if isinstance(reward, RewardFunction) else make_reward(reward)
     with missing_extras("a model that rewards ask"):
-        writer = None if generator is None else open_generator(make_settings(GeneratorSettings, _model_of(generator)))
-        verdicts = None if judge is None else open_judge(make_settings(JudgeSettings, _model_of(judge)))
+        writing = TextModelSettings(device=device)
+        writer, verdicts = None, None
+        if generator is not None:
+            writer = open_generator(make_settings(GeneratorSettings, _model_of(generator)), writing=writing)
+        if judge is not None:
+            verdicts = open_judge(make_settings(JudgeSettings, _model_of(judge)), writing=writing)
         return EpisodeScorer(paid, writer, verdicts)(rows)
 
 
@@ -226,6 +235,7 @@ def label(
     temperature: float = 0.0,
     scorer: PathLike | None = None,
     likelihood: PathLike | None = None,
+    device: str | None = None,
     count: int | None = None,
     resume: bool = False,
     cache: PathLike | None = None,
@@ -243,7 +253,7 @@ def label(
         "scorer": _named(scorer, "a scorer"),
         "likelihood": _named(likelihood, "a model of likelihood"),
     }
-    own = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature)
+    own = (_named(retriever, "a retriever of labels"), _named(agent, "an agent"), temperature, device)
     chosen, of_method = label_settings(folders, apply_overrides({}, _overrides(settings)), named, *own)
     kept = None if cache is None else as_path(cache, "a cache file")
     with missing_extras(f"the method {method}"):
@@ -301,8 +311,9 @@ def _agent_settings(
     protocol: PathLike | None,
     prompt_template: PathLike | None,
     tokenizer: PathLike | None,
+    device: str | None,
     temperature: float | None,
-    precision: SamplingPrecision | None,
+    precision: PrecisionSetting | None,
 ) -> factory.AgentSettings:
     """The settings of `settings_for`, with what it does not take laid over them."""
     found = factory.settings_for(
@@ -310,6 +321,7 @@ def _agent_settings(
         _named(protocol, "a protocol"),
         _named(prompt_template, "a prompt template"),
         _named(tokenizer, "a tokenizer"),
+        device,
     )
     given = {"temperature": temperature, "precision": precision}
     over = {key: value for key, value in given.items() if value is not None}

@@ -17,6 +17,7 @@ from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.core.errors import SettingError
 from coseek.core.http import HttpSettings
 from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.hardware.placement import FLOAT32
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.model import Model
 from coseek.models.pretrained import load_model, save_model
@@ -63,7 +64,7 @@ def turns(run: Trajectory) -> list[tuple[str, str]]:
 def learn_by_heart(run: Trajectory, folder: Path) -> None:
     """A policy that writes this run only. Its tags are plain text, since the server leaves out special tokens."""
     make_policy(SMALL, [segment.text for segment in run.segments], [], folder, seed=0)
-    network, tokenizer = load_model(folder), HfTokenizer.load(folder)
+    network, tokenizer = load_model(folder, FLOAT32), HfTokenizer.load(folder)
     rows = [torch.tensor([tokenizer.encode(before) + tokenizer.encode(turn)]) for before, turn in turns(run)]
     optimizer = torch.optim.AdamW(network.parameters(), lr=5e-3)
     network.train()

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coseek.core.errors import DataError, SettingError
+from coseek.hardware.placement import FLOAT32
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.pretrained import load_model, save_model
 from coseek.models.tokenizer import HfTokenizer
@@ -38,7 +39,7 @@ def test_the_default_has_the_shape_that_learns_to_copy(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "policy" / "config.json").read_text())
     assert (config["hidden_size"], config["intermediate_size"]) == (128, 320)
     assert config["layer_types"] == ["conv", "full_attention", "conv", "full_attention"]
-    model = load_model(tmp_path / "policy")
+    model = load_model(tmp_path / "policy", FLOAT32)
     layers = sum(weight.numel() for name, weight in model.named_parameters() if "layers" in name)
     assert 700_000 < layers < 750_000
 
@@ -56,9 +57,9 @@ def test_the_same_seed_gives_the_same_weights_and_the_global_generator_is_left_a
 
 
 def test_a_model_saved_and_loaded_is_the_same(folder: Path, tmp_path: Path) -> None:
-    model = load_model(folder)
+    model = load_model(folder, FLOAT32)
     save_model(model, HfTokenizer.load(folder), tmp_path / "copy")
-    for one, other in zip(model.parameters(), load_model(tmp_path / "copy").parameters(), strict=True):
+    for one, other in zip(model.parameters(), load_model(tmp_path / "copy", FLOAT32).parameters(), strict=True):
         assert torch.equal(one, other)
     assert not model.training
 
@@ -70,12 +71,12 @@ def test_heads_that_do_not_divide_the_width_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_model_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no model folder"):
-        load_model(tmp_path / "none")
+        load_model(tmp_path / "none", FLOAT32)
     with pytest.raises(DataError, match=r"no config\.json"):
-        load_model(tmp_path)
+        load_model(tmp_path, FLOAT32)
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises(DataError, match="no language model that can be opened"):
-        load_model(tmp_path)
+        load_model(tmp_path, FLOAT32)
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(DataError, match="no language model that can be opened"):
-        load_model(tmp_path)
+        load_model(tmp_path, FLOAT32)

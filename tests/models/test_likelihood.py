@@ -126,14 +126,15 @@ def test_a_likelihood_that_is_no_number_is_a_fault() -> None:
 
 def test_other_weights_and_other_settings_are_another_identity(folder: Path) -> None:
     make_policy(SMALL, TEXTS, ["<|user|>", "<|model|>"], folder.with_name("other"), seed=4)
+    plain = LikelihoodSettings(precision="float32")
     kinds = [
-        open_likelihood(str(folder)).identity,
-        open_likelihood(str(folder.with_name("other"))).identity,
-        open_likelihood(str(folder), LikelihoodSettings(max_context=64)).identity,
+        open_likelihood(str(folder), plain).identity,
+        open_likelihood(str(folder.with_name("other")), plain).identity,
+        open_likelihood(str(folder), LikelihoodSettings(precision="float32", max_context=64)).identity,
         open_likelihood(str(folder), LikelihoodSettings(precision="bfloat16")).identity,
     ]
     assert len(set(kinds)) == 4
-    assert open_likelihood(str(folder)).identity == kinds[0]
+    assert open_likelihood(str(folder), plain).identity == kinds[0]
 
 
 def test_an_identity_holds_the_precision_that_auto_came_to(

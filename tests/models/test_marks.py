@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from coseek.hardware.placement import FLOAT32
 from coseek.models.laptop import LaptopSettings, add_tag_tokens, make_policy
 from coseek.models.pretrained import load_model
 from coseek.models.tokenizer import HfTokenizer
@@ -33,7 +34,10 @@ def test_a_tag_becomes_one_token_and_no_other_text_is_read_anew(plain: Path, tmp
 
 def test_the_model_says_what_it_said_of_old_tokens(plain: Path, tmp_path: Path) -> None:
     add_tag_tokens(plain, MARKS, tmp_path / "marked", 0)
-    before, after = load_model(plain), load_model(tmp_path / "marked")
+    before, after = (
+        load_model(plain, FLOAT32),
+        load_model(tmp_path / "marked", FLOAT32),
+    )
     ids_BT = torch.tensor([HfTokenizer.load(plain).encode(TEXTS[0])])
     with torch.no_grad():
         old_BTV, new_BTV = before(ids_BT).logits, after(ids_BT).logits
@@ -52,7 +56,7 @@ def test_a_seed_gives_the_same_vectors_again(plain: Path, tmp_path: Path) -> Non
 def test_new_tokens_begin_beside_the_mean_of_the_others_and_are_told_apart(plain: Path, tmp_path: Path) -> None:
     add_tag_tokens(plain, MARKS, tmp_path / "marked", 0)
     known = HfTokenizer.load(plain).size
-    vectors_VD = load_model(tmp_path / "marked").get_parameter("model.embed_tokens.weight").detach()
+    vectors_VD = load_model(tmp_path / "marked", FLOAT32).get_parameter("model.embed_tokens.weight").detach()
     new_VD, mean_D, spread_D = vectors_VD[known:], vectors_VD[:known].mean(0), vectors_VD[:known].std(0)
     assert ((new_VD - mean_D).abs() < 0.01 * spread_D).all()
     assert not torch.equal(new_VD[0], new_VD[1])

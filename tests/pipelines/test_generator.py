@@ -7,6 +7,7 @@ import pytest
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import dump_settings, make_settings
+from coseek.hardware.placement import FLOAT32
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.world.settings import WorldSettings
 
@@ -56,7 +57,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     assert opened.prompt.answer_after == " Answer :"  # the folder's own prompt, not the one for talking models
     room = training.held_out.questions["test"][0]
     context = opened.context(ReadingInput(room.question, (training.held_out.corpus[0],)))
-    again = training.generator_of(load_model(training.generator_folder), "again")
+    again = training.generator_of(load_model(training.generator_folder, FLOAT32), "again")
     assert opened.answer([context]) == again.answer([context])
 
     with pytest.raises(DataError, match="--resume"):

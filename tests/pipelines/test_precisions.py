@@ -127,7 +127,7 @@ def test_what_auto_came_to_is_said_and_a_slow_name_once(tmp_path: Path, monkeypa
     said: list[str] = []
     processor(tmp_path / "cache", monkeypatch, SLOW)
     begin(tmp_path / "auto", load_recipe("quickstart"), resume=False, say=said.append)
-    assert said == ["auto precision: training in float32"]
+    assert said == ["auto precision: sampling in float32, training in float32"]
     slow: AgentRecipe = load_recipe("quickstart", ["rl.policy.precision=bfloat16"])
     for name in ("slow", "again"):
         begin(tmp_path / name, slow, resume=False, say=said.append)

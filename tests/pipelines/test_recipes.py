@@ -110,8 +110,8 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_
 def test_what_a_run_wrote_down_is_a_recipe_again(tmp_path: Path) -> None:
     from coseek.pipelines.agent import AgentTraining
 
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).touch()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     recipe = load_recipe("qagent-laptop", ["seed=5", f"graders.generator.model={tmp_path}"])
     training = AgentTraining(recipe, tmp_path / "run")
     training.begin(resume=False)

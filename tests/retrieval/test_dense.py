@@ -27,7 +27,7 @@ QUERIES = ["who studied radium", "why does the water level at the beach change",
 
 @pytest.fixture(scope="module")
 def dense() -> Dense:
-    return Dense.over(CORPUS)
+    return Dense.over(CORPUS, DenseSettings(precision="float32"))
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_lengths_of_queries_and_passages_are_kept_apart(tmp_path: Path, tiny: Pa
 
 
 def test_an_index_on_disk_finds_what_the_one_in_memory_finds(tmp_path: Path, dense: Dense) -> None:
-    build_index(CORPUS, "dense", tmp_path / "index", {"batch_size": 1})
+    build_index(CORPUS, "dense", tmp_path / "index", {"batch_size": 1, "precision": "float32"})
     opened = open_index(tmp_path / "index", CORPUS)
     for mine, theirs in zip(opened.search(QUERIES, 4), dense.search(QUERIES, 4), strict=True):
         assert [hit.passage.id for hit in mine] == [hit.passage.id for hit in theirs]
@@ -95,7 +95,7 @@ def test_an_index_on_disk_finds_what_the_one_in_memory_finds(tmp_path: Path, den
 
 
 def test_float16_halves_the_vectors_and_hardly_moves_the_scores(tmp_path: Path, dense: Dense) -> None:
-    build_index(CORPUS, "dense", tmp_path / "index", {"dtype": "float16"})
+    build_index(CORPUS, "dense", tmp_path / "index", {"dtype": "float16", "precision": "float32"})
     opened = open_index(tmp_path / "index", CORPUS)
     for mine, theirs in zip(opened.search(QUERIES, 4), dense.search(QUERIES, 4), strict=True):
         assert [hit.passage.id for hit in mine] == [hit.passage.id for hit in theirs]
@@ -183,7 +183,7 @@ def test_what_matters_only_when_searching_can_be_chosen_when_opening(tmp_path: P
     opened = open_index(tmp_path / "index", CORPUS, {"queries_together": 16, "block_rows": 2})
     assert isinstance(opened, Dense)
     assert opened.settings.queries_together == 16
-    with pytest.raises(SettingError, match=r"'query_prompt' is fixed .* when opening it: block_rows, dev"):
+    with pytest.raises(SettingError, match=r"'query_prompt' is fixed .* when opening it: attention, block_rows, dev"):
         open_index(tmp_path / "index", CORPUS, {"query_prompt": "query: "})
     with pytest.raises(SettingError, match="without an int8 copy"):
         open_index(tmp_path / "index", CORPUS, {"search": "int8"})

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from tests.retrieval.tiny_encoder import make_encoder
 
-from coseek.core.errors import DataError, SettingError, UserError
+from coseek.core.errors import DataError, UserError
+from coseek.hardware.placement import FLOAT32, Placement
 from coseek.retrieval.vectors.embedding_retriever import view_renderer
-from coseek.retrieval.vectors.encoder import Encoder, encoder_folder, usable_device
+from coseek.retrieval.vectors.encoder import Encoder, encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 
+BFLOAT16 = Placement(precision="bfloat16")
 TEXTS = ["ba be bi", "do", "fa fe fi fo fu ga ge gi go gu", ""]
 
 
@@ -31,7 +33,7 @@ def test_every_pooling_gives_what_its_name_says(tmp_path: Path, pooling: str) ->
 
     folder = make_encoder(tmp_path / pooling, pooling, normalise=False)
     assert EncoderCard.of(folder).pooling == pooling
-    vectors = Encoder.open(folder, "cpu").encode(TEXTS, "", 64, 4, normalise=False)
+    vectors = Encoder.open(folder, FLOAT32).encode(TEXTS, "", 64, 4, normalise=False)
     model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     for text, vector in zip(TEXTS, vectors, strict=True):  # one by one: nothing is padded
         with torch.inference_mode():
@@ -41,13 +43,13 @@ def test_every_pooling_gives_what_its_name_says(tmp_path: Path, pooling: str) ->
 
 
 def test_vectors_are_unit_ones_only_where_that_is_asked_for(tmp_path: Path) -> None:
-    encoder = Encoder.open(make_encoder(tmp_path / "e", normalise=False), "cpu")
+    encoder = Encoder.open(make_encoder(tmp_path / "e", normalise=False), FLOAT32)
     assert np.allclose(np.linalg.norm(encoder.encode(TEXTS, "", 64, 2), axis=1), 1, atol=1e-6)
     assert not np.allclose(np.linalg.norm(encoder.encode(TEXTS, "", 64, 2, normalise=False), axis=1), 1, atol=1e-2)
 
 
 def test_prompt_and_length_are_those_of_the_call(mean: Path) -> None:
-    encoder = Encoder.open(mean, "cpu")
+    encoder = Encoder.open(mean, FLOAT32)
     assert np.array_equal(encoder.encode(["do"], "ba ", 64, 1), encoder.encode(["ba do"], "", 64, 1))
     cut = encoder.encode(["ba be bi bo bu"], "", 4, 1)  # [CLS] ba be [SEP]
     assert np.array_equal(cut, encoder.encode(["ba be"], "", 64, 1))
@@ -55,36 +57,25 @@ def test_prompt_and_length_are_those_of_the_call(mean: Path) -> None:
 
 
 def test_vectors_come_in_the_order_of_their_texts(mean: Path) -> None:
-    encoder = Encoder.open(mean, "cpu")
+    encoder = Encoder.open(mean, FLOAT32)
     one_by_one = np.concatenate([encoder.encode([text], "", 64, 1) for text in TEXTS])
     assert np.allclose(encoder.encode(TEXTS, "", 64, 3), one_by_one, atol=1e-6)
 
 
 def test_a_loaded_encoder_is_shared_until_its_folder_changes(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "e", seed=1)
-    first = Encoder.open(folder, "cpu")
-    assert Encoder.open(folder, "cpu") is first
-    assert Encoder.open(folder, "cpu", "bfloat16") is not first
+    first = Encoder.open(folder, FLOAT32)
+    assert Encoder.open(folder, FLOAT32) is first
+    assert Encoder.open(folder, BFLOAT16) is not first
     make_encoder(folder, seed=2)
-    second = Encoder.open(folder, "cpu")
+    second = Encoder.open(folder, FLOAT32)
     assert not np.array_equal(first.encode(TEXTS, "", 64, 4), second.encode(TEXTS, "", 64, 4))
 
 
-def test_a_gpu_is_taken_when_there_is_one_and_missed_when_it_is_asked_for() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        assert usable_device("auto") == usable_device("cuda") == "cuda"
-    else:
-        assert usable_device("auto") == "cpu"
-        with pytest.raises(SettingError, match="torch sees no GPU here"):
-            usable_device("cuda:1")
-
-
 def test_bfloat16_weights_give_nearly_the_same_float32_vectors(mean: Path) -> None:
-    rough = Encoder.open(mean, "cpu", "bfloat16").encode(TEXTS, "", 64, 4)
+    rough = Encoder.open(mean, BFLOAT16).encode(TEXTS, "", 64, 4)
     assert rough.dtype == np.float32
-    assert np.allclose(rough, Encoder.open(mean, "cpu").encode(TEXTS, "", 64, 4), atol=0.05)
+    assert np.allclose(rough, Encoder.open(mean, FLOAT32).encode(TEXTS, "", 64, 4), atol=0.05)
 
 
 def test_a_reader_counts_as_the_encoder_does_and_leaves_room_for_the_prompt(mean: Path) -> None:

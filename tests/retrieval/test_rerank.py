@@ -9,6 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Passage
+from coseek.hardware.placement import FLOAT32
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query
@@ -55,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> CrossEncoder:
-    return CrossEncoder.open(folder, "cpu", 48)
+    return CrossEncoder.open(folder, FLOAT32, 48)
 
 
 def rerank(folder: Path, **given: object) -> Reranker:
@@ -63,7 +64,7 @@ def rerank(folder: Path, **given: object) -> Reranker:
 
 
 def test_the_order_is_that_of_the_pairs_read_one_by_one(folder: Path, model: CrossEncoder) -> None:
-    found = rerank(folder, max_tokens=48).search(["cat"], 30)[0]
+    found = rerank(folder, max_tokens=48, precision="float32").search(["cat"], 30)[0]
     alone = {passage.id: model.scores("cat", [f"{passage.title} {passage.text}"], 1)[0] for passage in CORPUS}
     for hit in found:
         assert hit.score == pytest.approx(alone[hit.passage.id], abs=1e-5)
@@ -102,7 +103,7 @@ def test_long_pairs_are_cut(model: CrossEncoder) -> None:
 
 
 def test_a_score_that_is_not_a_number_is_a_fault(tmp_path: Path, folder: Path) -> None:
-    broken = CrossEncoder.open(make_cross_encoder(tmp_path / "broken"), "cpu")
+    broken = CrossEncoder.open(make_cross_encoder(tmp_path / "broken"), FLOAT32)
     with torch.no_grad():
         for weight in broken.model.parameters():
             weight.fill_(float("nan"))
@@ -112,7 +113,7 @@ def test_a_score_that_is_not_a_number_is_a_fault(tmp_path: Path, folder: Path) -
 
 def test_a_classifier_with_several_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has 3 outputs per pair"):
-        CrossEncoder.open(make_cross_encoder(tmp_path / "classes", labels=3), "cpu")
+        CrossEncoder.open(make_cross_encoder(tmp_path / "classes", labels=3), FLOAT32)
 
 
 def test_a_folder_that_is_none_is_refused_when_it_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.serve.model_live import live_model, tiny_policy
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.http import HttpSettings
+from coseek.hardware.placement import FLOAT32
 from coseek.models.chat import Message, chat_ids
 from coseek.models.pretrained import load_model
 from coseek.models.remote import RemoteModelSettings, open_remote
@@ -76,7 +77,7 @@ def choice(reply: httpx.Response) -> JsonObject:
 def test_a_conversation_over_http_is_the_one_with_the_local_sampler(
     live: Live, folder: Path, tokenizer: HfTokenizer, temperature: float
 ) -> None:
-    local = Sampler(load_model(folder), tokenizer, STOPS, SamplerSettings(temperature=temperature))
+    local = Sampler(load_model(folder, FLOAT32), tokenizer, STOPS, SamplerSettings(temperature=temperature))
     remote = open_remote(live[0], RemoteModelSettings(), tokenizer, STOPS, temperature)
     assert remote.served.dialect == "coseek" and not remote.inexact
     here, there = converse(local, range(24), lengths=30), converse(remote, range(24), lengths=30)

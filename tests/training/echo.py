@@ -28,7 +28,8 @@ def sampling(policy: Policy) -> RolloutFunction:
 
     def draw(rows: list[list[int]], generators: list[torch.Generator]) -> list[tuple[int, float]]:
         with torch.no_grad():
-            logprobs_BV = policy.whole_model()(input_ids=torch.tensor(rows)).logits[:, -1].log_softmax(1)
+            ids_BT = torch.tensor(rows, device=policy.device)
+            logprobs_BV = policy.whole_model()(input_ids=ids_BT).logits[:, -1].log_softmax(1).cpu()
         drawn = [
             int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
             for logprobs_V, generator in zip(logprobs_BV, generators, strict=True)

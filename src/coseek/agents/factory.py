@@ -9,6 +9,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, cast
@@ -27,10 +28,11 @@ from coseek.core.fingerprint import TOKENIZER, fingerprint
 from coseek.core.hub import fetch_command, missing
 from coseek.core.plugins import PluginSpec, is_plugin_path
 from coseek.core.registry import find_plugin, plugin_names
-from coseek.core.settings import Settings, make_settings
+from coseek.core.settings import make_settings
 from coseek.data.audit import Decode
 from coseek.data.run import Run
-from coseek.hardware.precision import S, SamplingPrecision
+from coseek.hardware.placement import Placement
+from coseek.hardware.precision import Place, S
 from coseek.hardware.speed import resolve_here, warning
 from coseek.models.chat import ChatTemplate
 from coseek.models.dialect import dialect_of
@@ -49,7 +51,7 @@ BYTES = "bytes"
 """Names the tokenizer whose tokens are bytes."""
 
 
-class AgentSettings(Settings):
+class AgentSettings(Placement):
     """Which agent runs, and how it samples."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
@@ -65,8 +67,6 @@ class AgentSettings(Settings):
     tokenizer has one. A server that takes chat messages applies its own."""
     temperature: float = Field(default=0.0, ge=0.0)
     """0 takes the most likely token; no effect on scripted agents."""
-    precision: SamplingPrecision = "float32"
-    """Of weights and cache; no effect on scripted agents."""
     tokenizer: str | None = None
     """The folder of the tokenizer of a scripted agent or a server, or `bytes`. A model folder has its own; the default
     of scripted agents is `bytes`."""
@@ -84,13 +84,17 @@ def is_scripted(name: str) -> bool:
 
 
 def settings_for(
-    name: str, protocol: str | None = None, prompt_template: str | None = None, tokenizer: str | None = None
+    name: str,
+    protocol: str | None = None,
+    prompt_template: str | None = None,
+    tokenizer: str | None = None,
+    device: str | None = None,
 ) -> AgentSettings:
     """Build an agent's settings, with its own protocol and prompt template as defaults. Raises `UserError` for a name
     that is no agent."""
     file = Path(name) if name.endswith((".yaml", ".yml")) else None
     tree = _file(file) if file else {"name": name}
-    given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer}
+    given = {"protocol": protocol, "prompt_template": prompt_template, "tokenizer": tokenizer, "device": device}
     typed = {key: value for key, value in given.items() if value is not None}
     tree |= typed
     card = card_of(str(tree.get("name", "")), cast("str | None", tree.get("tokenizer")))
@@ -256,15 +260,22 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     if line := warning(settings):
         log.warning("%s", line)
     sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
-    return Sampler(load_model(Path(settings.name)), tokenizer, protocol.grammar.stops, sampling)
+    return Sampler(load_model(Path(settings.name), settings), tokenizer, protocol.grammar.stops, sampling)
 
 
-def settled_for(settings: S, agent: AgentSettings | None, began: Path | None = None) -> S:
-    """Resolve the agent's precision `auto`: to the one recorded in the file `began` when work is resumed, else to the
-    fastest here."""
+def settled_for(
+    settings: S, agent: AgentSettings | None, began: Path | None = None, others: Sequence[str | None] = ()
+) -> S:
+    """Resolve the precision `auto`: to the one recorded in the file `began` when work is resumed, else to the fastest
+    on the device. `others` are the models of a group `placement`."""
     recorded = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
     width = hidden_size(Path(agent.name)) if agent is not None else 0
-    return resolve_here(settings, recorded if isinstance(recorded, dict) else None, lambda _: width)
+    beside = min(filter(None, (hidden_size(Path(name).expanduser()) for name in others if name)), default=0)
+
+    def width_at(place: Place) -> int:
+        return beside if place[0] == "placement" else width
+
+    return resolve_here(settings, recorded if isinstance(recorded, dict) else None, width_at)
 
 
 def decoder_of(run: Run) -> Decode | None:

@@ -21,9 +21,11 @@ from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.grading import Tell, answer_cache, generate_answers, judge_claims, verdict_cache
 from coseek.graders.judge import Claim, Judge, JudgeSettings
+from coseek.hardware.device import AUTO
 from coseek.measure.agreement import Agreement, agreements
 from coseek.measure.component_scores import Answers, component_run
 from coseek.measure.score import JUDGED, ScoredRun, Verdicts, check_metrics, score_run
+from coseek.models.local_text import TextModelSettings
 from coseek.models.text_model import CachedTextModel
 
 AnswerWith: TypeAlias = Annotated[
@@ -55,8 +57,10 @@ def open_parts(
     judges: Sequence[str],
     judge_prompt: str,
     cache: Path | None,
+    device: str | None = None,
 ) -> "GraderSet":
     """Open the generator and the judges that are named. An unknown metric, or one without its judge, is refused."""
+    writing = TextModelSettings(device=device or AUTO)
     check_metrics(metrics)
     judged = [name for name in metrics if name in JUDGED]
     if judged and not judges:
@@ -64,9 +68,9 @@ def open_parts(
     generator = None
     if answer_with is not None:
         tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
-        generator = open_generator(make_settings(GeneratorSettings, tree), cache)
+        generator = open_generator(make_settings(GeneratorSettings, tree), cache, writing)
     asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges)
-    return GraderSet(generator, tuple(open_judge(settings, cache) for settings in asked))
+    return GraderSet(generator, tuple(open_judge(settings, cache, writing) for settings in asked))
 
 
 @dataclass(frozen=True)

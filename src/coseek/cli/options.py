@@ -33,6 +33,12 @@ BootstrapSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the bootstr
 CacheFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="A SQLite file that caches model outputs across runs and labels.")
 ]
+DeviceName: TypeAlias = Annotated[
+    str | None, typer.Option(help="Of local models: cpu, cuda, cuda:1 …; else an accelerator where there is one.")
+]
+PrecisionName: TypeAlias = Annotated[
+    str, typer.Option(help="float32, bfloat16, or auto: the faster one on this machine.")
+]
 
 
 def question_filter(given: Sequence[str] | None) -> QuestionFilter:

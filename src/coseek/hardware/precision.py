@@ -30,15 +30,14 @@ class Use(StrEnum):
 
 TrainingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.TRAINING]
 SamplingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.SAMPLING]
-EncodingPrecision: TypeAlias = Annotated[PrecisionSetting, Use.ENCODING]
 
 
 class Replaces:
     """Marks a field of named overrides of the class's own settings, such as stages."""
 
 
-ENCODER = "encoder_dtype"
-"""Name of the encoder's precision in a retriever's untyped settings."""
+ENCODER = ("precision", "encoder_dtype")
+"""Names, now and in coseek 0.2, of the encoder's precision in a retriever's untyped settings."""
 
 Place: TypeAlias = tuple[str, ...]
 """The names that lead to a setting."""
@@ -67,14 +66,22 @@ def named(kind: type[BaseModel] | None, tree: JsonObject, above: Place = ()) -> 
     for name, value in tree.items():
         field = kind.model_fields.get(name) if kind is not None else None
         marks = field.metadata if field is not None else []
-        use = next((mark for mark in marks if isinstance(mark, Use)), None)
-        if isinstance(value, str) and (use is not None or (kind is None and name == ENCODER)):
+        own = getattr(kind, "USE", None) if name == "precision" else None  # that of a `Placement`
+        use = next((mark for mark in marks if isinstance(mark, Use)), own)
+        if isinstance(value, str) and (use is not None or (kind is None and name in ENCODER)):
             yield (*above, name), use or Use.ENCODING, value
         elif isinstance(value, dict) and any(isinstance(mark, Replaces) for mark in marks):
             for part, settings in value.items():
                 yield from named(kind, cast(JsonObject, settings), (*above, name, part))
         elif isinstance(value, dict):
             yield from named(group_of(kind, name) if kind is not None else None, value, (*above, name))
+
+
+def device_at(tree: JsonObject, place: Place) -> str:
+    """The device of the model whose precision is at this place: that of the nearest group around it that names one."""
+    groups = (_at(tree, place[:depth]) for depth in range(len(place) - 1, -1, -1))
+    found = (group.get("device") for group in groups if isinstance(group, dict))
+    return next((device for device in found if isinstance(device, str)), AUTO)
 
 
 def _at(tree: Json, place: Place) -> Json:

@@ -21,8 +21,18 @@ from typing import NamedTuple, cast
 from coseek.core.errors import CoseekError
 from coseek.core.files import JsonObject, write_json
 from coseek.core.settings import Settings, dump_settings
+from coseek.hardware.device import AUTO, device_of, multiplies_bfloat16
 from coseek.hardware.host import Host
-from coseek.hardware.precision import Place, Precision, PrecisionSetting, S, Use, named, resolve_precisions
+from coseek.hardware.precision import (
+    Place,
+    Precision,
+    PrecisionSetting,
+    S,
+    Use,
+    device_at,
+    named,
+    resolve_precisions,
+)
 
 SCHEMA = 1
 FILE = "speed.json"
@@ -63,17 +73,17 @@ class Choice(NamedTuple):
     why: str
 
 
-def fastest(use: Use, width: int = WIDE, device: str | None = None) -> Precision:
-    """The precision of `auto` for a model of this width. `device`: `cpu` or `cuda`; by default a GPU where present."""
+def fastest(use: Use, width: int = WIDE, device: str = AUTO) -> Precision:
+    """The precision of `auto` for a model of this width on a device."""
     if use is Use.SAMPLING and width < WIDE:
         return "float32"
-    if _on_gpu(device):
-        return _native()
+    if (place := device_of(device)).type != "cpu":
+        return "bfloat16" if multiplies_bfloat16(place) else "float32"
     found = precision_pace(use)
     return "bfloat16" if found is not None and found.wins else "float32"
 
 
-def precision_of(wish: PrecisionSetting, use: Use, width: int = WIDE, device: str | None = None) -> Precision:
+def precision_of(wish: PrecisionSetting, use: Use, width: int = WIDE, device: str = AUTO) -> Precision:
     """The setting's precision, with `auto` resolved."""
     return fastest(use, width, device) if wish == "auto" else wish
 
@@ -82,21 +92,22 @@ def resolve_here(
     settings: S,
     began: JsonObject | None = None,
     width_at: Callable[[Place], int] = lambda _: WIDE,
-    device: str | None = None,
 ) -> S:
-    """Replace every `auto`: by the precision in `began`, else by the fastest one here.
+    """Replace every `auto`: by the precision in `began`, else by the fastest one on the model's device.
 
     `width_at` gives the hidden size of a setting's model.
     """
-    return resolve_precisions(settings, lambda use, place: fastest(use, width_at(place), device), began)
+    tree = dump_settings(settings)
+    return resolve_precisions(settings, lambda use, at: fastest(use, width_at(at), device_at(tree, at)), began)
 
 
 def warning(settings: Settings) -> str:
     """One sentence, once a process, when the settings name a precision that is slow here; else empty."""
+    tree = dump_settings(settings)
     slow = [
         (place, found)
-        for place, use, value in named(type(settings), dump_settings(settings))
-        if value == "bfloat16" and not _on_gpu(None)
+        for place, use, value in named(type(settings), tree)
+        if value == "bfloat16" and device_of(device_at(tree, place)).type == "cpu"
         if (found := precision_pace(use)) is not None and found.ratio < SLOW
     ]
     if not slow or _memory.warned:
@@ -122,9 +133,9 @@ def search_pace(dim: int, dtype: str) -> Timing | None:
 
 def described(use: Use) -> Choice:
     """The choice for a wide enough model, with the measured reason."""
-    if _on_gpu(None):
-        has = "multiplies" if _native() == "bfloat16" else "does not multiply"
-        return Choice(_native(), f"the GPU {has} bfloat16 natively")
+    if (place := device_of()).type != "cpu":
+        has = "multiplies" if multiplies_bfloat16(place) else "does not multiply"
+        return Choice(fastest(use), f"{place} {has} bfloat16 natively")
     found = precision_pace(use)
     return Choice(fastest(use), f"bfloat16 has {times(found)} the speed of float32")
 
@@ -134,18 +145,6 @@ def times(found: Timing | None) -> str:
     if found is None:
         raise OSError("the trial, a process of its own that multiplies for a second, did not end well")
     return f"{found.ratio:.2g} ×"
-
-
-def _on_gpu(device: str | None) -> bool:
-    import torch
-
-    return torch.cuda.is_available() if device is None else device.startswith("cuda")
-
-
-def _native() -> Precision:
-    import torch
-
-    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
 # --- trials, and what is kept of them

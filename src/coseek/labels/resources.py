@@ -5,24 +5,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coseek.agents.limits import Limits
 from coseek.agents.rollout import Agent
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
+from coseek.core.settings import make_settings
 from coseek.data.grade_cache import GradeCache
 from coseek.data.passage import Corpus
 from coseek.graders.call_counts import CallCounts
 from coseek.graders.factory import open_frozen_model
+from coseek.hardware.placement import Placement
 from coseek.labels.score_cache import E, ScoreCache
+from coseek.models.likelihood import LikelihoodSettings, LocalLikelihood, open_likelihood
+from coseek.models.local_text import TextModelSettings
 from coseek.models.text_model import TextModel
 from coseek.retrieval.retriever import Retriever
 from coseek.world.oracle import Oracle
-
-if TYPE_CHECKING:  # torch
-    from coseek.models.likelihood import LocalLikelihood
 
 ORACLE, GOLD = "oracle", "gold"
 """Scorers without a model: the oracle of a laptop world, and the gold passages of a data set."""
@@ -53,6 +53,8 @@ class LabelResources:
     """The folder of the laptop world whose oracle scores."""
     likelihood_name: str | None = None
     """The folder of a model that computes answer likelihoods."""
+    placement: Placement = field(default_factory=Placement)
+    """Placement of these two, where they are model folders."""
     cache: Path | None = None
     """A SQLite file that caches the outputs of frozen models, independent of labels."""
     tally: CallCounts = field(default_factory=CallCounts)
@@ -117,17 +119,15 @@ class LabelResources:
         """The scorer as a text model with greedy decoding."""
         if self.scorer in (ORACLE, GOLD):
             raise SettingError(f"--scorer {self.scorer} is no model, and these labels need one that writes")
-        return open_frozen_model(self.scorer, self.cache)
+        return open_frozen_model(self.scorer, self.cache, make_settings(TextModelSettings, self.placement.values()))
 
     @cached_property
-    def likelihood(self) -> "LocalLikelihood":
+    def likelihood(self) -> LocalLikelihood:
         if self.likelihood_name is None:
             raise SettingError(
                 "these labels need a model that says how likely an answer is; name its folder with --likelihood"
             )
-        from coseek.models.likelihood import open_likelihood  # torch
-
-        return open_likelihood(self.likelihood_name)
+        return open_likelihood(self.likelihood_name, make_settings(LikelihoodSettings, self.placement.values()))
 
     def score_cache(self, name: str, kind: type[E], identity: str, card: JsonObject) -> ScoreCache[E]:
         """The cache of a grader in `scores`; graders with different identities have different files."""

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import Settings
+from coseek.hardware.placement import Placement
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def add_tag_tokens(source: Path, marks: Sequence[str], folder: Path, seed: int) 
 
     fast = HfTokenizer.load(source).fast
     fast.add_special_tokens({"additional_special_tokens": list(marks)})
-    tokenizer, model = HfTokenizer(fast, str(source)), load_model(source)
+    tokenizer, on_cpu = HfTokenizer(fast, str(source)), Placement(device="cpu", precision="float32")
+    model = load_model(source, on_cpu)  # which is written to disk and not run
     known = int(weight_of(model.get_input_embeddings()).shape[0])
     if tokenizer.size > known:
         model.resize_token_embeddings(tokenizer.size, mean_resizing=False)

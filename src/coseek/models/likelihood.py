@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.core.fingerprint import fingerprint
-from coseek.core.settings import Settings
-from coseek.hardware.precision import EncodingPrecision, Use
+from coseek.hardware.placement import Placement
+from coseek.hardware.precision import Use
 from coseek.models.local_text import around_prompt, load_local
 from coseek.models.remote_text import named_server
 from coseek.models.tokenizer import HfTokenizer
@@ -30,15 +30,15 @@ _Row: TypeAlias = tuple[int, list[int], int]
 """Its index, its ids, and the start of its continuation."""
 
 
-class LikelihoodSettings(Settings):
-    """Batching and precision of likelihoods."""
+class LikelihoodSettings(Placement):
+    """Batching and placement of likelihoods."""
+
+    USE: ClassVar[Use] = Use.ENCODING
 
     batch_tokens: int = Field(default=8192, ge=1)
     """Tokens per forward pass, padding included; a longer row is read alone."""
     max_context: int = Field(default=32_768, ge=2)
     """Maximum tokens of prompt and continuation, or the model's limit if that is less."""
-    precision: EncodingPrecision = "float32"
-    """Precision of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> Lo
         raise SettingError(f"{name} is a server, and likelihoods are read off a model folder; name the model's folder")
     settings = settings or LikelihoodSettings()
     folder = Path(name).expanduser()
-    model, tokenizer, precision, context = load_local(folder, settings.precision, Use.ENCODING, settings.max_context)
+    model, tokenizer, precision, context = load_local(folder, settings, settings.max_context)
     return LocalLikelihood(
         model=model,
         tokenizer=tokenizer,

@@ -12,10 +12,9 @@ from pydantic import Field
 
 from coseek.core.errors import ModelError
 from coseek.core.fingerprint import fingerprint
-from coseek.core.settings import Settings
 from coseek.data.question import Question
-from coseek.hardware.precision import Precision, PrecisionSetting, SamplingPrecision, Use
-from coseek.hardware.speed import precision_of
+from coseek.hardware.placement import Placement
+from coseek.hardware.precision import Precision
 from coseek.models.chat import chat_frame
 from coseek.models.model import EpisodeState, Model, Request, TurnEnd
 from coseek.models.remote_text import RemoteTextModel, named_server, open_remote_text
@@ -29,15 +28,13 @@ CUT = "\n[A part was left out here, because the whole did not fit.]\n"
 """Replaces the removed middle of a prompt that is too long."""
 
 
-class TextModelSettings(Settings):
-    """Limits and precision of a local model."""
+class TextModelSettings(Placement):
+    """Limits and placement of a local model."""
 
     max_rows: int = Field(default=16, ge=1)
     """Texts generated at once."""
     max_context: int = Field(default=32_768, ge=16)
     """Maximum tokens of prompt and text, or the model's limit if that is less."""
-    precision: SamplingPrecision = "float32"
-    """Precision of weights and cache."""
 
 
 @dataclass
@@ -117,7 +114,7 @@ def open_local_text_model(folder: Path, settings: TextModelSettings | None = Non
     from coseek.models.sampler import Sampler, SamplerSettings  # imports torch
 
     settings = settings or TextModelSettings()
-    network, tokenizer, precision, context = load_local(folder, settings.precision, Use.SAMPLING, settings.max_context)
+    network, tokenizer, precision, context = load_local(folder, settings, settings.max_context)
     sampling = SamplerSettings(temperature=0.0, max_rows=settings.max_rows, max_tokens=context, dtype=precision)
     return LocalTextModel(
         model=Sampler(network, tokenizer, (), sampling),
@@ -134,12 +131,11 @@ def around_prompt(tokenizer: HfTokenizer) -> tuple[tuple[int, ...], tuple[int, .
 
 
 def load_local(
-    folder: Path, precision: PrecisionSetting, use: Use, max_context: int
+    folder: Path, placement: Placement, max_context: int
 ) -> tuple["PreTrainedModel", HfTokenizer, Precision, int]:
     """Load a folder's model and tokenizer. Also returns the precision, and the smaller of both context limits."""
     from coseek.models.pretrained import load_model  # imports torch
 
-    chosen = precision_of(precision, use, hidden_size(folder))
-    model = load_model(folder, chosen)
+    model, chosen = load_model(folder, placement), placement.precision_at(hidden_size(folder))
     longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or max_context)
     return model, HfTokenizer.load(folder), chosen, min(longest, max_context)

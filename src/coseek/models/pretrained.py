@@ -7,13 +7,16 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as library_logging
 
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder
 from coseek.core.hub import missing
+from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
+from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer, first_line
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -22,20 +25,30 @@ DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": to
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 
 
-def load_model(folder: Path, dtype: Precision = "float32") -> PreTrainedModel:
-    """Load the causal language model of a folder, in evaluation mode. Nothing is downloaded."""
+def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
+    """Load the causal language model of a folder onto its device, in evaluation mode. Nothing is downloaded."""
     if not folder.is_dir():
         raise DataError(missing("model folder", folder))
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a model folder: it has no config.json")
+    device = placement.torch_device()
+    dtype = DTYPES[placement.precision_at(hidden_size(folder))]
     try:
         with quiet():
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation=kernel_of(placement), local_files_only=True
+            )
     except _UNREADABLE as error:
         raise DataError(f"{folder} holds no language model that can be opened: {first_line(error)}") from None
     assert isinstance(model, PreTrainedModel)
     model.eval()
+    nn.Module.to(model, device)
     return model
+
+
+def kernel_of(placement: DevicePlacement) -> str | None:
+    """The attention kernel as transformers takes it: `None` is sdpa, or eager for architectures without it."""
+    return None if placement.attention == "sdpa" else placement.attention
 
 
 def save_model(model: PreTrainedModel, tokenizer: HfTokenizer, folder: Path) -> None:

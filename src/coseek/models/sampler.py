@@ -48,7 +48,7 @@ class SamplerSettings(Settings):
     """Maximum memory of the cache, in GiB. `max_rows` is lowered to the rows that fit at their maximum length."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum length of a row, prompt included; the model's own limit if not set."""
-    dtype: SamplingPrecision = "float32"
+    dtype: SamplingPrecision = "auto"
     """Precision of weights and cache; `auto` is the fastest here for a model of this width."""
     patience: float = Field(default=0.25, ge=0.0, lt=1.0)
     """Share of live rows that may stop before `step` returns. Waiting batches searches; 0 returns every row at once."""
@@ -331,7 +331,7 @@ def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
 
 def pick_dtype(wish: PrecisionSetting, model: PreTrainedModel) -> Precision:
     """The precision in which the network is sampled."""
-    return precision_of(wish, Use.SAMPLING, int(model.config.get_text_config().hidden_size), model.device.type)
+    return precision_of(wish, Use.SAMPLING, int(model.config.get_text_config().hidden_size), str(model.device))
 
 
 def _groups(pieces: Sequence[PromptPiece]) -> list[list[PromptPiece]]:

@@ -67,7 +67,7 @@ from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings
-from coseek.training.trainer.workers import Workers, placed, workers_here
+from coseek.training.trainer.workers import Workers, workers_here
 from coseek.world.world import make_world
 
 
@@ -308,8 +308,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _network(self, name: str, settings: LearnerSettings) -> PreTrainedModel:
         """The network of a policy's folder, on this worker's device unless it will be sharded, which places it."""
-        model = load_model(self.policy_folder(name))
-        return model if settings.workers == "fsdp2" and self.workers.world > 1 else placed(model)
+        placement = self.recipe.in_float32()
+        if settings.workers == "fsdp2" and self.workers.world > 1:
+            placement = placement.model_copy(update={"device": "cpu"})
+        return load_model(self.policy_folder(name), placement)
 
     def _policy_sampler(self, policy: Policy, limits: Limits) -> Sampler:
         """A sampler of a policy in training, at temperature 1."""
@@ -474,7 +476,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if isinstance(engine, ScheduledRetriever):
             engine.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
         self.progress.stage("samples", len(questions) * settings.samples)
-        model = placed(load_model(self.policy_folder(stage.begins)))
+        model = load_model(self.policy_folder(stage.begins), self.recipe.in_float32())
         sampler = self.sampler(model, self.protocol, settings.temperature, recipe.limits)
         run_questions(
             run,

@@ -18,7 +18,8 @@ from coseek.core.files import Json, JsonObject, read_yaml
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings, merge_settings
 from coseek.data.selection import QuestionFilter
-from coseek.hardware.precision import Replaces, SamplingPrecision
+from coseek.hardware.placement import Placement
+from coseek.hardware.precision import Replaces
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
@@ -172,8 +173,8 @@ class TableSettings(Settings):
     """Seed of the drawn questions, of the rows at temperature 1, and of the bootstrap."""
 
 
-class AgentRecipe(Settings):
-    """The training and measurement of one agent."""
+class AgentRecipe(Placement):
+    """The training and measurement of one agent. `precision` is that of sampling; learners have their own."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template", "frozen": "graders"}
 
@@ -222,8 +223,6 @@ class AgentRecipe(Settings):
     """Maximum memory of the sampler's key-value cache on one device, in GiB: questions beyond it wait."""
     overlap: bool = False
     """Search while the policy samples: for servers and the web, not for a retriever that is the policy itself."""
-    precision: SamplingPrecision = "float32"
-    """Precision of weights and cache while sampling; `auto` is the fastest one on this machine for the policy."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; all cores when not set. Results depend on the number."""
     track: tuple[str, ...] = ()

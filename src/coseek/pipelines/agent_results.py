@@ -171,7 +171,7 @@ def agent_of(training: AgentTraining, row: TableRow) -> Agent:
     made_of = made_of_row(training, row)
     if not row.policy:
         return Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, training.tokenizer), made_of)
-    model = load_model(training.policy_folder(row.policy))
+    model = load_model(training.policy_folder(row.policy), training.recipe)
     return Agent(protocol, training.sampler(model, protocol, row.temperature), made_of)
 
 

@@ -27,6 +27,7 @@ from coseek.core.progress import Progress
 from coseek.core.settings import dump_settings
 from coseek.data.identities import Identities
 from coseek.data.passage import Corpus, Passage
+from coseek.hardware.device import idle_devices
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
 from coseek.labels.label_set import LabelSet
@@ -37,7 +38,7 @@ from coseek.pipelines.part_identities import retriever_identities
 from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
-from coseek.retrieval.vectors.encoder import encoder_folder, remote_code_asked
+from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.retrieval.vectors.encoder_card import EncoderCard, most_read
 from coseek.training.encoder.collator import Collator, FeatureBuilder
 from coseek.training.encoder.evaluation import EncoderEvaluator, EvaluationResult, HeldOut, HeldOutEvaluator
@@ -222,6 +223,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 found["BM25"] = self.looker.bm25()
             write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
         trainer = self._trainer(model, order, steps, began)
+        if self.workers.world == 1 and (line := idle_devices(self.recipe.torch_device())):
+            self.progress.say(line)
         self.progress.stage("training", steps)
         trainer.train(resume_from_checkpoint=str(began) if began is not None else None)
         if self.workers.first:
@@ -229,15 +232,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         self.workers.wait()
 
     def open(self, folder: Path) -> SentenceTransformer:
-        """Open an encoder on the CPU in float32, with the recipe's pooling."""
-        with quiet(), remote_code_asked(folder):
-            model = SentenceTransformer(
-                str(folder),
-                device="cpu",
-                local_files_only=True,
-                model_kwargs={"dtype": torch.float32},
-                trust_remote_code=self.recipe.trust_remote_code,
-            )
+        """Open an encoder on the training device in float32, with the recipe's pooling."""
+        model = load_encoder(folder, self.recipe, "float32", trust=self.recipe.trust_remote_code)
         for place, module in enumerate(model):
             if isinstance(module, Pooling) and self.recipe.pooling not in (None, module.pooling_mode):
                 model[place] = Pooling(module.embedding_dimension, self.recipe.pooling, module.include_prompt)
@@ -267,9 +263,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         set_seed(recipe.seed)
         return RetrieverTrainer(
             model=model,
-            args=arguments(
-                self.folder / "checkpoints", settings, recipe.held_out, steps, recipe.seed, looker is not None
-            ),
+            args=arguments(self.folder / "checkpoints", recipe, steps, evaluates=looker is not None),
             objective=self._objective(model, notes),
             updates=UpdateDataset(order, steps),
             collator=Collator(
@@ -293,7 +287,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             micro_batch_tokens=settings.micro_batch_tokens,
             cached=settings.cached,
             normalise=self.card.normalise,
-            bfloat16=precision_of(settings.precision, Use.TRAINING) == "bfloat16",
+            bfloat16=precision_of(settings.precision, Use.TRAINING, device=self.recipe.device) == "bfloat16",
             workers=self.workers,
         )
         objective.sums |= notes.sums

@@ -32,8 +32,7 @@ from coseek.graders.generator import (
     ReadingInput,
     load_generator_prompt,
 )
-from coseek.hardware.precision import Precision, Use
-from coseek.hardware.speed import precision_of
+from coseek.hardware.precision import Precision
 from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
@@ -68,7 +67,7 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
             make_policy(self.recipe.laptop, self._texts(), (), self.start_folder, self.recipe.seed)
         if self.generator_folder.exists():
             return
-        model = load_model(self.start_folder)
+        model = load_model(self.start_folder, self.recipe.in_float32())
         policy = Policy(model, self.recipe.sft.learner, 0)
         generator = self.generator_of(model, "in training")
         teacher = ExampleWriter(self.rooms, generator, self.tokenizer, self.recipe.sft.curriculum, self.recipe.passages)
@@ -101,7 +100,7 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
     @property
     def precision(self) -> Precision:
         """The sampling precision."""
-        return precision_of(self.recipe.precision, Use.SAMPLING, self.recipe.laptop.hidden, "cpu")
+        return self.recipe.precision_at(self.recipe.laptop.hidden)
 
     @cached_property
     def tokenizer(self) -> HfTokenizer:
@@ -178,7 +177,7 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
 
     def measure(self) -> Scores:
         """Score the trained generator on the test split of the held-out world."""
-        model = load_model(self.generator_folder, self.precision)
+        model = load_model(self.generator_folder, self.recipe)
         generator = self.generator_of(model, "trained")
         room = WorldSampler(self.held_out, "test")
         asked = draw(room.questions, self.recipe.table.questions, self.recipe.table.seed)

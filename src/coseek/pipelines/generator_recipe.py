@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from coseek.core.settings import Settings
-from coseek.hardware.precision import SamplingPrecision
+from coseek.hardware.placement import Placement
 from coseek.models.laptop import LaptopSettings
 from coseek.training.sft.settings import Phase, SftSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
@@ -30,8 +30,8 @@ class GeneratorTable(Settings):
     """Seed of the drawn questions, of the passages' order, and of the bootstrap."""
 
 
-class GeneratorRecipe(Settings):
-    """The training and measurement of a laptop generator."""
+class GeneratorRecipe(Placement):
+    """The training and measurement of a laptop generator. `precision` is that of answering."""
 
     seed: int = 0
     """Seed of everything but the held-out world, which has its own."""
@@ -71,8 +71,6 @@ class GeneratorRecipe(Settings):
     """The supervised training; the gate is strict EM on held-out questions with gold passages among others."""
     max_answer_tokens: int = Field(default=160, ge=1)
     """Limit of an answer, rationale included."""
-    precision: SamplingPrecision = "float32"
-    """Precision of weights and cache while answering."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; all cores when not set."""
     table: GeneratorTable = GeneratorTable()

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from coseek.core.errors import SettingError
-from coseek.core.settings import Settings
+from coseek.core.settings import Settings, make_settings
 from coseek.data.question import Question
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import Generator, GeneratorSettings
@@ -18,7 +18,7 @@ from coseek.graders.grading import Tell, no_progress
 from coseek.graders.judge import Judge, JudgeSettings
 from coseek.graders.rag_baseline import RagBaselines, make_baselines
 from coseek.graders.scoring import EpisodeScorer, check_needs
-from coseek.hardware.precision import SamplingPrecision
+from coseek.hardware.placement import Placement
 from coseek.models.local_text import TextModelSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.accuracy import Accuracy
@@ -39,8 +39,8 @@ class BaselineSettings(Settings):
     """Passages of the one search (004: 3, as many as the agent's searches find)."""
 
 
-class GraderSettings(Settings):
-    """Models that rewards ask during training and that are not trained."""
+class GraderSettings(Placement):
+    """Models that rewards ask during training and that are not trained. `auto` is the precision of the narrowest."""
 
     generator: GeneratorSettings | None = None
     """Answers from the passages that a run serves."""
@@ -50,8 +50,6 @@ class GraderSettings(Settings):
     """Computed before training where a reward needs it."""
     max_rows: int = Field(default=64, ge=1)
     """Batch size of local models; results do not depend on it."""
-    precision: SamplingPrecision = "float32"
-    """Precision of local models' weights and cache; `auto` is the fastest one here for the narrowest of them."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def check_graders(settings: GraderSettings, reward: RewardFunction, world: bool)
 
 def open_graders(settings: GraderSettings, folder: Path, world: Path | None = None) -> Graders:
     """Open the graders. `world` is the laptop world's folder for `judge.model: oracle`."""
-    writing = TextModelSettings(max_rows=settings.max_rows, precision=settings.precision)
+    writing = make_settings(TextModelSettings, {**settings.values(), "max_rows": settings.max_rows})
     cache = folder / CACHE
     generator = open_generator(settings.generator, cache, writing) if settings.generator is not None else None
     named = settings.judge

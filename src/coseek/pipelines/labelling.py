@@ -20,6 +20,7 @@ from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.selection import draw
 from coseek.graders.judge import is_world
+from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, check_distinct, make_labels
 from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, RolloutMaker
@@ -48,6 +49,8 @@ class LabelSettings(Settings):
     """Scorer of passages, for methods that need one."""
     likelihood: str | None = None
     """Model of answer likelihoods, for methods that need one."""
+    placement: Placement = Placement()
+    """Placement of these two, where they are model folders."""
 
 
 def label_settings(
@@ -57,22 +60,27 @@ def label_settings(
     retriever: str | None = None,
     agent: str | None = None,
     temperature: float = 0.0,
+    device: str | None = None,
 ) -> tuple[LabelSettings, JsonObject]:
     """The settings of labelling, and the method's own as plain values.
 
-    `typed` holds settings of the method, and the agent's budgets as the group `limits`; `named` the fields of
-    `LabelSettings` that are neither taken from the runs nor from `retriever`, `agent` and its `temperature`.
+    `typed` holds settings of the method, the agent's budgets as the group `limits`, and the group `placement`; `named`
+    the fields of `LabelSettings` that are neither taken from the runs nor from `retriever`, `agent` and its
+    `temperature`. `device` is that of all local models.
     """
     module = cast(MakerModule, find_plugin("method", PACKAGE, str(named["method"]), OFFERS))
     if not runs:
         raise SettingError("name a run folder to label; make one with `coseek run`")
     opened = [Run(Path(folder)) for folder in runs]
     tree = dict(typed)
-    limits = tree.pop("limits", {})
+    limits, placement = tree.pop("limits", {}), tree.pop("placement", {})
     for name in set(tree) & set(Limits.model_fields) - set(module.SETTINGS.model_fields):
         raise SettingError(f"no setting named {name!r}; the agent's budgets are a group: limits.{name}=…")
     of_method = make_settings(module.SETTINGS, tree)
     own, known = dump_settings(of_method), agent_of(opened, agent, temperature)
+    if device is not None:
+        placement = {"device": device, **placement} if isinstance(placement, dict) else placement
+        known = known and known.model_copy(update={"device": device})
     if known is not None and module.terms(of_method).rolls_out:
         refuse_equal_runs(cast(int, own["samples"]), known)
     base = dump_settings(limits_of(opened, agent, known))
@@ -82,6 +90,7 @@ def label_settings(
         "retriever": retriever_of(opened, retriever),
         "agent": None if known is None else dump_settings(known),
         "limits": {**base, **limits} if isinstance(limits, dict) else limits,
+        "placement": placement,
     }
     return make_settings(LabelSettings, chosen), own
 
@@ -104,7 +113,7 @@ def label_runs(
         LabelFolder.refuse_old(out)
     check_output_folder(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
     with lock_folder(out):
-        settings = settled_for(settings, settings.agent, out / "labels.yaml")
+        settings = settled_for(settings, settings.agent, out / "labels.yaml", (settings.scorer, settings.likelihood))
         questions = run_questions(settings)
         parts = open_parts(settings, out, questions, cache)
         maker = module.open(make_settings(module.SETTINGS, own), parts)
@@ -236,6 +245,7 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
         scorer_name=scorer,
         world=world,
         likelihood_name=settings.likelihood,
+        placement=settings.placement,
         cache=cache,
     )
 
@@ -258,8 +268,8 @@ def _folders(settings: LabelSettings) -> Iterable[Path]:
 
 
 def identity_of(agent: AgentSettings) -> str:
-    """Digest of an agent's settings, weights and files, independent of their paths."""
-    given: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer"})
+    """Digest of an agent's settings, weights and files, independent of their paths and of the device."""
+    given: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer", *DevicePlacement.model_fields})
     parts = [str(sorted(given.items()))]
     for name in (agent.name, agent.tokenizer):
         weights = name is not None and not is_scripted(name) and Path(name).expanduser().is_dir()

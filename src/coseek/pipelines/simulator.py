@@ -29,7 +29,6 @@ from coseek.rewards.reward import Reward, make_reward
 from coseek.training.sft.loop import train_sft
 from coseek.training.trainer.data_order import derive_seed
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.workers import placed
 
 BATCH = 256
 """Runs scored at once."""
@@ -59,7 +58,7 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         tokenizer = HfTokenizer.load(start)
         useful, noisy = examples(self.recipe, tokenizer)
         self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")
-        policy = Policy(placed(load_model(start)), self.recipe.sft.learner, 0)
+        policy = Policy(load_model(start, self.recipe.in_float32()), self.recipe.sft.learner, 0)
         seed = derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")
 
         def draw(done: float, rng: random.Random) -> Trajectory:

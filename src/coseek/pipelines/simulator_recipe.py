@@ -6,13 +6,13 @@ from pydantic import Field
 
 from coseek.core.errors import DataError
 from coseek.core.hub import missing
-from coseek.core.settings import Settings
+from coseek.hardware.placement import DevicePlacement
 from coseek.rewards.reward import RewardSpec
 from coseek.training.sft.settings import SftSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 
-class SimulatorRecipe(Settings):
+class SimulatorRecipe(DevicePlacement):
     """The tuning of a simulator (ZeroSearch): documents of right runs are useful, those of wrong runs noisy."""
 
     model: str

@@ -21,6 +21,7 @@ from coseek.core.files import JsonObject, read_yaml
 from coseek.core.plugins import PluginSpec, is_plugin_path
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus
+from coseek.models.local_text import TextModelSettings, open_text_model
 from coseek.models.text_model import TextModel
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
@@ -67,11 +68,10 @@ class OpenContext:
             return replace(self, folder=path.parent)._part(read_yaml(path, "retriever file"), str(path))
         return open_index(path, self.corpus)
 
-    def writer(self, name: str) -> TextModel:
-        """Open a language model by name. A folder's path is relative to `folder`."""
-        from coseek.models.local_text import open_text_model  # imports torch
-
-        return (self.model or open_text_model)(str(self.path(name)) if self.path(name).is_dir() else name)
+    def writer(self, name: str, local: TextModelSettings) -> TextModel:
+        """Open a language model by name, a folder with the settings `local`. Its path is relative to `folder`."""
+        name = str(self.path(name)) if self.path(name).is_dir() else name
+        return open_text_model(name, local) if self.model is None else self.model(name)
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
         module, settings = self.check(tree, where)

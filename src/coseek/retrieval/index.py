@@ -185,15 +185,16 @@ def _overridden(module: IndexModule, card: IndexCard, overrides: Mapping[str, ob
     """The settings of an index, with overrides for searching."""
     # A card is data: it does not say what its maker's settings keep out of it, such as whether code may run.
     unsaid = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
-    stored = {name: value for name, value in card.settings.items() if name not in unsaid}
+    named = module.SETTINGS.renamed
+    overrides = named(overrides)
+    stored = {name: value for name, value in named(card.settings).items() if name not in unsaid}
     settings = make_settings(module.SETTINGS, {**stored, **overrides})  # raises for an unknown name
     free: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
     for name in overrides:
         if name not in free:
             choice = f"what may be chosen when opening it: {', '.join(sorted(free))}" if free else "nothing may be"
             raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
-    device = getattr(settings, "device", "auto")
-    return resolve_here(settings, device=None if device == "auto" else device)
+    return resolve_here(settings)
 
 
 def _read(path: Path) -> Corpus:

@@ -9,8 +9,7 @@ from coseek import __version__
 from coseek.core.errors import DataError, ModelError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import fingerprint
-from coseek.hardware.precision import Precision, Use
-from coseek.hardware.speed import precision_of
+from coseek.hardware.precision import Precision
 from coseek.models.chat import Message, chat_ids
 from coseek.models.model import TurnEnd
 from coseek.models.shape import hidden_size
@@ -49,8 +48,7 @@ class Weights:
     def of(cls, folder: Path, settings: ModelServeSettings) -> "Weights":
         from coseek.models.pretrained import load_model
 
-        precision = precision_of(settings.precision, Use.SAMPLING, hidden_size(folder))
-        network = load_model(folder, precision)
+        network = load_model(folder, settings)
         tokenizer = HfTokenizer.load(folder)
         config = network.config.get_text_config()
         longest = int(getattr(config, "max_position_embeddings", 0) or 2**20)
@@ -63,7 +61,7 @@ class Weights:
             min(longest, settings.max_context or longest),
             (bos_id,) if begins else (),
             fingerprint(folder),
-            precision,
+            settings.precision_at(hidden_size(folder)),
         )
 
 
@@ -111,6 +109,7 @@ class ModelService(Service[ModelServeSettings]):
             "max_context": weights.context,
             "chat_template": weights.tokenizer.fast.chat_template is not None,
             "precision": weights.precision,
+            "device": str(weights.network.device),
             "written_tokens": self.generation.written_tokens,
             "reused_tokens": self.generation.reused_tokens,
             "coseek": __version__,

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from coseek.core.settings import Settings
-from coseek.hardware.precision import SamplingPrecision
+from coseek.hardware.placement import Placement
 
 
 class ListenSettings(Settings):
@@ -54,7 +54,7 @@ class ServeSettings(ListenSettings):
     """Write the queries into the log line, too. Off by default, since they are the users' words."""
 
 
-class ModelServeSettings(ListenSettings):
+class ModelServeSettings(ListenSettings, Placement):
     """Settings of a model service."""
 
     max_rows: int = Field(default=64, ge=1)
@@ -67,5 +67,3 @@ class ModelServeSettings(ListenSettings):
     """Characters of one prompt, at most."""
     max_prompts: int = Field(default=64, ge=1)
     """Prompts of one request, at most."""
-    precision: SamplingPrecision = "float32"
-    """Precision of weights and cache."""

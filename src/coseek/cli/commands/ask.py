@@ -7,10 +7,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for
+from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for, settled_for
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
-from coseek.cli.options import PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
+from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin, plugin_names
@@ -46,6 +46,7 @@ def ask(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
+    device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one question and watch the agent think, search and answer.
@@ -53,11 +54,12 @@ def ask(
     The agent's words and the passages go to stderr as they come, the answer alone to stdout.
     """
     console = stderr_console(quiet=as_json)
-    chosen = settings_for(agent, protocol, prompt_template, tokenizer).model_copy(update={"temperature": temperature})
+    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device)
+    chosen = chosen.model_copy(update={"temperature": temperature})
     refuse_knowing(chosen.name)
     typed = [text.removeprefix("limits.") for text in limits or []]  # `coseek run` has them in the group `limits`
     budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
-    who = open_agent(chosen)
+    who = open_agent(settled_for(chosen, chosen))
     index = RetrieverDisplay(open_retriever(retriever), console)
     asked = Question(id="asked", question=question)
     trajectory = rollout(watched(who, console), index, [asked], [seed], budgets)[0]

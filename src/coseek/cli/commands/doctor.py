@@ -130,8 +130,25 @@ def torch_product() -> str:
     (matrix @ matrix).sum().backward()
     if matrix.grad is None or float(matrix.grad[0, 0]) != 12.0:
         raise RuntimeError("the gradient of a 3×3 product is wrong")
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU, which is fine"
-    return f"multiplied and took a gradient; {version('torch')}, {torch.get_num_threads()} threads, {device}"
+    return f"multiplied and took a gradient; {version('torch')}, {torch.get_num_threads()} threads"
+
+
+def placement() -> str:
+    """Multiply where models are opened: the choice of `device`, and its reason."""
+    import torch
+
+    from coseek.hardware.device import UNFIT, accelerators
+    from coseek.hardware.placement import Placement
+
+    placed, (kind, count) = Placement(), accelerators()
+    device = placed.torch_device()
+    if float((torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device))[0, 0]) != 64.0:
+        raise RuntimeError(f"a product of ones on {device} is wrong")
+    why = "torch sees no accelerator, which is fine" if kind is None else f"torch sees {count} of {kind}"
+    if kind in UNFIT:
+        why += ", which has no float64: name it to try it"
+    name = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    return f"models open on {device}{name} ({why}), with {placed.attention} attention"
 
 
 def precision() -> str:
@@ -269,6 +286,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("files", files, "free some space, or work in a folder that can be written"),
     check("bm25", bm25, _REINSTALL + "numpy"),
     check("torch", torch_product, _REINSTALL + "torch==2.13.0"),
+    check("placement", placement, "use device=cpu"),
     check("precision", precision, "use precision float32"),
     check("search", exact_search, "use search=exact"),
     check("policy", small_network, _REINSTALL + "transformers"),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.options import CacheFile, Count, Resume
+from coseek.cli.options import CacheFile, Count, DeviceName, Resume
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
 from coseek.core.files import JsonObject
 from coseek.core.registry import plugin_names
@@ -51,6 +51,7 @@ def label(
     likelihood: Annotated[
         str | None, typer.Option(help="The folder of the model that computes answer likelihoods.")
     ] = None,
+    device: DeviceName = None,
     count: Count = None,
     resume: Resume = False,
     cache: CacheFile = None,
@@ -70,7 +71,7 @@ def label(
     find_view(view)
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
-    chosen, own = label_settings(runs, typed, named, retriever, agent, temperature)
+    chosen, own = label_settings(runs, typed, named, retriever, agent, temperature, device)
     with resumable("the same command with --resume"), progress_bar() as bars:
         done = label_runs(chosen, own, out, resume, cache, bars.report)
     if tevatron is not None:

@@ -17,7 +17,7 @@ from coseek.cli.grader_options import (
     ask,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import UserError
 from coseek.core.files import atomic_write, check_output_folder, write_json
@@ -48,6 +48,7 @@ def leaderboard(
     prompt: PromptFile = None,
     judge: OneJudge = None,
     judge_prompt: JudgePromptFile = "judge",
+    device: DeviceName = None,
     cache: CacheFile = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for leaderboard.md, leaderboard.html and leaderboard.json.")
@@ -63,7 +64,7 @@ def leaderboard(
     if out is not None:
         check_output_folder(out, BOARD)
     judges = [judge] if judge else []
-    parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache)
+    parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):
         board = make_leaderboard(scored_by(runs, parts), metric, split_names(in_domain), parts.notes(), seed)
         if out is not None:

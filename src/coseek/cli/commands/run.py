@@ -10,6 +10,7 @@ from coseek.agents.factory import SCRIPTED, settings_for
 from coseek.cli.commands.score import print_tables
 from coseek.cli.options import (
     Count,
+    DeviceName,
     PromptTemplateName,
     ProtocolName,
     Resume,
@@ -51,6 +52,7 @@ def run(
     protocol: ProtocolName = None,
     prompt_template: PromptTemplateName = None,
     tokenizer: TokenizerName = None,
+    device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an agent over many questions and keep every trajectory.
@@ -59,7 +61,7 @@ def run(
     questions end. Ctrl-C or a crash loses only unfinished questions; `--resume` does the rest.
     """
     who, limits = check_run(
-        questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer)
+        questions, split, retriever, lambda: settings_for(agent, protocol, prompt_template, tokenizer, device)
     )
     who = who.model_copy(update={"temperature": temperature})
     given = RunSettings(

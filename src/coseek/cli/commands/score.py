@@ -19,7 +19,7 @@ from coseek.cli.grader_options import (
     intended,
     open_parts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile, Select, question_filter
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName, Select, question_filter
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import JsonObject, check_output_folder
@@ -62,6 +62,7 @@ def score(
         ),
     ] = None,
     judge_prompt: JudgePromptFile = "judge",
+    device: DeviceName = None,
     cache: CacheFile = None,
     select: Select = None,
     out: Annotated[
@@ -82,7 +83,7 @@ def score(
     chosen = split_names(metrics) if metrics else [*MAIN, *(JUDGED if judge else ())]
     check_groups(split_names(by))
     some = question_filter(select)
-    parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache)
+    parts = open_parts(chosen, answer_with, budget, prompt, judge or [], judge_prompt, cache, device)
     with lock_if_named(out):
         asked = [ask(Run(run), str(run), parts, some) for run in runs]
         questions = intended([Run(run) for run in runs], some)

@@ -10,14 +10,15 @@ from urllib.parse import urlsplit
 import typer
 
 from coseek.agents.factory import check_folder
+from coseek.cli.options import DeviceName, PrecisionName
 from coseek.cli.terminal import new_app, say
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
+from coseek.hardware.device import AUTO, device_of
 from coseek.hardware.speed import warning
 from coseek.retrieval.factory import open_retriever, require_library
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
-from coseek.retrieval.vectors.encoder import usable_device
 from coseek.serve.settings import ModelServeSettings, ServeSettings
 
 app = new_app()
@@ -101,9 +102,8 @@ def serve_model(
     token_env: TokenEnv = None,
     rows: Annotated[int, typer.Option(min=1, help="Texts generated at once, at most.")] = _MODEL.max_rows,
     queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are answered with 503.")] = _MODEL.queue,
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, or auto: the faster one on this machine.")
-    ] = _MODEL.precision,
+    device: DeviceName = None,
+    precision: PrecisionName = _MODEL.precision,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model: POST /v1/completions (text or ids, with ids and log-probabilities when asked) and
@@ -123,6 +123,7 @@ def serve_model(
             "token_env": token_env,
             "max_rows": rows,
             "queue": queue,
+            "device": device or AUTO,
             "precision": precision,
             "log": not quiet,
         },
@@ -157,7 +158,7 @@ def opened(source: str, devices: Sequence[str] = ()) -> Retriever:
     card = IndexCard.read(path) if path.is_dir() else None
     if card is None or "queries_together" not in card.settings:
         return open_retriever(source)
-    on_cpu = usable_device(str(card.settings.get("device", "cpu"))) == "cpu"
+    on_cpu = device_of(str(card.settings.get("device", AUTO))).type == "cpu"
     together = TOGETHER_CPU if on_cpu else TOGETHER_GPU
     return open_index(path, overrides={"queries_together": together, "devices": list(devices)})
 

@@ -21,7 +21,7 @@ from coseek.cli.grader_options import (
     open_parts,
     warn_of_cuts,
 )
-from coseek.cli.options import BootstrapSeed, CacheFile
+from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
 from coseek.cli.terminal import AsJson, new_app, print_json, say
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
@@ -59,6 +59,7 @@ def combination_gain(
     prompt: PromptFile = None,
     judge: OneJudge = None,
     judge_prompt: JudgePromptFile = "judge",
+    device: DeviceName = None,
     cache: CacheFile = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for combination-gain.json and .html (with the plot).")
@@ -72,7 +73,7 @@ def combination_gain(
     agent's paired lead over each line. Of several trajectories of a question the first sets the number.
     """
     judges, counts = [judge] if judge else [], whole_numbers(ks)
-    parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache)
+    parts = open_parts([metric], answer_with, budget, prompt, judges, judge_prompt, cache, device)
     with lock_if_named(out):
         gain = measured(Run(run), open_retriever(retriever), retriever, counts, parts, metric, seed)
         tree = {**gain.to_json(), **parts.to_json()}

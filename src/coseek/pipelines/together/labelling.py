@@ -17,6 +17,7 @@ from coseek.data.run import Run
 from coseek.data.selection import draw
 from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.judge import is_world
+from coseek.hardware.placement import Placement
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import make_labels
 from coseek.labels.maker import RUN, RolloutMaker
@@ -133,5 +134,6 @@ def parts_of(course: CoTrainingPaths, number: int) -> LabelResources:
         scorer_name=scorer,
         world=world if is_world(str(world)) else None,
         likelihood_name=settings.likelihood,
+        placement=Placement(device=course.recipe.agent.device, attention=course.recipe.agent.attention),
         cache=course.folder / CACHE,
     )

@@ -95,7 +95,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
     def speaker(self, number: int, temperature: float) -> Agent:
         """Agent `number`, opened."""
         training = self.agent(number)
-        model = load_model(self.policy(number))
+        model = load_model(self.policy(number), training.recipe)
         sampler = training.sampler(model, training.protocol, temperature)
         return Agent(training.protocol, sampler, self.made_of(number, temperature))
 

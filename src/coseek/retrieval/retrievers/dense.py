@@ -21,7 +21,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
     passage_text,
     settled,
 )
-from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, usable_device
+from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
 from coseek.retrieval.vectors.exact import BLOCK_ROWS, ExactSearch
 from coseek.retrieval.vectors.int8 import Int8Search, quantise
@@ -64,8 +64,7 @@ class StoreSearch:
             return Int8Search(self._store, self._codes)
         if self._settings.devices:
             return ShardedSearch.over(self._store, self._settings.devices, self._settings.block_rows)
-        device = usable_device(self._settings.device)
-        return ExactSearch(self._store, device, self._settings.block_rows)
+        return ExactSearch(self._store, str(self._settings.torch_device()), self._settings.block_rows)
 
     def search(self, queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:
         return self._searcher.search(queries_QD, k)
@@ -91,7 +90,7 @@ class Dense(EmbeddingRetriever):
         settings = settle((settings or DenseSettings()).model_copy(update={"search": "exact"}))
         folder = encoder_folder(settings.encoder)
         card = EncoderCard.of(folder)
-        encoder = Encoder.open(folder, settings.device, settings.encoder_dtype, trust=settings.trust_remote_code)
+        encoder = Encoder.open(folder, settings, trust=settings.trust_remote_code)
         texts = [passage_text(passage) for passage in corpus]
         vectors_ND = encode_passages(encoder, settings, texts, normalise=card.normalise)
         store = VectorStore.of(vectors_ND.astype(np.float16) if settings.dtype == "float16" else vectors_ND)

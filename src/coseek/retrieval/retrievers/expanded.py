@@ -16,6 +16,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
 from coseek.core.settings import Settings
 from coseek.data.passage import Hit
+from coseek.models.local_text import TextModelSettings
 from coseek.models.model_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.retrieval.factory import OpenContext
@@ -44,6 +45,8 @@ class ExpandedSettings(Settings):
     """The retriever that searches: an index folder, a URL, a YAML file, or settings."""
     model: str
     """The language model that rewrites."""
+    local: TextModelSettings = TextModelSettings()
+    """Limits and placement of a model folder."""
     prompt: str = "hyde"
     """`hyde`, `reason-rewriter`, or a YAML file with `prompt` and `text_after`."""
     combine: Literal["replace", "append"] = "append"
@@ -79,7 +82,7 @@ class ExpandedRetriever(LayeredRetriever):
 
     @property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"over", "model", "prompt"})
+        settings = self.settings.model_dump_json(exclude={"over", "model", "local", "prompt"})
         prompt = self._prompt.model_dump_json(exclude={"about"})
         return digest_of(self.name, settings, prompt, self._model.identity, self.over.identity)
 
@@ -119,4 +122,6 @@ SETTINGS = ExpandedSettings
 def open(settings: ExpandedSettings, opening: OpenContext) -> ExpandedRetriever:
     """Open the other retriever, the prompt and the model."""
     prompt = load_prompt(ExpansionPrompt, settings.prompt, opening.folder, EXPANSION_FIELDS, PROMPTS)
-    return ExpandedRetriever(opening.open(settings.over), settings, opening.writer(settings.model), prompt)
+    return ExpandedRetriever(
+        opening.open(settings.over), settings, opening.writer(settings.model, settings.local), prompt
+    )

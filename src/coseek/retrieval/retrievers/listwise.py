@@ -15,6 +15,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import count_words, load_prompt
 from coseek.core.settings import Settings
 from coseek.data.passage import Hit, Passage
+from coseek.models.local_text import TextModelSettings
 from coseek.models.text_model import TextModel
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.llm import PROMPTS
@@ -33,6 +34,8 @@ class ListwiseSettings(Settings):
     """The retriever of the candidates: an index folder, a URL, a YAML file, or settings."""
     model: str
     """The language model that ranks."""
+    local: TextModelSettings = TextModelSettings()
+    """Limits and placement of a model folder."""
     depth: int = Field(default=100, ge=1)
     """Candidates per query, or `k` if that is more."""
     window: int = Field(default=20, ge=2)
@@ -88,7 +91,7 @@ class ListwiseReranker(LayeredRetriever):
 
     @property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"over", "model", "prompt"})
+        settings = self.settings.model_dump_json(exclude={"over", "model", "local", "prompt"})
         prompt = self._prompt.model_dump_json(exclude={"about"})
         return digest_of(self.name, settings, prompt, self._model.identity, self.over.identity)
 
@@ -129,4 +132,5 @@ SETTINGS = ListwiseSettings
 def open(settings: ListwiseSettings, opening: OpenContext) -> ListwiseReranker:
     """Open the other retriever, the prompt and the model."""
     prompt = load_prompt(ListwisePrompt, settings.prompt, opening.folder, LISTWISE_FIELDS, PROMPTS)
-    return ListwiseReranker(opening.open(settings.over), settings, opening.writer(settings.model), prompt)
+    model = opening.writer(settings.model, settings.local)
+    return ListwiseReranker(opening.open(settings.over), settings, model, prompt)

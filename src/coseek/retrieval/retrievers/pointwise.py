@@ -18,6 +18,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
 from coseek.core.settings import Settings
 from coseek.data.passage import Hit
+from coseek.models.local_text import TextModelSettings
 from coseek.models.model_text import read_verdict, unfenced
 from coseek.models.text_model import TextModel
 from coseek.retrieval.factory import OpenContext
@@ -50,6 +51,8 @@ class PointwiseSettings(Settings):
     """The retriever of the candidates: an index folder, a URL, a YAML file, or settings."""
     model: str
     """The language model that judges."""
+    local: TextModelSettings = TextModelSettings()
+    """Limits and placement of a model folder."""
     depth: int = Field(default=20, ge=1)
     """Candidates per query, or `k` if that is more."""
     passage_words: int = Field(default=300, ge=1)
@@ -87,7 +90,7 @@ class PointwiseReranker(LayeredRetriever):
 
     @property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"over", "model", "prompt"})
+        settings = self.settings.model_dump_json(exclude={"over", "model", "local", "prompt"})
         prompt = self._prompt.model_dump_json(exclude={"about"})
         return digest_of(self.name, settings, prompt, self._model.identity, self.over.identity)
 
@@ -135,4 +138,6 @@ SETTINGS = PointwiseSettings
 def open(settings: PointwiseSettings, opening: OpenContext) -> PointwiseReranker:
     """Open the other retriever, the prompt and the model."""
     prompt = load_prompt(PointwisePrompt, settings.prompt, opening.folder, POINTWISE_FIELDS, PROMPTS)
-    return PointwiseReranker(opening.open(settings.over), settings, opening.writer(settings.model), prompt)
+    return PointwiseReranker(
+        opening.open(settings.over), settings, opening.writer(settings.model, settings.local), prompt
+    )

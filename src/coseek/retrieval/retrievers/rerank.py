@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -15,8 +15,9 @@ from pydantic import Field
 from coseek.core.errors import DataError, IndexMismatch, RetrieverError
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.hub import missing
-from coseek.core.settings import Settings
 from coseek.data.passage import Hit
+from coseek.hardware.placement import Placement
+from coseek.hardware.precision import Use
 from coseek.models.tokenizer import first_line
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
@@ -37,19 +38,23 @@ class CrossEncoder:
     folder: Path
 
     @classmethod
-    def open(cls, folder: Path, device: str, max_tokens: int | None = None, *, trust: bool = False) -> "CrossEncoder":
-        """Load a folder onto a device (`cpu`, `cuda`, …). Pairs are truncated to `max_tokens`, by default the folder's
-        own. A folder that is missing, cannot be read or has more than one output per pair is a `DataError`."""
+    def open(
+        cls, folder: Path, placement: Placement, max_tokens: int | None = None, *, trust: bool = False
+    ) -> "CrossEncoder":
+        """Load a folder onto its device. Pairs are truncated to `max_tokens`, by default the folder's own.
+        A folder that is missing, cannot be read or has more than one output per pair is a `DataError`."""
         check_folder(folder)
         require_library("sentence_transformers", "a cross-encoder", "dense")
         import sentence_transformers
 
-        from coseek.models.pretrained import quiet
+        from coseek.models.pretrained import DTYPES, kernel_of, quiet
 
+        device = str(placement.torch_device())
+        kwargs = {"dtype": DTYPES[placement.precision_at()], "attn_implementation": kernel_of(placement)}
         try:
             with quiet(), remote_code_asked(folder):
                 model = sentence_transformers.CrossEncoder(
-                    str(folder), device=device, local_files_only=True, trust_remote_code=trust
+                    str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
                 )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             raise DataError(f"{folder} holds no cross-encoder that can be opened: {first_line(error)}") from None
@@ -97,8 +102,10 @@ def _disarmed(text: str, tokens: Sequence[str]) -> str:
     return text
 
 
-class RerankSettings(Settings):
-    """The retriever of the candidates, and the cross-encoder."""
+class RerankSettings(Placement):
+    """The retriever of the candidates, and the cross-encoder with its placement."""
+
+    USE: ClassVar[Use] = Use.ENCODING
 
     over: str | dict[str, object]
     """The retriever of the candidates: an index folder, a URL, a YAML file, or settings."""
@@ -116,8 +123,6 @@ class RerankSettings(Settings):
     """The view is truncated to this many tokens, but never the query itself."""
     batch_size: int = Field(default=32, ge=1)
     """Pairs per forward pass. A batch holds pairs of one query, so that its scores do not depend on other queries."""
-    device: str = "cpu"
-    """The device of the cross-encoder."""
 
 
 class Reranker(LayeredRetriever):
@@ -135,8 +140,8 @@ class Reranker(LayeredRetriever):
 
     @property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"over", "model"})
-        return digest_of(self.name, settings, self._fingerprint, self.over.identity)
+        settings = self.settings.model_dump_json(exclude={"over", "model", *Placement.model_fields})
+        return digest_of(self.name, settings, self.settings.precision_at(), self._fingerprint, self.over.identity)
 
     def seen(self, query: QueryLike) -> str:
         """What the other retriever sees, and the untruncated view of the cross-encoder."""
@@ -163,7 +168,7 @@ class Reranker(LayeredRetriever):
             if fingerprint(self._folder) != self._fingerprint:
                 raise IndexMismatch(f"the cross-encoder {self._folder} has changed since it was opened; open it again")
             own = self.settings
-            self._model = CrossEncoder.open(self._folder, own.device, own.max_tokens, trust=own.trust_remote_code)
+            self._model = CrossEncoder.open(self._folder, own, own.max_tokens, trust=own.trust_remote_code)
         return self._model
 
 

@@ -16,6 +16,7 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import load_questions
+from coseek.models.local_text import TextModelSettings
 from coseek.models.text_model import TextModel
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import OpenContext
@@ -53,6 +54,8 @@ class SimulatedSettings(CurriculumSettings):
 
     model: str
     """The language model that writes the documents."""
+    local: TextModelSettings = TextModelSettings()
+    """Limits and placement of a model folder."""
     questions: str | None = None
     """A questions file. The model is then told the question and its first gold answer, as in the paper, so that it can
     write about facts that it does not know."""
@@ -98,7 +101,7 @@ class SimulatedRetriever(Curriculum):
 
     @property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"model", "prompt", "questions", "step", "steps"})
+        settings = self.settings.model_dump_json(exclude={"model", "local", "prompt", "questions", "step", "steps"})
         prompt = self._prompt.model_dump_json(exclude={"about"})
         answers = json.dumps(dict(self._answers), ensure_ascii=False, sort_keys=True)
         return digest_of(self.name, settings, prompt, answers, self._model.identity, str(self._at))
@@ -192,4 +195,4 @@ def open(settings: SimulatedSettings, opening: OpenContext) -> SimulatedRetrieve
     prompt = load_prompt(SimulatedPrompt, settings.prompt, opening.folder, SIMULATED_FIELDS, PROMPTS)
     questions = load_questions(opening.path(settings.questions)) if settings.questions else []
     answers = {question.question: question.answers[0] for question in questions if question.answers}
-    return SimulatedRetriever(settings, opening.writer(settings.model), prompt, answers)
+    return SimulatedRetriever(settings, opening.writer(settings.model, settings.local), prompt, answers)

@@ -95,7 +95,7 @@ def window_encoder(settings: EmbeddingSettings, each: Callable[[int], None] | No
     """Open the encoder; returns a function that encodes the texts of a window, batch by batch, the longest first.
     `each` is called with the number of texts of every batch."""
     source = encoder_folder(settings.encoder)
-    encoder = Encoder.open(source, settings.device, settings.encoder_dtype, trust=settings.trust_remote_code)
+    encoder = Encoder.open(source, settings, trust=settings.trust_remote_code)
     encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)
 
     def encode_window(texts: Sequence[str]) -> Vectors:

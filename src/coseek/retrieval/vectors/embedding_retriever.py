@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,9 @@ from pydantic import Field
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import JsonObject, read_json
 from coseek.core.fingerprint import digest_of, fingerprint
-from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.hardware.precision import EncodingPrecision
+from coseek.hardware.placement import DevicePlacement, Placement
+from coseek.hardware.precision import Use
 from coseek.hardware.speed import resolve_here
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.query import Query, QueryLike, as_queries
@@ -28,8 +28,12 @@ from coseek.retrieval.views import View, find_view, render_view
 Rows: TypeAlias = NDArray[np.int64]
 
 
-class EmbeddingSettings(Settings):
-    """The encoder and its input. `None` means the value of the encoder's card."""
+class EmbeddingSettings(Placement):
+    """The encoder, its input and its placement. `None` means the value of the encoder's card. bfloat16 changes scores
+    in the third digit, and an index keeps the precision it was built with. Exact search runs on the same device."""
+
+    USE: ClassVar[Use] = Use.ENCODING
+    OLD_NAMES: ClassVar[dict[str, str]] = {"encoder_dtype": "precision"}
 
     encoder: str = "minilm"
     """A sentence-transformers folder, or the name of a shipped encoder."""
@@ -45,16 +49,11 @@ class EmbeddingSettings(Settings):
     """Passages (title and text) are truncated to this many tokens, prompt included."""
     dtype: Literal["float32", "float16"] = "float32"
     """Number type of the stored vectors. float16 halves the disk space and changes scores in the fourth digit."""
-    encoder_dtype: EncodingPrecision = "float32"
-    """Precision of the encoder. `auto` selects bfloat16 where it is clearly faster (`coseek doctor` shows this);
-    bfloat16 changes scores in the third digit. An index keeps the precision it was built with."""
     batch_size: int = Field(default=64, ge=1)
     """Passages per forward pass."""
     queries_together: int = Field(default=1, ge=1)
     """Queries per forward pass. With 1, the hits of a query do not depend on its batch to the last bit. More is faster
     (servers raise it), and scores may differ in the seventh digit between batches."""
-    device: str = "auto"
-    """Device of the encoder and of exact search: `cpu`, `cuda`, `cuda:1`, …; `auto` is the GPU if there is one."""
     devices: list[str] = Field(default=[], exclude=True)
     """Several devices of one kind, such as `[cuda:0, cuda:1]` or `[cpu, cpu]`: each encodes a part of the corpus in a
     process of its own (on a CPU with one thread), and holds a part of the vectors in exact search. The vectors and the
@@ -64,7 +63,7 @@ class EmbeddingSettings(Settings):
     with an index: whoever opens it says so again."""
 
 
-EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "device", "devices", "encoder_dtype", "trust_remote_code"})
+EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "devices", "trust_remote_code", *Placement.model_fields})
 """Settings that may be overridden when an index over vectors is opened."""
 
 E = TypeVar("E", bound=EmbeddingSettings)
@@ -82,7 +81,7 @@ def settled(settings: E) -> E:
     for name in ("query_prompt", "passage_prompt", "query_tokens", "passage_tokens"):
         values[name] = getattr(card, name) if (own := getattr(settings, name)) is None else own
     whole = settings.model_copy(update=values)
-    return resolve_here(whole, device=None if settings.device == "auto" else settings.device)
+    return resolve_here(whole)
 
 
 def view_renderer(folder: Path, prompt: str, max_tokens: int) -> "partial[str]":
@@ -141,9 +140,7 @@ class QueryEncoder:
         """Encode texts to float32 vectors, Q × D. A vector that is not finite is a `RetrieverError`."""
         settings = self.settings
         if self._encoder is None:
-            self._encoder = Encoder.open(
-                self._folder, settings.device, settings.encoder_dtype, trust=settings.trust_remote_code
-            )
+            self._encoder = Encoder.open(self._folder, settings, trust=settings.trust_remote_code)
         prompt, tokens = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
         together = settings.queries_together
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # reduces padding
@@ -182,8 +179,8 @@ class EmbeddingRetriever:
 
     @cached_property
     def identity(self) -> str:
-        # The encoder's fingerprint replaces its path.
-        settings = self.settings.model_dump_json(exclude={"encoder"})
+        # The encoder's fingerprint replaces its path. Where it runs changes last bits alone.
+        settings = self.settings.model_dump_json(exclude={"encoder", *DevicePlacement.model_fields})
         return digest_of(self.name, self.corpus.digest, settings, self._queries.fingerprint)
 
     def seen(self, query: QueryLike) -> str:

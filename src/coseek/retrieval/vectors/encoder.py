@@ -15,11 +15,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.core.errors import DataError, MissingExtra, SettingError, UserError, nearest
+from coseek.core.errors import DataError, MissingExtra, UserError, nearest
 from coseek.core.fingerprint import fingerprint
 from coseek.core.hub import fetch_command, missing
-from coseek.hardware.precision import PrecisionSetting, Use
-from coseek.hardware.speed import precision_of
+from coseek.hardware.placement import DevicePlacement, Placement
+from coseek.hardware.precision import Precision
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -38,19 +38,17 @@ class Encoder:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
-    def open(cls, folder: Path, device: str, dtype: PrecisionSetting = "float32", *, trust: bool = False) -> "Encoder":
-        """Load a folder onto a device (see `usable_device`). A loaded encoder is shared. `trust`: see
-        `remote_code_asked`."""
+    def open(cls, folder: Path, placement: Placement, *, trust: bool = False) -> "Encoder":
+        """Load a folder onto its device. A loaded encoder is shared. `trust`: see `remote_code_asked`."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise MissingExtra("sentence-transformers", "the dense retriever", "dense")
-        device = usable_device(device)
-        dtype = precision_of(dtype, Use.ENCODING, device=device)
+        device, precision = str(placement.torch_device()), placement.precision_at()
         # The fingerprint distinguishes versions of an encoder in one folder.
-        key = (str(folder.resolve()), device, dtype, fingerprint(folder), str(trust))
+        key = (str(folder.resolve()), device, precision, placement.attention, fingerprint(folder), str(trust))
         with _opening:
             found = _loaded.get(key)
             if found is None:
-                found = _loaded[key] = cls(_load(folder, device, dtype, trust))
+                found = _loaded[key] = cls(load_encoder(folder, placement, precision, trust=trust))
             return found
 
     def encode(
@@ -88,28 +86,23 @@ def remote_code_asked(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _load(folder: Path, device: str, dtype: PrecisionSetting, trust: bool) -> "SentenceTransformer":
-    import torch
+def load_encoder(
+    folder: Path, placement: DevicePlacement, precision: Precision, *, trust: bool = False
+) -> "SentenceTransformer":
+    """Load a folder onto its device; the result is not shared."""
     from sentence_transformers import SentenceTransformer
 
-    from coseek.models.pretrained import quiet
+    from coseek.models.pretrained import DTYPES, kernel_of, quiet
 
+    kwargs = {"dtype": DTYPES[precision], "attn_implementation": kernel_of(placement)}
     with quiet(), remote_code_asked(folder):
-        kwargs = {"dtype": getattr(torch, dtype)}
         return SentenceTransformer(
-            str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
+            str(folder),
+            device=str(placement.torch_device()),
+            local_files_only=True,
+            model_kwargs=kwargs,
+            trust_remote_code=trust,
         )
-
-
-def usable_device(name: str) -> str:
-    """Resolve a device: `auto` is the GPU if there is one, else the CPU. A missing GPU is a `SettingError`."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise SettingError(f"device {name!r}: torch sees no GPU here; use device=cpu, or auto")
-    return name
 
 
 def is_shipped(name: str) -> bool:

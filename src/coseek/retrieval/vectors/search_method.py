@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from coseek.hardware.device import device_of
 from coseek.hardware.speed import Choice, Timing, search_pace, times
-from coseek.retrieval.vectors.encoder import usable_device
 from coseek.retrieval.vectors.int8 import holds, largest_query_code
 from coseek.retrieval.vectors.store import VectorStore
 
@@ -41,8 +41,8 @@ def chosen(rows: int, dim: int, dtype: str, device: str) -> Choice:
         return Choice("exact", f"{rows:,} rows are few")
     if importlib.util.find_spec("torch") is None:
         return Choice("exact", "without torch there is no fast int8 product")
-    if usable_device(device) != "cpu":
-        return Choice("exact", f"on {device if device != 'auto' else 'the GPU'}, whose float32 is fast")
+    if (place := device_of(device)).type != "cpu":
+        return Choice("exact", f"on {place}, whose float32 is fast")
     if not (holds(dim) and largest_query_code()):
         return Choice("exact", "there is no exact int8 product here")
     if (size := rows * dim * np.dtype(dtype).itemsize) > FITS * memory_bytes():

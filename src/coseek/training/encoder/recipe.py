@@ -10,6 +10,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, make_settings
+from coseek.hardware.placement import DevicePlacement
 from coseek.hardware.precision import TrainingPrecision
 from coseek.retrieval.views import View
 from coseek.training.trainer.settings import LoraSettings, OptimiserSettings
@@ -132,8 +133,8 @@ class HeldOutSettings(Settings):
     """Evaluate BM25 on the same turns for the table."""
 
 
-class RetrieverRecipe(Settings):
-    """Settings of the training and evaluation of one encoder."""
+class RetrieverRecipe(DevicePlacement):
+    """Settings of the training and evaluation of one encoder, both on one device."""
 
     about: str = ""
     """One line of description."""

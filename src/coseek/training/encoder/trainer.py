@@ -34,7 +34,7 @@ from coseek.training.encoder.collator import Collator
 from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective
-from coseek.training.encoder.recipe import HeldOutSettings, RetrieverUpdates
+from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.optimiser import rate_at
 
@@ -197,12 +197,13 @@ class _MetricsCallback(TrainerCallback):
 
 
 def arguments(
-    folder: Path, updates: RetrieverUpdates, held_out: HeldOutSettings, steps: int, seed: int, evaluates: bool
+    folder: Path, recipe: RetrieverRecipe, steps: int, evaluates: bool
 ) -> SentenceTransformerTrainingArguments:
-    """Return the library's arguments for our settings."""
+    """Return the library's arguments for our settings: this process trains on the recipe's device alone."""
+    updates, held_out, device = recipe.training, recipe.held_out, recipe.torch_device()
     keeps_best = evaluates and held_out.keep == "best"
     every = held_out.every or steps
-    return SentenceTransformerTrainingArguments(
+    args = SentenceTransformerTrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         num_train_epochs=1,
@@ -220,13 +221,19 @@ def arguments(
         greater_is_better=True if keeps_best else None,
         report_to=[],
         disable_tqdm=True,
-        seed=seed,
-        data_seed=seed,
-        use_cpu=not torch.cuda.is_available(),
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        use_cpu=device.type == "cpu",
         dataloader_pin_memory=False,
-        ddp_backend="gloo" if dist.is_initialized() and not torch.cuda.is_available() else None,
+        ddp_backend="gloo" if dist.is_initialized() and device.type == "cpu" else None,
         ddp_broadcast_buffers=False,  # buffers are constant, and a broadcast between two passes breaks the first
     )
+    # The library would take the first GPU, and split every batch over all that it sees (nn.DataParallel).
+    args._n_gpu = min(args.n_gpu, 1)
+    vars(args)["_setup_devices"] = device
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    return args
 
 
 def optimiser_of(model: SentenceTransformer, updates: RetrieverUpdates, steps: int) -> tuple[AdamW, LambdaLR]:

@@ -236,7 +236,7 @@ class Learner(ABC):
     @cached_property
     def precision(self) -> Precision:
         """Precision of the forward pass."""
-        return precision_of(self.settings.precision, Use.TRAINING, device=self.device.type)
+        return precision_of(self.settings.precision, Use.TRAINING, device=str(self.device))
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self.precision == "float32":

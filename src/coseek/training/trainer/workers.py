@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 T = TypeVar("T")
-M = TypeVar("M", bound=nn.Module)
 
 PATIENCE = timedelta(days=1)
 """Timeout of collectives: in some stages one worker works alone. (`torchrun` ends all workers if one fails.)"""
@@ -98,13 +97,6 @@ def workers_here() -> Workers:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
     return Workers(dist.get_rank(), dist.get_world_size())
-
-
-def placed(module: M) -> M:
-    """Move the module to this worker's device: its own GPU, or the CPU."""
-    if torch.cuda.is_available():
-        nn.Module.to(module, torch.device("cuda", torch.cuda.current_device()))
-    return module
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:

@@ -1,0 +1,68 @@
+"""Device: where tensors are, and what `auto` stands for on this machine."""
+
+import os
+from typing import TYPE_CHECKING
+
+from coseek.core.errors import SettingError
+
+if TYPE_CHECKING:
+    import torch
+
+AUTO = "auto"
+UNFIT = ("mps",)
+"""Accelerators that `auto` does not take: samplers compute in float64, which these lack."""
+
+
+def device_of(name: str = AUTO) -> "torch.device":
+    """The device of a setting: `cpu`, an accelerator such as `cuda` or `cuda:1`, or `auto`, which is an accelerator
+    where there is one. An accelerator without a number is the worker's own (`LOCAL_RANK` of `torchrun`), else the
+    current one. Raises `SettingError` for a device that is not here."""
+    import torch
+
+    kind, count = accelerators()
+    try:
+        wished = torch.device(("cpu" if kind is None or kind in UNFIT else kind) if name == AUTO else name)
+    except RuntimeError:
+        raise SettingError(f"torch has no device {name!r}; take cpu, cuda, cuda:1 …, or auto") from None
+    if wished.type == "cpu":
+        return torch.device("cpu")
+    if wished.type != kind:
+        raise SettingError(f"device {name!r}: torch sees {_seen(kind, count)} here; take device=cpu, or auto")
+    rank = os.environ.get("LOCAL_RANK")
+    own = torch.accelerator.current_device_index() if rank is None else int(rank)
+    number = own if wished.index is None else wished.index
+    if number >= count:
+        what = f"device {name!r}" if wished.index is not None else f"worker {number} of this machine"
+        raise SettingError(f"{what}: torch sees {_seen(kind, count)} here; start fewer workers, or take device=cpu")
+    return torch.device(wished.type, number)
+
+
+def accelerators() -> tuple[str | None, int]:
+    """The kind of accelerator that torch sees, and how many there are; (`None`, 0) without one."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return (None, 0) if found is None else (found.type, torch.accelerator.device_count())
+
+
+def idle_devices(used: "torch.device") -> str:
+    """One sentence, where one process sees several accelerators and trains on one of them; else empty."""
+    kind, count = accelerators()
+    if used.type != kind or count < 2:
+        return ""
+    return (
+        f"training on {used}, one of {count} devices; start it with `torchrun --nproc-per-node {count} -m coseek …` "
+        "to use them all"
+    )
+
+
+def multiplies_bfloat16(device: "torch.device") -> bool:
+    """Whether an accelerator multiplies bfloat16 natively."""
+    import torch
+
+    supported = getattr(torch.get_device_module(device), "is_bf16_supported", None)
+    return supported is not None and bool(supported(including_emulation=False))
+
+
+def _seen(kind: str | None, count: int) -> str:
+    return "no accelerator" if kind is None else f"{count} of {kind}"

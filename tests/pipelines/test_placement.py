@@ -1,0 +1,56 @@
+"""Everything that opens a model puts it on the accelerator, and computes nowhere else.
+
+There need be no accelerator: `tests/accelerator.py` is one in Python, which refuses what a GPU refuses. A process that
+has it cannot be rid of it, so the openers run in a process of their own (`placement_run.py`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.source_tree import ROOT
+
+NAMES = (
+    "an_agent_folder_runs",
+    "an_agent_folder_is_asked",
+    "a_generator_and_a_judge_score",
+    "a_scorer_labels",
+    "an_agent_and_a_likelihood_label",
+    "an_encoder_indexes_and_searches",
+    "a_cross_encoder_reranks",
+    "a_model_reranks_listwise",
+    "a_model_plays_the_search_engine",
+    "a_model_is_served",
+    "an_agent_is_trained_and_measured",
+    "a_retriever_is_trained_and_measured",
+    "a_generator_is_trained_and_measured",
+    "an_agent_of_a_co_training_answers",
+    "a_sampler_writes_what_it_writes_on_the_cpu",
+    "an_update_is_that_of_the_cpu",
+    "a_process_that_sees_eight_trains_on_one",
+    "a_worker_has_the_device_of_its_rank_and_no_other",
+    "a_device_that_is_named_is_taken",
+    "the_doctor_says_where",
+)
+"""The cases of `placement_run.py`, which a process without its accelerator cannot import."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    command = [sys.executable, "-m", "tests.pipelines.placement_run", str(tmp_path_factory.mktemp("placement"))]
+    paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(rows, dict) and list(rows) == list(NAMES)
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_on_an_accelerator(found: dict[str, dict[str, object]], name: str) -> None:
+    assert found[name] == {"ran_on": ["accel"], "mixed": [], "failure": ""}, found[name]["failure"]
