@@ -71,7 +71,7 @@ def test_what_training_saw_is_what_serving_encodes(given_folders: Path, tmp_path
     found = looker.look(training.open(training.encoder_folder))
     corpus = Corpus(looker.held_out.pool)
     labels = looker.held_out.labels
-    dense = Dense.over(corpus, DenseSettings(encoder=str(training.encoder_folder)))
+    dense = Dense.over(corpus, DenseSettings(encoder=str(training.encoder_folder), precision="float32"))
     hits = dense.search([one.query for one in labels], len(corpus))
     ranks = [
         next(rank for rank, hit in enumerate(found_here, start=1) if hit.passage.text == one.passage(one.positive).text)
