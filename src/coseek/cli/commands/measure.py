@@ -32,6 +32,10 @@ app = new_app()
 
 HITS = ("answer_hit@5", "answer_hit@20")
 MAIN = ("recall@5", "recall@20", "all_gold@5", "mrr@10", "ndcg@10")
+METRICS = (
+    f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k. [default: {','.join(MAIN)}; "
+    f"{','.join(HITS)} where no question has gold passages]"
+)
 _ENDING = re.compile(r"\.(ya?ml|run|trec|txt)$")
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -77,13 +81,7 @@ def measure(
     count: Count = None,
     select: Select = None,
     depth: Annotated[int, typer.Option(min=1, help="Passages a search; no metric may have a deeper cut-off.")] = 100,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k. [default: {','.join(MAIN)}; "
-            f"{','.join(HITS)} where no question has gold passages]"
-        ),
-    ] = None,
+    metrics: Annotated[str | None, typer.Option(help=METRICS)] = None,
     by: Annotated[
         str, typer.Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")
     ] = "hops",
