@@ -21,7 +21,8 @@ from coseek.data.imports._published import Deal
 
 WORDS = 100
 MEMORY_GB, TIMES_AS_LONG = 2.0, 12.0
-"""The bars: peak memory of the largest size, and time of it against a tenth."""
+"""The bars: peak memory of the largest size, and processor time of it against a tenth, which other work on the machine
+changes less than the clock."""
 
 
 def write_corpus(path: Path, size: int) -> None:
@@ -43,11 +44,12 @@ def write_questions(folder: Path) -> None:
 
 
 def import_here(folder: Path) -> None:
-    """Import the folder and print seconds and peak memory in bytes."""
+    """Import the folder and print seconds, processor seconds and peak memory in bytes."""
     began = time.perf_counter()
     made = import_data("flashrag", [folder], folder / "out", deal=Deal(("nq", "hotpotqa"), ()))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"passages": made.passages, "seconds": time.perf_counter() - began, "peak": peak}))
+    seconds = {"seconds": time.perf_counter() - began, "cpu": time.process_time()}
+    print(json.dumps({"passages": made.passages, **seconds, "peak": peak}))
 
 
 def measured(size: int) -> dict[str, float]:
@@ -69,15 +71,14 @@ def main() -> int:
     if args.here is not None:
         import_here(args.here)
         return 0
-    print("| passages | seconds | passages/s | peak memory, GB |\n|---|---|---|---|")
+    print("| passages | seconds | processor seconds | passages/s | peak memory, GB |\n|---|---|---|---|---|")
     found = []
     for size in sorted(args.sizes):
         found.append(one := measured(size))
-        print(
-            f"| {size:,} | {one['seconds']:.1f} | {size / one['seconds']:,.0f} | {one['peak'] / 1e9:.2f} |", flush=True
-        )
-    ratio = found[-1]["seconds"] / found[0]["seconds"]
-    print(f"\n{args.sizes[-1] / args.sizes[0]:g} times the passages take {ratio:.1f} times as long.")
+        times = f"{one['seconds']:.1f} | {one['cpu']:.1f} | {size / one['seconds']:,.0f}"
+        print(f"| {size:,} | {times} | {one['peak'] / 1e9:.2f} |", flush=True)
+    ratio = found[-1]["cpu"] / found[0]["cpu"]
+    print(f"\n{args.sizes[-1] / args.sizes[0]:g} times the passages take {ratio:.1f} times the processor time.")
     within = found[-1]["peak"] <= MEMORY_GB * 1e9 and ratio <= TIMES_AS_LONG * args.sizes[-1] / args.sizes[0] / 10
     return 0 if within else 1
 

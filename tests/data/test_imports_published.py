@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.data.corpus_file import CorpusFile
@@ -146,3 +147,11 @@ def test_an_import_does_not_hold_its_corpus(tmp_path: Path) -> None:
     assert peak < 20_000 * 150  # bytes, of a corpus of 20,000,000
     written = CorpusFile.scan(tmp_path / "out" / "corpus.jsonl")
     assert len(written) == 20_000 and written.by_id("77").title == "Page 77"
+
+
+def test_the_deal_is_typed_as_one_command(flashrag: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data", "import", "flashrag", str(flashrag), "--out", str(tmp_path / "out")]
+    assert main([*words, "--train", "nq, hotpotqa", "--test", ",".join(SEVEN), "--dev-share", "0.1"]) == 0
+    assert "5 passages, 360 train questions, 40 dev questions, 180 test questions" in capsys.readouterr().out
+    assert main([*words, "--train", ""]) == 2
+    assert "name the data sets of --train or --test" in capsys.readouterr().err

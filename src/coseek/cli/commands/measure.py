@@ -22,7 +22,7 @@ from coseek.data.trec import Qrels, Ranked, read_qrels, read_run, trec_id, write
 from coseek.measure.question_groups import GROUPS, check_groups
 from coseek.measure.rankings import FAMILIES, Metric
 from coseek.measure.score import ScoredRun, Scores
-from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, search_questions
+from coseek.measure.searched import FAULT, Answered, RetrievalMeasure, of_run_file, relevance, search_questions
 from coseek.measure.table import Table, main_table, scores_json
 from coseek.pipelines.agent_run import check_gold, questions_at
 from coseek.retrieval.factory import open_retriever
@@ -30,7 +30,12 @@ from coseek.retrieval.retriever import Retriever
 
 app = new_app()
 
+HITS = ("answer_hit@5", "answer_hit@20")
 MAIN = ("recall@5", "recall@20", "all_gold@5", "mrr@10", "ndcg@10")
+METRICS = (
+    f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k. [default: {','.join(MAIN)}; "
+    f"{','.join(HITS)} where no question has gold passages]"
+)
 _ENDING = re.compile(r"\.(ya?ml|run|trec|txt)$")
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -76,9 +81,7 @@ def measure(
     count: Count = None,
     select: Select = None,
     depth: Annotated[int, typer.Option(min=1, help="Passages a search; no metric may have a deeper cut-off.")] = 100,
-    metrics: Annotated[
-        str, typer.Option(help=f"Comma-separated, of: {', '.join(FAMILIES)}, each with or without @k, as in recall@5.")
-    ] = ",".join(MAIN),
+    metrics: Annotated[str | None, typer.Option(help=METRICS)] = None,
     by: Annotated[
         str, typer.Option(help=f"How to group questions; comma-separated, of: {', '.join(GROUPS)}.")
     ] = "hops",
@@ -104,22 +107,21 @@ def measure(
     """
     if len(set(retrievers)) < len(retrievers):
         raise UserError("the same retriever is named twice; name each once")
-    chosen, groups = chosen_metrics(metrics, depth), split_names(by)
+    groups = split_names(by)
     check_groups(groups)  # before the search, which may take an hour
     questions = draw(question_filter(select).apply(questions_at(source, split)), count, seed)
-    corpus = corpus_of(source) if reads_texts(chosen) else None
-    measuring = RetrievalMeasure(chosen, judgements(qrels, questions))
-    plan = Plan(questions, measuring, depth, missing, corpus, trec_out is not None)
+    reads = metrics or default_metrics(qrels, questions)
+    plan = planned(source, questions, retrievers, chosen_metrics(reads, depth), depth, qrels, missing, trec_out)
     opened = {name: opened_source(name, plan) for name in retrievers}
     with lock_if_named(trec_out):
         measured = {name: measured_as(name, found, plan) for name, found in opened.items()}
-        scores = measuring.compare([one.run for one in measured.values()], questions, groups, seed)
+        scores = plan.measuring.compare([one.run for one in measured.values()], questions, groups, seed)
         if trec_out:
             write_trec(trec_out, measured, plan)
     if per_question:
         write_jsonl(per_question, (row for one in measured.values() for row in question_rows(one)))
     if as_json:
-        print_json({**scores_json(scores), "unjudged": measuring.unjudged(questions), "depth": depth})
+        print_json({**scores_json(scores), "unjudged": plan.measuring.unjudged(questions), "depth": depth})
     else:
         print_tables(scores, plan.metrics, retriever_table(scores, plan))
     return 1 if any(one.run.stops.keys() == {FAULT} for one in measured.values()) else 0
@@ -137,6 +139,28 @@ def chosen_metrics(names: str, depth: int) -> tuple[Metric, ...]:
                 f"--depth {metric.k}"
             )
     return metrics
+
+
+def default_metrics(qrels: Path | None, questions: Sequence[Question]) -> str:
+    """`MAIN`, or answer hits where no question has a relevant passage, as in most published question files."""
+    judged = qrels is not None or any(relevance(question) for question in questions)
+    return ",".join(MAIN if judged else HITS)
+
+
+def planned(
+    source: Path,
+    questions: list[Question],
+    retrievers: Sequence[str],
+    metrics: tuple[Metric, ...],
+    depth: int,
+    qrels: Path | None,
+    missing: Literal["zero", "leave-out"],
+    trec_out: Path | None,
+) -> Plan:
+    """Read the judgements, and the corpus where a run file is measured by texts."""
+    corpus = corpus_of(source) if reads_texts(metrics) and any(map(is_run_file, retrievers)) else None
+    measuring = RetrievalMeasure(metrics, judgements(qrels, questions))
+    return Plan(questions, measuring, depth, missing, corpus, trec_out is not None)
 
 
 def judgements(path: Path | None, questions: Sequence[Question]) -> Qrels | None:
@@ -158,10 +182,14 @@ def corpus_of(source: Path) -> Corpus | None:
     return Dataset(source).corpus if source.is_dir() and (source / "corpus.jsonl").is_file() else None
 
 
+def is_run_file(name: str) -> bool:
+    return Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml")
+
+
 def opened_source(name: str, plan: Plan) -> Retriever | dict[str, Ranked]:
     """Open a retriever, or read the rankings of a TREC run file."""
     path = Path(name)
-    if path.is_file() and path.suffix not in (".yaml", ".yml"):
+    if is_run_file(name):
         if plan.corpus is None and reads_texts(plan.measuring.metrics):
             raise UserError(
                 f"answer_hit reads passages, and {name} holds ids alone; give the data-set folder, not a file"
