@@ -25,6 +25,7 @@ from coseek.models.local_text import TextModelSettings, open_text_model
 from coseek.models.text_model import TextModel
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.views import load_views
 
 OFFERS: PluginSpec = {"SETTINGS": Settings, "open": None}
 """The names that a user's own retriever module must define."""
@@ -89,7 +90,8 @@ class OpenContext:
         if not hasattr(module, "open"):
             raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")
         found = cast(RetrieverModule, module)
-        return found, make_settings(found.SETTINGS, {k: v for k, v in tree.items() if k != "retriever"}, where)
+        given = load_views({k: v for k, v in tree.items() if k != "retriever"}, self.folder)
+        return found, make_settings(found.SETTINGS, given, where)
 
 
 def plugin_files(source: Source, folder: Path = Path()) -> list[str]:

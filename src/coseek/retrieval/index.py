@@ -32,6 +32,7 @@ from coseek.data.passage import Corpus
 from coseek.hardware.speed import resolve_here
 from coseek.retrieval.resumable_build import INDEX_CARD, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.views import load_views
 
 PACKAGE = "coseek.retrieval.retrievers"
 SCHEMA = 2
@@ -165,7 +166,7 @@ def open_index(
     folder = as_path(folder, "an index folder")
     card = IndexCard.read(folder)
     module = _module(card.retriever)
-    settings = _overridden(module, card, overrides or {})
+    settings = _overridden(module, card, load_views(overrides or {}))
     if corpus is None:
         if card.corpus_path is None:
             raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
@@ -190,8 +191,8 @@ def _overridden(module: IndexModule, card: IndexCard, overrides: Mapping[str, ob
     stored = {name: value for name, value in named(card.settings).items() if name not in unsaid}
     settings = make_settings(module.SETTINGS, {**stored, **overrides})  # raises for an unknown name
     free: frozenset[str] = getattr(module, "SEARCH_TIME", frozenset())
-    for name in overrides:
-        if name not in free:
+    for name, value in overrides.items():
+        if name not in free and not (name == "view" and value == card.settings.get("view")):
             choice = f"what may be chosen when opening it: {', '.join(sorted(free))}" if free else "nothing may be"
             raise SettingError(f"{name!r} is fixed when an index of {card.retriever!r} is made; {choice}")
     return resolve_here(settings)
@@ -221,4 +222,4 @@ def _module(name: str) -> IndexModule:
 
 
 def _settings(module: IndexModule, given: Settings | Mapping[str, object] | None) -> Settings:
-    return given if isinstance(given, Settings) else make_settings(module.SETTINGS, given or {})
+    return given if isinstance(given, Settings) else make_settings(module.SETTINGS, load_views(given or {}))

@@ -18,12 +18,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from coseek.core.errors import UnknownName
+from coseek.core.errors import SettingError, UnknownName
+from coseek.core.plugins import PluginSpec, file_digest, is_plugin_path, load_plugin
 from coseek.retrieval.context_fields import ContextFields, Past
 from coseek.retrieval.query import Query, QueryLike
 
@@ -119,8 +121,42 @@ _NO_REASONING = "Empty"
 _NO_LETTERS = re.compile(r"[\W_]+")
 
 
+OFFERS: PluginSpec = {"VIEW": QueryView}
+"""The name that a user's own view file must define."""
+_own: dict[str, QueryView] = {}
+"""The views of loaded files, by `load_view`'s name."""
+
+
+def load_view(path: str) -> str:
+    """Execute a view file, and return the name that settings store: the file's, with a digest of its content. Pass only
+    paths that the user's own text names; any other name is returned as it is."""
+    if not is_plugin_path(path):
+        return path
+    module = load_plugin("query view", path, OFFERS)
+    file = Path(path).expanduser()
+    name = f"{file.name}#{file_digest(file)[:16]}"
+    _own[name] = module.VIEW
+    return name
+
+
+def load_views(tree: Mapping[str, object], folder: Path = Path()) -> dict[str, object]:
+    """Settings that the user wrote, with the file that `view` names loaded; its path is relative to `folder`."""
+    view = tree.get("view")
+    if isinstance(view, str) and is_plugin_path(view):
+        return {**tree, "view": load_view(str(folder / Path(view).expanduser()))}
+    return dict(tree)
+
+
 def find_view(name: str) -> QueryView:
-    """The view of this name. Raises `UnknownName` with the nearest known one."""
+    """The view of this name. Raises `UnknownName` with the nearest known one, and `SettingError` for a file that is not
+    loaded."""
+    if name in _own:
+        return _own[name]
+    if is_plugin_path(name.partition("#")[0]):
+        raise SettingError(
+            f"the view {name} is a Python file, which runs only where you name it, and only with this content: write "
+            "{retriever: index, path: INDEX, settings: {view: FILE}} for an index, or view=FILE for an encoder"
+        )
     last = _LAST_TURNS.fullmatch(name)
     if last:
         return QueryView(LAST_TURNS_ABOUT, past="reasonings", reasoning=True, turns=int(last[1]))
@@ -133,7 +169,7 @@ def check_view(name: str) -> str:
     """Validate the name of a view when settings are made."""
     try:
         find_view(name)
-    except UnknownName as error:
+    except (UnknownName, SettingError) as error:
         raise PydanticCustomError("unknown_view", "{sentence}", {"sentence": str(error)}) from None
     return name
 

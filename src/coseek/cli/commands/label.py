@@ -15,7 +15,7 @@ from coseek.labels.labelling import LabelSummary
 from coseek.labels.maker import PACKAGE
 from coseek.labels.tevatron import write_tevatron
 from coseek.pipelines.labelling import label_runs, label_settings
-from coseek.retrieval.views import find_view
+from coseek.retrieval.views import find_view, load_view
 
 app = new_app()
 
@@ -68,6 +68,7 @@ def label(
     loses only unfinished work; `--resume` does the rest, and the labels are the same. Ends with 1 when faults left
     every turn undone.
     """
+    view = load_view(view)
     find_view(view)
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}

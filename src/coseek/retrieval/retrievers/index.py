@@ -4,6 +4,7 @@ from coseek.core.settings import Settings
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.index import open_index
 from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.views import load_views
 
 
 class OpenIndexSettings(Settings):
@@ -12,7 +13,8 @@ class OpenIndexSettings(Settings):
     path: str
     """The index folder."""
     settings: dict[str, bool | int | float | str | list[str]]
-    """Settings that may be chosen when it is opened, such as `devices` and `trust_remote_code`."""
+    """Settings that may be chosen when it is opened, such as `devices` and `trust_remote_code`, and the `view` that it
+    was made with, where that is a Python file."""
 
 
 SETTINGS = OpenIndexSettings
@@ -20,4 +22,4 @@ SETTINGS = OpenIndexSettings
 
 def open(settings: OpenIndexSettings, opening: OpenContext) -> Retriever:
     """Open the index."""
-    return open_index(opening.path(settings.path), opening.corpus, settings.settings)
+    return open_index(opening.path(settings.path), opening.corpus, load_views(settings.settings, opening.folder))

@@ -12,7 +12,7 @@ from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, make_settings
 from coseek.hardware.placement import DevicePlacement
 from coseek.hardware.precision import TrainingPrecision
-from coseek.retrieval.views import View
+from coseek.retrieval.views import View, load_views
 from coseek.training.trainer.settings import LoraSettings, OptimiserSettings
 from coseek.world.settings import WorldSettings
 
@@ -200,9 +200,8 @@ def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequ
         tree = inside
     if labels:
         tree = {**tree, "labels": [*labels], "lessons": None}
-    return make_settings(
-        RetrieverRecipe, apply_overrides(_filled(tree), overrides), "" if path.parent == RECIPES else path, overrides
-    )
+    whole = load_views(apply_overrides(_filled(tree), overrides))
+    return make_settings(RetrieverRecipe, whole, "" if path.parent == RECIPES else path, overrides)
 
 
 def _filled(tree: JsonObject) -> JsonObject:
