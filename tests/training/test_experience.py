@@ -1,0 +1,132 @@
+"""Every field of a step's experience, on three runs of which each number is known."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.training.echo import settings_of
+from tests.training.table_learner import TableBackend, TableLearner
+from tests.training.test_update import LONG, SHORT, close, ran, table
+
+from coseek.data.trajectory import StopReason
+from coseek.rewards.reward import Reward
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.episodes import EpisodeBatch, ScoredEpisode
+from coseek.training.rl.experience import Experience, is_flat, make_experience, row_rewards
+from coseek.training.rl.settings import RlSettings
+from coseek.training.trainer.batch import before, make_batch, micro_batches
+
+TABLE = [*table(-1.5, -2.0), [7.0, -0.5, -0.5, 7.0, 7.0]]
+
+
+def episodes(*rewards: float) -> EpisodeBatch:
+    """Two runs of group 4 and one of group 9; the second ran into its limit, and was sampled three updates later."""
+    runs = [ran(SHORT, True), replace(ran(LONG, False), stop=StopReason.TOKEN_LIMIT), ran(SHORT, True)]
+    rows = zip((4, 4, 9), runs, rewards, (2, 5, 2), strict=True)
+    return EpisodeBatch(tuple(ScoredEpisode(group, run, Reward(paid), at) for group, run, paid, at in rows), {}, {})
+
+
+def made(backend: TableBackend, *rewards: float, algorithm: str = "grpo", **changes: object) -> Experience:
+    settings = settings_of(algorithm, **({"group_size": 2} | changes))
+    return make_experience(episodes(*rewards), settings, open_algorithm(settings), backend)
+
+
+NONE = [0.0] * 5
+
+
+def test_an_experience_holds_what_its_runs_hold() -> None:
+    found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5)
+    assert found.groups_B.tolist() == [4, 4, 9] and found.sampled_at_B.tolist() == [2, 5, 2]
+    assert found.batch.ids_BT.tolist() == [[1, 2, 3, 0, 0], [1, 4, 9, 5, 6], [1, 2, 3, 0, 0]]
+    assert torch.equal(found.mask_BT, found.batch.agent_BT)
+    assert close(found.advantages_BT.tolist(), [[0, 1, 1, 0, 0], [0, -1, 0, -1, -1], NONE])
+    assert found.old_BT is found.batch.logprobs_BT
+    assert (found.reference_BT, found.values_BT, found.returns_BT) == (None, None, None)
+    assert found.flat_B.tolist() == [False, False, True] == found.silent_B.tolist()
+    assert (found.zero_spread, found.lone) == (0.5, 1)
+
+
+def test_old_logprobs_can_be_the_trainers_own() -> None:
+    found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, old_logprobs="recompute")
+    assert close(found.old_BT.tolist(), [[0, -1.5, -1.5, 0, 0], [0, -2, 0, -2, -2], [0, -0.5, -0.5, 0, 0]])
+
+
+def test_reference_and_critic_look_at_the_tokens_in_the_loss() -> None:
+    backend = TableBackend(TableLearner(TABLE), TableLearner(TABLE), TableLearner(TABLE))
+    found = made(backend, 1.0, 0.0, 0.5, algorithm="ppo", truncated="mask", kl=0.1)
+    looked = [[0, -1.5, -1.5, 0, 0], NONE, [0, -0.5, -0.5, 0, 0]]
+    assert found.mask_BT.any(dim=1).tolist() == [True, False, True]
+    assert found.reference_BT is not None and close(found.reference_BT.tolist(), looked)
+    assert found.values_BT is not None and close(found.values_BT.tolist(), looked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "silent"),
+    [
+        ({}, True),
+        ({"entropy": 0.01}, False),
+        ({"kl": 0.1, "kl_in": "loss"}, False),
+        ({"kl": 0.1, "kl_in": "reward"}, True),
+        ({"algorithm": "ppo"}, False),
+    ],
+)
+def test_rows_are_silent_where_nothing_but_their_advantage_could_move_them(
+    changes: dict[str, object], silent: bool
+) -> None:
+    policy = TableLearner([[7.0, -1.0, -1.0, 7.0, 7.0]] * 3)
+    reference = TableLearner([[0.0, -1.0, -1.0, -1.0, -1.0]] * 3) if "kl" in changes else None
+    critic = TableLearner([[0.0] * 5] * 3) if "algorithm" in changes else None
+    found = made(TableBackend(policy, critic, reference), 1.0, 1.0, 1.0, **changes)  # type: ignore[arg-type]
+    assert found.silent_B.tolist() == [silent] * 3
+
+
+def test_a_truncated_run_pays_its_penalty_only_where_it_is_penalised() -> None:
+    def rewards(**changes: object) -> list[float]:
+        settings: RlSettings = settings_of("grpo", **changes)
+        found = row_rewards(episodes(1.0, 1.0, 1.0), settings)
+        assert found.dtype == torch.float64
+        paid: list[float] = found.tolist()
+        return paid
+
+    assert rewards(truncated="penalise") == [1.0, 0.5, 1.0]
+    assert rewards(truncated="penalise", truncation_penalty=0.25) == [1.0, 0.75, 1.0]
+    assert rewards(truncated="mask") == rewards() == [1.0, 1.0, 1.0]
+
+
+def test_groups_of_one_are_neither_flat_nor_alone() -> None:
+    found = made(TableBackend(TableLearner(TABLE)), 1.0, 0.0, 0.5, group_size=1)
+    assert found.flat_B.tolist() == [False] * 3 and (found.zero_spread, found.lone) == (0.0, 0)
+
+
+def test_a_spread_of_a_millionth_is_none() -> None:
+    assert is_flat(torch.tensor([1.0, 1.0 + 0.9e-6], dtype=torch.float64))
+    assert not is_flat(torch.tensor([1.0, 1.0 + 1.1e-6, 0.0], dtype=torch.float64))
+
+
+# --- batches
+
+
+def test_a_batch_is_padded_on_the_right_and_says_where_its_rows_end() -> None:
+    batch = make_batch([ran(SHORT, True), ran(LONG, True)])
+    assert len(batch) == 2 and batch.lengths_B.tolist() == [3, 5]
+    assert batch.logprobs_BT.tolist() == [[0, -1, -1, 0, 0], [0, -1, 0, -1, -1]]
+    assert batch.real_BT.tolist() == [[True, True, True, False, False], [True] * 5]
+    assert batch.predicted_BT.tolist() == [[False, True, True, False, False], [False, True, True, True, True]]
+    assert (batch.ids_BT.dtype, batch.logprobs_BT.dtype) == (torch.long, torch.float32)
+    part = batch.select(torch.tensor([0, 0]))
+    assert part.logprobs_BT.tolist() == [[0, -1, -1]] * 2 and part.lengths_B.tolist() == [3, 3]
+    assert batch.to(torch.device("cpu")).lengths_B.tolist() == [3, 5]
+
+
+def test_the_output_that_predicts_a_token_stands_one_to_its_left() -> None:
+    wanted_BT = torch.tensor([[False, True, False, True], [True, False, False, False]])
+    assert before(wanted_BT).tolist() == [[True, False, True, False], [False] * 4]
+
+
+def test_micro_batches_begin_with_the_longest_rows_and_keep_the_order_of_equal_ones() -> None:
+    def parts(lengths: list[int], most: int) -> list[list[int]]:
+        return [part.tolist() for part in micro_batches(torch.tensor(lengths), most)]
+
+    assert parts([2, 5, 2, 5, 1], 10) == [[1, 3], [0, 2, 4]]
+    assert parts([2, 5, 2, 5, 1], 4) == [[1], [3], [0, 2], [4]]
+    assert parts([3, 3, 3], 6) == [[0, 1], [2]] and parts([0, 0], 1) == [[0], [1]] and parts([], 4) == []
