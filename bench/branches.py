@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from coseek.agents.branching import Branch, branch
 from coseek.agents.limits import Limits
@@ -35,7 +36,7 @@ from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
 from coseek.hardware.host import Host
 from coseek.hardware.placement import FLOAT32
-from coseek.labels.positives import Asked, decide_all_positives
+from coseek.labels.positives import PositiveChoice
 from coseek.measure.answers import exact_match
 from coseek.models.model import Model
 from coseek.models.pretrained import load_model
@@ -80,6 +81,10 @@ class Labelling:
         )
 
 
+Asked: TypeAlias = tuple[int, int]
+"""(Index of a turn, index of a candidate in it)."""
+
+
 @dataclass
 class Way:
     """One way to the labels, and how it did."""
@@ -114,7 +119,11 @@ class Way:
             return right
 
         clock, processor = time.perf_counter(), time.process_time()
-        self.labels = dict(decide_all_positives(work.relevance_TC, continued, exhaustive=self.exhaustive))
+        choices = [PositiveChoice(relevance_C, exhaustive=self.exhaustive) for relevance_C in work.relevance_TC]
+        while wave := [(turn, place) for turn, choice in enumerate(choices) for place in choice.wanted()]:
+            for (turn, place), right in zip(wave, continued(wave), strict=True):
+                choices[turn].learn(place, right)
+        self.labels = {turn: choice.positives for turn, choice in enumerate(choices)}
         self.seconds.append(time.perf_counter() - clock)
         self.cpu_seconds.append(time.process_time() - processor)
         self.read, self.continued = model.tokens_read, len(self.correct)

@@ -11,13 +11,16 @@ from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_model import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import RetrieverError
-from coseek.data.passage import Hit
+from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Trajectory
+from coseek.labels.answer_correctness import Correctness, TurnCorrectness
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, make_labels
 from coseek.labels.maker import LabelMaker
 from coseek.labels.makers import agentic_r
+from coseek.labels.positives import PositiveChoice
 from coseek.labels.resources import AgentWithLimits, LabelResources
+from coseek.labels.score_cache import Score
 from coseek.models.model import Request, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import QueryLike
@@ -98,6 +101,13 @@ def parts(
         world().save(folder / "world")
     speaker = AgentWithLimits(who or agent(), LIMITS, "the agent")
     return LabelResources(folder, retriever or bm25(), lambda: speaker, scorer, folder / "world")
+
+
+def continued(made_of: LabelResources, turn: SearchTurn, passage: Passage) -> Score:
+    """The score of one passage of a turn."""
+    asked = iter([[TurnCorrectness(turn, [passage], PositiveChoice([100.0]))]])
+    (decided,) = Correctness.of(made_of).decide(lambda wait: next(asked, None))
+    return decided.scores[passage.id]
 
 
 def labelled(

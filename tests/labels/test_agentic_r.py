@@ -3,6 +3,7 @@ a fault that becomes a zero, a scorer whose nonsense becomes a score."""
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.labels.small import (
     Faulty,
     agent,
     bm25,
+    continued,
     labelled,
     parts,
     protocol,
@@ -29,8 +31,10 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import json_line
 from coseek.core.settings import make_settings
+from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import StopReason
-from coseek.labels.answer_correctness import Correctness
+from coseek.graders.call_counts import CallCounts
+from coseek.graders.sub_answer import SubAnswerModel, load_sub_answer_prompt
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import LabelSet
 from coseek.labels.makers import agentic_r
@@ -129,11 +133,10 @@ def test_continuing_only_while_it_matters_gives_the_labels_of_continuing_all(tmp
     assert few.counts["branches"] * 5 < many.counts["branches"]
 
 
-def test_a_killed_start_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_start_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     labelled(tmp_path / "whole", parts(tmp_path / "whole"))
     folder = tmp_path / "killed"
-    monkeypatch.setattr("coseek.labels.labelling.TOGETHER", 16)
-    for after in (1, 2, 6):  # steps of the agent
+    for after in (0, 1, 2):  # steps of the agent
         with pytest.raises(KeyboardInterrupt):
             labelled(folder, killed_after(parts(folder), after))
         for path in [*folder.glob("*.jsonl"), *folder.glob("scores/*.jsonl")]:
@@ -144,7 +147,7 @@ def test_a_killed_start_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: p
 
 
 def killed_after(made_of: LabelResources, steps: int) -> LabelResources:
-    """Parts whose agent is interrupted in the middle of a chunk."""
+    """Parts whose agent is interrupted in the middle of its work."""
     speaker = made_of.open_agent() if made_of.open_agent else None
     assert speaker is not None
     model, left = speaker.agent.model, [steps]
@@ -248,8 +251,7 @@ def test_trap_37_the_agent_goes_on_from_one_passage_within_the_budget_of_a_whole
     base = parts(tmp_path)
     made_of = LabelResources(tmp_path / "tight", base.found_by, lambda: AgentWithLimits(agent(), tight, "the agent"))
     gold = world().corpus.by_id(turn.question.gold_ids[1])
-    (score,) = Correctness.of(made_of).tell([(turn, gold)])
-    (wide,) = Correctness.of(base).tell([(turn, gold)])
+    score, wide = continued(made_of, turn, gold), continued(base, turn, gold)
     (ended,) = branch(agent(), bm25(), [Branch(turn.trajectory, 1, (gold,), turn.trajectory.seed)], tight)
     assert [hit.passage for hit in ended.searches[1].hits] == [gold]
     assert len(ended.searches) == 2 and score.detail == (ended.answer or str(ended.stop))
@@ -338,6 +340,21 @@ def test_sub_answers_are_asked_once_a_run_and_shown_where_they_are_sure(tmp_path
         shown = [prompt for prompt in scored if f"Search query: {' '.join(turn.query.text.split())}\n" in prompt]
         assert any("probably: the sea" in prompt for prompt in shown) == (turn.search == 0)
     assert said.counts["sub_answers_unsure"] == sum(turn.search > 0 for turn in some)
+
+
+def test_the_sub_answer_model_reads_every_passage_of_an_observation(tmp_path: Path) -> None:
+    """Three passages of 100 words; with 200 words an observation the third was never seen."""
+    passages = [Passage(f"p{n}", f"Title {n}", " ".join(["word"] * 98 + [f"end{n}"])) for n in range(3)]
+    turn = next(one for one in turns() if one.trajectory.searches[one.search].hits)
+    hits = tuple(Hit(passage, 1.0) for passage in passages)
+    searches = tuple(replace(search, hits=hits) for search in turn.trajectory.searches)
+    model = Scripted(lambda prompt: "")
+    prompt = load_sub_answer_prompt("sub-answer")
+    sub_answers = SubAnswerModel(model, prompt, 512, 200, CallCounts())
+    shown = sub_answers.shown(replace(turn.trajectory, searches=searches))
+    assert all(shown.count(f"end{n}") == len(searches) for n in range(3))
+    short = SubAnswerModel(model, prompt, 512, 50, CallCounts()).shown(replace(turn.trajectory, searches=searches))
+    assert all(f"Title {n} | word" in short and f"end{n}" not in short for n in range(3))
 
 
 def test_sub_answers_that_cannot_be_read_leave_turns_without_and_are_counted(tmp_path: Path) -> None:

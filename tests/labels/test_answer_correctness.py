@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 from tests.agents.playing import CORPUS, EVE, Shelf, play, typist
-from tests.labels.small import parts
+from tests.labels.small import continued, parts
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
 from coseek.agents.search_turns import search_turns
-from coseek.labels.answer_correctness import Correctness
 from coseek.labels.score_cache import Score
 
 ADA = "<plan>a</plan><search><query>Ada</query></search>"
@@ -22,7 +21,7 @@ def score(folder: Path, *turns: str, then: tuple[str, ...]) -> Score:
     protocol = load_protocol("qagent", "default")
     turn = next(search_turns(play("qagent", *turns), protocol))
     made_of = parts(folder, retriever=Shelf(CORPUS), who=Agent(protocol, typist(protocol, *then)))
-    return Correctness.of(made_of).tell([(turn, EVE)])[0]
+    return continued(made_of, turn, EVE)
 
 
 @pytest.mark.parametrize("lost", [ADA_AND_A_FAULT, ADA_AND_A_FAULT.replace("Ada", "worse than bad")])

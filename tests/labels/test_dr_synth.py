@@ -16,23 +16,25 @@ from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent
 from coseek.agents.scripted.expert import ExpertAgent, ExpertSettings
 from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
-from coseek.data.passage import Hit
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
-from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.graders.ranker import RankedOrder, RankingRequest
+from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled, LabelMaker, RolloutMaker
-from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, open
+from coseek.labels.makers.dr_synth import DrSynth, DrSynthSettings, label_of, open
 from coseek.labels.oracle_retriever import OracleRetriever
 from coseek.labels.resources import AgentWithLimits, LabelResources
 from coseek.measure.answers import exact_match
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.query import PastTurn, Query, QueryLike
+from coseek.retrieval.retriever import FixedRetriever, Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.world import World, WorldSettings, make_world
 
@@ -225,6 +227,92 @@ def test_an_unreadable_ranking_drops_the_turn_and_the_agent_goes_on_with_the_ret
             assert [hit.passage for hit in search.hits] == own
         else:
             assert one.positive == one.question.gold_ids[0]  # in front of all others, as they were put
+
+
+def forgetful(prompt: str) -> str:
+    """An order that names passage 2 twice and leaves out the last two."""
+    return " > ".join(f"[{number}]" for number in (2, *range(1, passages_in(prompt) - 1)))
+
+
+def passages_in(prompt: str) -> int:
+    return int(prompt.partition(" passages, each")[0].rpartition(" ")[2])
+
+
+def test_a_lenient_order_that_misses_a_few_passages_is_repaired_and_counted_and_a_strict_one_drops_its_turn(
+    tmp_path: Path,
+) -> None:
+    strict = maker(tmp_path / "strict", scorer="some model", reject=False)
+    strict.parts.__dict__["writer"] = Scripted(forgetful)
+    assert {one.reason for one in labels_of(strict) if isinstance(one, DroppedTurn)} == {"unreadable"}
+    lenient = maker(tmp_path / "lenient", scorer="some model", reject=False, lenient_orders=True)
+    model = Scripted(forgetful)
+    lenient.parts.__dict__["writer"] = model
+    found = [one for one in labels_of(lenient) if isinstance(one, LabelSet)]
+    assert len(found) > 20
+    for one in found:
+        pool = [passage.id for passage in _pool(one)]
+        assert [candidate.passage.id for candidate in one.candidates] == [pool[1], pool[0], *pool[2:]]
+    asked = [prompt for call in model.calls for prompt in call]
+    # Two of less than ten are more than a fifth, and such orders are asked for once more.
+    assert lenient.parts.tally.counts["orders_repaired"] == sum(passages_in(prompt) >= 10 for prompt in asked)
+    assert strict.identity != lenient.identity
+
+
+def _pool(one: LabelSet) -> list[Passage]:
+    """Gold passages, then the retriever's."""
+    gold = [world().corpus.by_id(ident) for ident in one.question.gold_ids]
+    return list(dict.fromkeys([*gold, *(hit.passage for hit in bm25().search([one.query], 50)[0])]))
+
+
+def test_runs_whose_answer_is_a_sentence_can_be_kept_by_cover_match_or_by_a_judge(tmp_path: Path) -> None:
+    def reasons(turns: Sequence[SearchTurn], made: DrSynth) -> set[str]:
+        return {one.reason for one in made.label(turns) if isinstance(one, DroppedTurn)}
+
+    strict = maker(tmp_path / "em")
+    turns = [turn for turn in strict.roll_out(questions(), lambda done, total: None) if turn.trajectory.answer]
+    said = [
+        replace(
+            turn,
+            trajectory=replace(turn.trajectory, answer=f"I believe that it is {turn.question.answers[0]}, as told."),
+        )
+        for turn in turns
+    ]
+    assert reasons(said, strict) == {"wrong-answer"} and not [
+        one for one in strict.label(said) if isinstance(one, LabelSet)
+    ]
+    cover = maker(tmp_path / "em", outcome="cover")
+    assert reasons(said, cover) == set()
+    judged = maker(tmp_path / "judge", outcome="judge", judge=str(tmp_path / "em" / "world"))
+    right = [world().oracle.judge(turn.question, turn.trajectory.answer or "") for turn in turns]
+    kept = {one.turn for one in judged.label(turns) if isinstance(one, LabelSet)}
+    assert kept == {turn.id for turn, correct in zip(turns, right, strict=True) if correct} and not all(right)
+    with pytest.raises(SettingError, match="need each other"):
+        maker(tmp_path / "none", outcome="judge")
+
+
+def test_a_label_row_with_fifty_pages_of_five_thousand_words_takes_twenty_kilobytes(tmp_path: Path) -> None:
+    pages = [Passage(f"page-{n}", f"Page {n}", " ".join(f"word{n}x{m}" for m in range(5000))) for n in range(60)]
+    hits = [[Hit(page, 1.0 / (n + 1)) for n, page in enumerate(pages[:50])]]
+    corpus = Corpus(pages)
+    retriever = FixedRetriever(corpus, {"what": [page.id for page in pages[:50]]})
+    asked = Question("q", "What is it?", ("it",), gold_ids=("page-55",))
+    past = tuple(PastTurn(f"query {n}", "why", tuple(page.contents for page in pages[n : n + 5])) for n in range(20))
+    query = Query("what", asked.question, "because", past)
+    parts = LabelResources(tmp_path, retriever, speaker, "gold")
+    made = open(DrSynthSettings(), parts)
+    (ranking,) = made.rankings.of([(asked, query)])
+    run = Trajectory(asked, "search-r1", (), (Search("what", hits=tuple(hits[0])),), StopReason.ANSWERED, "it", seed=1)
+    label = label_of(SearchTurn(run, 0, query), ranking.candidates, 7)
+    labels = LabelFolder.create(tmp_path, {}, "by hand")
+    with labels.appending() as append:
+        append(label)
+    rows = [(tmp_path / "labels.jsonl").read_bytes(), *(p.read_bytes() for p in (tmp_path / "scores").glob("rank*"))]
+    assert max(len(line) for text in rows for line in text.splitlines()) <= 20_000
+    assert list(LabelFolder(tmp_path).sets()) == [label]
+    again = open(DrSynthSettings(), LabelResources(tmp_path, retriever, speaker, "gold"))
+    assert again.rankings.of([(asked, query)]) == [ranking]
+    stored = (tmp_path / "texts.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(stored) == len(set(stored)) <= 51 + 24  # each text once: candidates, and documents of the history
 
 
 def test_a_ranker_that_fails_labels_nothing_and_is_asked_again_at_the_next_start(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.labels.positives import LEAST, MOST_TIED, Asked, NextCandidate, Ties, decide_all_positives, decide_positives
+from coseek.labels.positives import LEAST, MOST_TIED, NextCandidate, PositiveChoice, Ties, decide_positives
 
 SCORES = st.sampled_from([0.0, 40.0, 59.0, 60.0, 80.0, 100.0])  # few values, so that ties are common
 TURN = st.lists(st.tuples(SCORES, st.sampled_from([False, False, True, None])), max_size=8)
@@ -21,28 +21,21 @@ def by_the_book(turn: Sequence[tuple[float, bool]], ties: Ties) -> tuple[int, ..
     return (order[0],) if ties == "paper" else tuple(tied[:MOST_TIED])
 
 
-class Agent:
-    """Knows every GAC; remembers what it was asked."""
-
-    def __init__(self, turns: Sequence[Sequence[tuple[float, bool | None]]]) -> None:
-        self.turns = turns
-        self.asked: list[Asked] = []
-
-    def __call__(self, wave: Sequence[Asked]) -> list[bool | None]:
-        assert wave
-        self.asked += wave
-        return [self.turns[turn][place][1] for turn, place in wave]
-
-
 def decided(
     turns: Sequence[Sequence[tuple[float, bool | None]]], ties: Ties, exhaustive: bool = False
-) -> tuple[dict[int, tuple[int, ...] | None], list[Asked]]:
-    agent = Agent(turns)
-    relevance_TC = [[relevance for relevance, _ in turn] for turn in turns]
-    outcomes = list(decide_all_positives(relevance_TC, agent, ties=ties, exhaustive=exhaustive))
-    assert sorted(turn for turn, _ in outcomes) == list(range(len(turns)))  # each once
-    assert len(set(agent.asked)) == len(agent.asked)
-    return dict(outcomes), agent.asked
+) -> tuple[dict[int, tuple[int, ...] | None], list[tuple[int, int]]]:
+    """The positives of each turn, and (turn, candidate) of all that was continued, in order."""
+    outcomes: dict[int, tuple[int, ...] | None] = {}
+    asked: list[tuple[int, int]] = []
+    for number, turn in enumerate(turns):
+        choice = PositiveChoice([relevance for relevance, _ in turn], ties, exhaustive=exhaustive)
+        while places := choice.wanted():
+            for place in places:
+                asked.append((number, place))
+                choice.learn(place, turn[place][1])
+        outcomes[number] = choice.positives
+    assert len(set(asked)) == len(asked)
+    return outcomes, asked
 
 
 @given(st.lists(st.lists(st.tuples(SCORES, st.booleans()), max_size=8), max_size=5), st.sampled_from(["paper", "code"]))

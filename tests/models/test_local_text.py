@@ -17,6 +17,7 @@ from coseek.models.local_text import (
     open_local_text_model,
     open_text_model,
 )
+from coseek.models.text_model import generate_each
 from coseek.models.tokenizer import HfTokenizer
 
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
@@ -119,3 +120,9 @@ def test_another_model_or_context_is_another_identity(folder: Path, talking: Pat
 def test_a_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no model folder"):
         open_text_model(str(tmp_path / "nothing"))
+
+
+def test_a_prompt_that_fails_costs_its_siblings_nothing(writer: LocalTextModel) -> None:
+    one, empty, two = generate_each(writer, ["one fish", "", "two"], 4)
+    assert [one, two] == writer.write(["one fish", "two"], 4)
+    assert isinstance(empty, ModelError)

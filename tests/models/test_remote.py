@@ -2,9 +2,12 @@
 
 import json
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from coseek.models.model import EpisodeState, Request, Turn, TurnEnd
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote, why_inexact
 from coseek.models.remote_text import RemoteTextModelSettings, named_server, open_remote_text
 from coseek.models.stop_strings import stopped_after
+from coseek.models.text_model import generate_each
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.models.usage import Prices
 
@@ -394,6 +398,72 @@ def test_a_failed_text_is_a_model_error_and_the_others_are_kept(tmp_path: Path) 
         assert writer.write(["a", "b"], 9) == ["said a", "said b"]
         assert len(there.asked) == 3
         writer.calls.close()
+
+
+def refusing_one_in_twenty(asked: Asked) -> Said:
+    number = int(str(asked.body["messages"][0]["content"]).split()[-1])  # type: ignore[index,call-overload]
+    return Said({"error": "not this one"}, 400) if number % 20 == 7 else echo(asked)
+
+
+def test_a_refused_prompt_costs_its_siblings_nothing_and_no_prompt_is_paid_twice(tmp_path: Path) -> None:
+    """256 prompts with 13 refused ones were 757 calls when a failed batch was sent again in halves."""
+    prompts = [f"prompt {number}" for number in range(256)]
+    with site(refusing_one_in_twenty) as there:
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+        outputs = generate_each(writer, prompts, 9)
+        assert len(there.asked) == len(prompts)
+        faults = [place for place, one in enumerate(outputs) if isinstance(one, ModelError)]
+        assert faults == list(range(7, 256, 20))
+        assert all("400" in str(outputs[place]) for place in faults)
+        assert [one for one in outputs if isinstance(one, str)] == [
+            f"said {p}" for n, p in enumerate(prompts) if n % 20 != 7
+        ]
+        again = generate_each(writer, prompts, 9)
+        assert len(there.asked) == len(prompts) + len(faults)  # only what was refused is asked again
+        assert [str(one) for one in again] == [str(one) for one in outputs]
+        writer.calls.close()
+
+
+def test_threads_with_the_same_prompt_pay_for_it_once(tmp_path: Path) -> None:
+    hold = threading.Event()
+
+    def answer(asked: Asked) -> Said:
+        return replace(echo(asked), hold=hold)
+
+    with site(answer) as there, ThreadPoolExecutor(8) as pool:
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(tmp_path / "c.sqlite")))
+        texts = [pool.submit(writer.write, ["a", f"{n}"], 9) for n in range(8)]
+        while len(there.asked) < 9:
+            time.sleep(0.01)
+        hold.set()
+        assert [one.result() for one in texts] == [["said a", f"said {n}"] for n in range(8)]
+        assert len(there.asked) == 9
+        writer.calls.close()
+
+
+def test_a_kill_in_the_middle_of_a_batch_keeps_the_texts_that_had_arrived(tmp_path: Path) -> None:
+    """The last prompt is never answered; the others are in the file while the batch still waits."""
+    hold = threading.Event()
+
+    def answer(asked: Asked) -> Said:
+        return replace(echo(asked), hold=hold if "slow" in json.dumps(asked.body) else None)
+
+    with site(answer) as there, ThreadPoolExecutor(1) as pool:
+        cache = tmp_path / "c.sqlite"
+        writer = open_remote_text(RemoteTextModelSettings(url=there.url, model="m", cache=str(cache)))
+        batch = pool.submit(writer.write, ["a", "slow", "b"], 9)
+        deadline = time.monotonic() + 20
+        while _rows(cache) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert _rows(cache) == 2 and not batch.done()
+        hold.set()
+        batch.result()
+        writer.calls.close()
+
+
+def _rows(cache: Path) -> int:
+    with closing(sqlite3.connect(cache)) as database:
+        return int(database.execute("SELECT count(*) FROM texts").fetchone()[0])
 
 
 def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:

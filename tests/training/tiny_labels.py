@@ -39,5 +39,8 @@ def label(number: int, *, search: int = 0, question: int | None = None, targets:
 def write_labels(folder: Path, count: int = 24, *, targets: bool = False) -> Path:
     """A label folder of two turns for each of `count` questions."""
     labels = LabelFolder.create(folder, {}, "by hand")
-    labels.append([label(number, search=search, targets=targets) for number in range(count) for search in range(2)])
+    with labels.appending() as append:
+        for number in range(count):
+            for search in range(2):
+                append(label(number, search=search, targets=targets))
     return folder

@@ -5,7 +5,7 @@ run up to the search is read once, in a row of its own (a trunk), which advances
 forked from it. Models that cannot fork read the past again in every branch and write the same tokens.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -54,16 +54,25 @@ def branch(
     Branches of one search with passages of equal contents are sampled once. `timings` and `cost_usd` count the branch
     alone.
     """
-    agent.protocol.check_retriever(retriever.name)
-    return _Branching(agent, retriever, limits, on_done, branches, concurrency).results()
+    ended: dict[int, Trajectory] = {}
+    given = iter([branches])
+
+    def keep(one: Branch, run: Trajectory) -> None:
+        ended[id(one)] = run
+        if on_done is not None:
+            on_done(one, run)
+
+    for _ in Branching(agent, retriever, limits, lambda wait: next(given, None), keep, concurrency=concurrency).steps():
+        pass
+    return [ended[id(one)] for one in branches]
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A branch to sample, and the indices of all equal branches."""
+    """A branch to sample, and all equal branches."""
 
     past: ReplayPoint
-    branches: tuple[int, ...]
+    branches: tuple[Branch, ...]
 
 
 @dataclass(slots=True)
@@ -83,61 +92,84 @@ class _Trunk:
     """Open branches that are not forked yet."""
 
 
+MOST_PASTS = 512
+"""States of runs that are kept for the next branch of the same search."""
 _Stages: TypeAlias = list[list[int]]
 """Jobs of one trajectory, grouped by their past, the shortest past last."""
 
 
-class _Branching(Driver):
-    """The rollout driver with rows that begin with a past."""
+Feed: TypeAlias = Callable[[bool], Sequence[Branch] | None]
+"""Called with (wait) when there is room: the next branches, which share trunks; none where none is ready yet, which may
+be said only without `wait`; `None` after the last ones."""
+
+
+class Branching(Driver):
+    """The rollout driver with rows that begin with a past. Branches may be added while others are under way, so that no
+    branch waits for the end of another one."""
 
     def __init__(
         self,
         agent: Agent,
         retriever: Retriever,
         limits: Limits,
-        on_branch: Callable[[Branch, Trajectory], None] | None,
-        branches: Sequence[Branch],
-        concurrency: int,
+        feed: Feed,
+        on_branch: Callable[[Branch, Trajectory], None],
+        *,
+        concurrency: int = 256,
     ) -> None:
+        agent.protocol.check_retriever(retriever.name)
         super().__init__(agent, retriever, limits, None, None)
-        self.branches, self.on_branch = branches, on_branch
+        self.feed: Feed | None = feed
+        self.on_branch = on_branch
         self.contexts = 2 if agent.protocol.reason_in_documents else 1
         """Contexts that one branch can need."""
         if isinstance(agent.model, ForkableModel):
             concurrency = min(concurrency, agent.model.max_rows)
         self.concurrency = max(concurrency, self.contexts)
         self.forking = _able(agent.model, self.concurrency > self.contexts)
-        self.jobs = self._jobs()
+        self.jobs: dict[int, _Job] = {}
+        self.last_key = 0
+        self.pasts: dict[tuple[int, int], ReplayPoint] = {}
         self.trunks: dict[int, _Trunk] = {}
         self.trunk_of: dict[int, _Trunk] = {}
         """By job, until it is forked or ends."""
-        self.waiting = self._waiting()[::-1]
-        self.ended: dict[int, Trajectory] = {}
+        self.waiting: list[_Stages] = []
+        """A stack: what goes on with work that has begun comes before new work."""
 
-    def results(self) -> list[Trajectory]:
+    def steps(self) -> Iterator[None]:
+        """Continue all branches to their ends; yields after every step."""
         try:
-            self._drive(self._fill)
+            yield from self._drive(self._fill)
         finally:
             for trunk in self.trunks.values():
                 self.model.close(trunk.key)
-        return [self.ended[place] for place in range(len(self.branches))]
+
+    def add(self, branches: Sequence[Branch]) -> None:
+        """Add branches, in front of those that wait. Those of one search with equal contents are sampled once."""
+        alike: dict[Hashable, list[Branch]] = {}
+        for one in branches:
+            past = self._past(one)
+            alike.setdefault((id(past), one.seed, self._seen(past, one.passages)), []).append(one)
+        added: list[int] = []
+        for group in alike.values():
+            added.append(self._new_key())
+            self.jobs[added[-1]] = _Job(self._past(group[0]), tuple(group))
+        self.waiting += self._stages(added)[::-1]
 
     # --- jobs
 
-    def _jobs(self) -> list[_Job]:
-        """Group the branches that would be sampled alike."""
-        pasts: dict[tuple[int, int], ReplayPoint] = {}
-        alike: dict[Hashable, list[int]] = {}
-        for place, one in enumerate(self.branches):
-            which = (id(one.trajectory), one.search)
-            if which not in pasts:
-                pasts[which] = ReplayPoint.of(one.trajectory, one.search, self.protocol)
-            alike.setdefault((which, one.seed, self._seen(pasts[which], one.passages)), []).append(place)
-        first = [self.branches[places[0]] for places in alike.values()]
-        return [
-            _Job(pasts[(id(one.trajectory), one.search)], tuple(places))
-            for one, places in zip(first, alike.values(), strict=True)
-        ]
+    def _new_key(self) -> int:
+        self.last_key += 1
+        return self.last_key
+
+    def _past(self, one: Branch) -> ReplayPoint:
+        """The state before a branch, shared by all branches of its search."""
+        which = (id(one.trajectory), one.search)
+        if which not in self.pasts:
+            if len(self.pasts) > MOST_PASTS:
+                self.pasts.clear()
+            self.pasts[which] = ReplayPoint.of(one.trajectory, one.search, self.protocol)
+        return self.pasts[which]
 
     def _seen(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
         """A key that is equal for passages which look alike to the agent. Ids count where they are shown, and where
@@ -145,13 +177,14 @@ class _Branching(Driver):
         by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.prompt_template.file.document
         return tuple((passage.id if by_id else "", passage.title, passage.text) for passage in passages)
 
-    def _waiting(self) -> list[_Stages]:
+    def _stages(self, added: Sequence[int]) -> list[_Stages]:
         """Group jobs by trunk; without forks, one by one."""
         if self.forking is None:
-            return [[[key]] for key in range(len(self.jobs))]
+            return [[[key]] for key in added]
         runs: dict[int, dict[int, list[int]]] = {}
-        for key, job in enumerate(self.jobs):
-            runs.setdefault(id(job.past.trajectory), {}).setdefault(len(job.past.ids), []).append(key)
+        for key in added:
+            past = self.jobs[key].past
+            runs.setdefault(id(past.trajectory), {}).setdefault(len(past.ids), []).append(key)
         return [[stages[size] for size in sorted(stages, reverse=True)] for stages in runs.values()]
 
     # --- rows
@@ -164,26 +197,39 @@ class _Branching(Driver):
         return (self.concurrency - trunks) // self.contexts - len(self.rows)
 
     def _fill(self) -> bool:
-        """Open branches of the trunks that are ready while there is room, then new trunks for the remaining room."""
+        """Open branches while there is room, and fetch new ones for the remaining room."""
+        while self._open_branches() and self.feed is not None:
+            found = self.feed(not self._under_way())
+            if found is None:
+                self.feed = None
+            elif found:
+                self.add(found)
+            else:
+                break
+        return bool(self.waiting) or self.feed is not None
+
+    def _open_branches(self) -> bool:
+        """Open branches of the trunks that are ready while there is room, then new trunks for the remaining room.
+        Returns whether there is room for more."""
         for trunk in list(self.trunks.values()):
             self._serve(trunk)
         promised = sum(len(trunk.stages[-1]) for trunk in self.trunks.values())
         while self.waiting:
             alone = sum(map(len, self.waiting[-1])) == 1  # one branch alone needs no trunk
             if self._room(len(self.trunks) + (not alone)) - promised < 1:
-                break
+                return False
             stages = self.waiting.pop()
             if alone:
                 self._resume(stages[0][0])
             else:
                 self._plant(stages)
                 promised += len(stages[-1])
-        return bool(self.waiting)
+        return self._room(len(self.trunks)) - promised > 0
 
     def _plant(self, stages: _Stages) -> None:
         """Open a trunk."""
         past = self.jobs[stages[-1][0]].past
-        trunk = _Trunk(len(self.jobs) + stages[-1][0], stages, past)
+        trunk = _Trunk(self._new_key(), stages, past)
         self.trunks[trunk.key] = trunk
         self._forking().start(Request(trunk.key, past.ids, 0, 0, EpisodeState(past.trajectory.question)))
 
@@ -217,7 +263,7 @@ class _Branching(Driver):
 
     def _resume(self, key: int) -> None:
         """Restore an episode before its search was answered, and show it the new results."""
-        one, past = self.branches[self.jobs[key].branches[0]], self.jobs[key].past
+        one, past = self.jobs[key].branches[0], self.jobs[key].past
         row = self.rows[key] = past.episode(key, one.seed)
         if row.turns > self.limits.max_turns:
             self._finish(row, StopReason.TURN_LIMIT)
@@ -253,13 +299,10 @@ class _Branching(Driver):
 
     def _finish(self, row: Episode, stop: StopReason, answer: str | None = None, detail: str = "") -> None:
         super()._finish(row, stop, answer, detail)
-        run, job = self.done.pop(row.key), self.jobs[row.key]
-        for place in job.branches:
-            one = self.branches[place]
+        run, job = self.done.pop(row.key), self.jobs.pop(row.key)
+        for one in job.branches:
             shown = one.search < len(run.searches)
-            self.ended[place] = with_hits(run, one.search, job.past.hits(one.passages)) if shown else run
-            if self.on_branch:
-                self.on_branch(one, self.ended[place])
+            self.on_branch(one, with_hits(run, one.search, job.past.hits(one.passages)) if shown else run)
 
     def _forking(self) -> ForkableModel:
         assert self.forking is not None

@@ -4,7 +4,7 @@ An episode that reaches its budget ends; no segment is ever cut, so the tokens t
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,15 +25,17 @@ from coseek.agents.tool import (
     ToolRequest,
     TurnSearches,
 )
+from coseek.agents.tool_threads import ToolThreads
 from coseek.agents.tools.search import arguments_for
 from coseek.agents.unwritable import checked_turn
+from coseek.core.concurrency import concurrency_of
 from coseek.core.errors import RunError
 from coseek.core.files import Json
 from coseek.data.evidence import ranked
 from coseek.data.identities import Identities
 from coseek.data.question import Question
 from coseek.data.trajectory import MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Call, Segment, StopReason, Trajectory
-from coseek.models.model import EpisodeState, ForkableModel, Model, Ranking, Request, Turn, TurnEnd
+from coseek.models.model import EpisodeState, ForkableModel, Model, Ranking, Request, ServedModel, Turn, TurnEnd
 from coseek.retrieval.retriever import Retriever
 
 
@@ -67,7 +69,8 @@ def rollout(
 
     With `overlap` a thread runs the tool calls of one model step while the model takes the next step. Their results
     are shown after that step, never earlier, so batches do not depend on timing. It pays for slow searches that use no
-    CPU (a server, the web); a retriever that shares weights with the model cannot overlap.
+    CPU (a server, the web); a retriever that shares weights with the model cannot overlap. With a model behind a server
+    calls always overlap, and every result is shown as soon as it is there.
     """
     if len(seeds) != len(questions):
         raise ValueError(f"{len(questions)} questions need as many seeds, not {len(seeds)}")
@@ -106,6 +109,17 @@ class Driver:
         self.thread = thread
         self.sought: list[tuple[Sequence[Asking], Future[Ran]]] = []
         """Batches of calls that the thread is running."""
+        self.served = agent.model if isinstance(agent.model, ServedModel) else None
+        self.calls: ToolThreads[Asking, Ran] | None = None
+        """Runs calls while a served model writes."""
+        if self.served is not None:
+            searches = concurrency_of(retriever)
+            search = agent.protocol.grammar.search
+            self.calls = ToolThreads(
+                lambda tool, asked: self._timed(tool, [request for _, _, request in asked]),
+                lambda tool: searches if tool is search else 1,
+                self.served.wake,
+            )
         self.rows: dict[int, Episode] = {}
         self.done: dict[int, Trajectory] = {}
 
@@ -116,24 +130,42 @@ class Driver:
             self._open([waiting.pop() for _ in range(min(len(waiting), concurrency - len(self.rows)))])
             return bool(waiting)
 
-        self._drive(fill)
+        for _ in self._drive(fill):
+            pass
         return [self.done[key] for key in range(len(questions))]
 
-    def _drive(self, fill: Callable[[], bool]) -> None:
-        """Step until no episode is open and `fill`, which opens episodes while there is room, has none left."""
+    def _drive(self, fill: Callable[[], bool]) -> Iterator[None]:
+        """Step until no episode is open and `fill`, which opens episodes while there is room, has none left. Yields
+        after every step."""
         try:
             while fill() or self._under_way():
                 if self._under_way():
-                    sought, self.sought = self.sought, []
-                    turns = self.model.step()
-                    if not turns and not sought:
-                        raise RunError(f"the model has {len(self.rows)} rows to write and wrote none of them")
-                    self._advance(turns)
-                    for asked, ran in sought:
-                        self._hand_out(asked, *ran.result())
+                    if self.served is not None and self.calls is not None:
+                        self._served_step(self.served, self.calls)
+                    else:
+                        self._local_step()
+                    yield
         finally:
             for row in list(self.rows.values()):  # an interrupted rollout must leave no row open in the model
                 self._close(row)
+            if self.calls is not None:
+                self.calls.close()
+
+    def _local_step(self) -> None:
+        sought, self.sought = self.sought, []
+        turns = self.model.step()
+        if not turns and not sought:
+            raise RunError(f"the model has {len(self.rows)} rows to write and wrote none of them")
+        self._advance(turns)
+        for asked, ran in sought:
+            self._hand_out(asked, *ran.result())
+
+    def _served_step(self, served: ServedModel, calls: "ToolThreads[Asking, Ran]") -> None:
+        """Wait for a turn or for the result of a call, whichever comes first."""
+        all_search = calls.open_calls == len(self.rows)
+        self._advance([] if all_search else served.step())
+        for asked, ran in calls.take(block=all_search):
+            self._hand_out(asked, *ran)
 
     def _under_way(self) -> bool:
         return bool(self.rows)
@@ -259,7 +291,9 @@ class Driver:
             batches.setdefault(one[1], []).append(one)
         for tool, batch in sorted(batches.items(), key=lambda each: each[0].settings.overlaps):
             requests = [request for _, _, request in batch]
-            if self.thread is None or not tool.settings.overlaps:
+            if self.calls is not None and tool.settings.overlaps:
+                self.calls.submit(tool, batch)
+            elif self.thread is None or not tool.settings.overlaps:
                 self._hand_out(batch, *self._timed(tool, requests))
             else:
                 self.sought.append((batch, self.thread.submit(self._timed, tool, requests)))

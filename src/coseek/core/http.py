@@ -27,6 +27,7 @@ from pydantic import Field
 
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.files import JsonObject
+from coseek.core.server_slots import slots_of
 from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
 
@@ -61,7 +62,7 @@ class HttpSettings(Retries):
     """Concurrency, timeouts, retries and the circuit breaker."""
 
     concurrency: int = Field(default=32, ge=1)
-    """Concurrent calls; more wait."""
+    """Concurrent calls of this process to the server; more wait."""
     connect_s: float = Field(default=10.0, gt=0)
     """Seconds to wait for a connection."""
     timeout_s: float = Field(default=300.0, gt=0)
@@ -185,7 +186,7 @@ class HttpClient:
         self._most_bytes = most_bytes
         self._sleep = sleep
         self._breaker = CircuitBreaker(self.patience.break_after, self.patience.cool_down_s)
-        self._room = asyncio.Semaphore(self.patience.concurrency)
+        self._slots = slots_of(base)
         self._clients: list[httpx.AsyncClient] = []
         self._idle: list[httpx.AsyncClient] = []
         """A stack of clients of one connection each: httpx's own pool scans all its connections at every request,
@@ -233,7 +234,7 @@ class HttpClient:
         return f"HttpClient({self.base!r})"
 
     async def _call(self, request: "_Request", read: Callable[[bytes], T]) -> T:
-        async with self._room:
+        async with self._slots.one(self.patience.concurrency):
             try:
                 answer = await self._retried(request, read)
             except HttpFailure:

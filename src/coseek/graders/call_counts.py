@@ -1,5 +1,6 @@
 """Call counts: calls, retries and faults of label making, by name."""
 
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +11,14 @@ FAULT = "fault/"
 
 @dataclass
 class CallCounts:
-    """Counts of one start: calls, retries, branches, faults."""
+    """Counts of one start: calls, retries, branches, faults. Thread-safe."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, name: str, count: int = 1) -> None:
-        self.counts[name] += count
+        with self._lock:
+            self.counts[name] += count
 
     @property
     def faults(self) -> Mapping[str, int]:

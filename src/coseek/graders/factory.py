@@ -1,5 +1,6 @@
 """Factory of generators and judges, by name: a model folder, a server's URL, a YAML file, or a laptop world."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from coseek.core.cache import TextCache
@@ -7,6 +8,7 @@ from coseek.core.errors import SettingError
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
 from coseek.models.local_text import TextModelSettings, open_text_model
+from coseek.models.remote_text import RemoteTextModel
 from coseek.models.text_model import CachedTextModel, TextModel
 from coseek.models.tokenizer import HfTokenizer
 from coseek.world.oracle import Oracle
@@ -37,4 +39,6 @@ def open_frozen_model(name: str, cache: Path | None, writing: TextModelSettings 
         raise SettingError(
             f"{name} samples at temperature {temperature}; a generator or judge is frozen: set temperature: 0"
         )
+    if isinstance(model, RemoteTextModel):  # it caches each text by itself, as soon as it arrives
+        return model if cache is None or model.store is not None else replace(model, store=TextCache(cache))
     return model if cache is None else CachedTextModel(model, TextCache(cache))

@@ -1,7 +1,7 @@
 """Ranker: orders passages for one search query, given the question and its answer (DR-Synth's oracle).
 
-A model's order must name every passage exactly once. Otherwise the model is called once more, and after a second
-failure there is no order.
+A model's order must name every passage exactly once, or nearly so where a lenient reading is chosen. Otherwise the
+model is called once more, and after a second failure there is no order.
 """
 
 import json
@@ -27,6 +27,11 @@ from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt
 from coseek.retrieval.llm.sliding_window import sliding_together
 from coseek.retrieval.query import Query
 from coseek.world.oracle import Oracle
+
+REPAIRED = "orders_repaired"
+"""Name in the counts."""
+MOST_MISSING = 0.2
+"""Share of the passages that a repaired order may miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +160,15 @@ class ModelRanker:
     """Passages per call; all when not set."""
     step: int
     tally: CallCounts
+    lenient: bool = False
+    """Repair an order that names most passages; see `read_order`."""
 
     @cached_property
     def identity(self) -> str:
         prompt = self.prompt.model_dump_json(exclude={"about"})
         sizes = (self.max_tokens, self.max_words, self.window, self.step if self.window else None)
-        return digest_of("model ranker", self.model.identity, prompt, *map(str, sizes))
+        lenient = ("lenient",) if self.lenient else ()
+        return digest_of("model ranker", self.model.identity, prompt, *map(str, sizes), *lenient)
 
     @property
     def card(self) -> JsonObject:
@@ -205,7 +213,14 @@ class ModelRanker:
 
     def _read(self, text: str, count: int) -> tuple[int, ...] | Unreadable:
         behind = after_mark(text, self.prompt.ranking_after)
-        return behind if isinstance(behind, Unreadable) else read_order(behind, count)
+        if isinstance(behind, Unreadable):
+            return behind
+        strict = read_order(behind, count)
+        if not self.lenient or not isinstance(strict, Unreadable):
+            return strict
+        repaired = read_order(behind, count, lenient=True)
+        self.tally.add(REPAIRED, not isinstance(repaired, Unreadable))
+        return repaired
 
 
 @dataclass
@@ -221,11 +236,17 @@ class _RankingState:
         return RankedOrder(tuple(places), None, self.texts)
 
 
-def read_order(text: str, count: int) -> tuple[int, ...] | Unreadable:
-    """`[2] > [1] > [3]` as indices from 0. Unreadable unless each of 1 … count occurs exactly once."""
+def read_order(text: str, count: int, lenient: bool = False) -> tuple[int, ...] | Unreadable:
+    """`[2] > [1] > [3]` as indices from 0. Unreadable unless each of 1 … count occurs exactly once.
+
+    A `lenient` reading drops repeated and invented numbers and appends missing ones in the given order. It is
+    unreadable where more than a fifth of the numbers are missing.
+    """
     reading = parse_ranking(text, count)
     if reading.unreadable:
         return Unreadable("no ranking")
+    if lenient and reading.missing <= count * MOST_MISSING:
+        return reading.order
     if reading.missing or reading.repeated or reading.invented:
         return Unreadable(
             f"a ranking of {count} passages with {reading.missing} missing, {reading.repeated} repeated and "

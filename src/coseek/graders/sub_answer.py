@@ -93,16 +93,15 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
 
     def shown(self, run: Trajectory) -> str:
         """The whole prompt. Text from outside stays on its line, and its numbers in brackets are neutralised."""
-        lines = (
-            fill_template(
-                self.prompt.agent if segment.author is Author.AGENT else self.prompt.shown,
-                text=neutralise_numbers(
-                    one_line(segment.text, None if segment.author is Author.AGENT else self.max_words)
-                ),
-            )
-            for segment in run.segments
-            if segment.tag != PROMPT
-        )
+        lines: list[str] = []
+        turn = 0
+        for segment in run.segments:
+            if segment.author is Author.AGENT:
+                turn += 1
+                lines.append(fill_template(self.prompt.agent, text=neutralise_numbers(one_line(segment.text))))
+            elif segment.tag != PROMPT:
+                text = self._observation(run, turn, segment.text)
+                lines.append(fill_template(self.prompt.shown, text=neutralise_numbers(text)))
         searches = (
             fill_template(self.prompt.search, number=str(number), query=neutralise_numbers(one_line(search.query)))
             for number, search in enumerate(run.searches, start=1)
@@ -115,6 +114,15 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
             searches="".join(searches).rstrip("\n"),
             count=str(len(run.searches)),
         )
+
+    def _observation(self, run: Trajectory, turn: int, text: str) -> str:
+        """What a turn of the agent was shown, with at most `max_words` words of each passage. Notes on passages, and
+        other observations, are one text."""
+        found = [hit.passage for search in run.searches if search.turn == turn for hit in search.hits]
+        if not found or run.side_contexts:
+            return one_line(text, self.max_words)
+        each = dict.fromkeys(one_line(f"{passage.title} | {passage.text}", self.max_words) for passage in found)
+        return " ; ".join(each)
 
     def _ask(self, run: Trajectory) -> OutputRequest[tuple[str | None, ...]]:
         count = len(run.searches)

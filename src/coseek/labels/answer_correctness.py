@@ -5,11 +5,10 @@ result (Agentic-R, eq. 2 and 3). Turns before the search count against the agent
 without an answer is wrong. A branch with a fault has no score and is repeated at the next start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from coseek.agents.branching import Branch, branch
+from coseek.agents.branching import Branch, Branching
 from coseek.agents.grammar import Action
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import SettingError
@@ -18,15 +17,18 @@ from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Trajectory
 from coseek.graders.call_counts import FAULT
+from coseek.labels.positives import PositiveChoice
 from coseek.labels.resources import LabelResources
 from coseek.labels.score_cache import Score, ScoreCache
 from coseek.measure.answers import exact_match
+from coseek.models.model import ServedModel
 
 GAC = "gac"
 BRANCHES = "branches"
 """Name in the counts."""
 
-Wanted: TypeAlias = tuple[SearchTurn, Passage]
+AHEAD = 2
+"""Branches in flight for each slot of a server: some of them are searching."""
 
 
 @dataclass(frozen=True)
@@ -56,29 +58,26 @@ class Correctness:
         """A digest of everything that correctness depends on besides the agent's context."""
         return self.kept.cache.identity
 
-    def tell(self, wanted: Sequence[Wanted]) -> list[Score]:
-        """1 or 0 for each passage, in order; `None` for a fault. Known scores are not computed again."""
-        keys = [(*turn.id.key, passage.id, self._context(turn, passage)) for turn, passage in wanted]
-        known = {key: score for key in keys if (score := self.kept.get(key)) is not None}
-        left = [place for place, key in enumerate(keys) if key not in known]
-        fresh = dict(zip(left, self._continued([wanted[place] for place in left]), strict=True))
-        return [fresh[place] if place in fresh else known[key] for place, key in enumerate(keys)]
+    def decide(self, feed: Callable[[bool], Sequence["TurnCorrectness"] | None]) -> Iterator["TurnCorrectness"]:
+        """Continue the agent from the candidates of turns until their positives are chosen; yields each such turn.
 
-    def _continued(self, wanted: Sequence[Wanted]) -> list[Score]:
-        """Continue the agent from each passage. A score is cached as soon as its branch has ended."""
-        branches = [Branch(turn.trajectory, turn.search, (passage,), turn.trajectory.seed) for turn, passage in wanted]
-        turns = {id(one): turn for one, (turn, _) in zip(branches, wanted, strict=True)}
-        scores: dict[int, Score] = {}
+        `feed` is called with (wait) where there is room: the next turns; none where none is ready yet, which it may say
+        only without `wait`; `None` after the last ones. Turns do not wait for each other. A score is cached as soon as
+        its branch has ended; known scores are not computed again.
+        """
+        return _Continuations(self, feed).decided()
 
-        def keep(ended: Branch, run: Trajectory) -> None:
-            score = self._score(turns[id(ended)], ended.passages[0], run)
-            scores[id(ended)] = score
-            self.kept.keep([score])
-            self.parts.tally.add(BRANCHES)
-            self.parts.tally.add(FAULT + "agent", score.fault is not None)
+    def known(self, turn: SearchTurn, passage: Passage) -> Score | None:
+        """The cached score."""
+        return self.kept.get((*turn.id.key, passage.id, self._context(turn, passage)))
 
-        branch(self.parts.agent, self.parts.retriever, branches, self.parts.limits, on_done=keep)
-        return [scores[id(one)] for one in branches]
+    def keep(self, turn: SearchTurn, passage: Passage, run: Trajectory) -> Score:
+        """Score a branch that has ended, and cache the score."""
+        score = self._score(turn, passage, run)
+        self.kept.keep([score])
+        self.parts.tally.add(BRANCHES)
+        self.parts.tally.add(FAULT + "agent", score.fault is not None)
+        return score
 
     def _score(self, turn: SearchTurn, passage: Passage, run: Trajectory) -> Score:
         context = self._context(turn, passage)
@@ -98,3 +97,97 @@ class Correctness:
         if key not in self._runs:
             self._runs[key] = digest_of(",".join(map(str, turn.trajectory.ids)))
         return digest_of(self._runs[key], str(turn.search), passage.title, passage.text)[:16]
+
+
+@dataclass(eq=False)
+class TurnCorrectness:
+    """A search turn with its candidates, and the scores of those that were continued."""
+
+    turn: SearchTurn
+    passages: Sequence[Passage]
+    choice: PositiveChoice
+    scores: dict[str, Score] = field(default_factory=dict)
+    """By passage id."""
+
+    def learn(self, place: int, score: Score) -> None:
+        self.scores[score.passage_id] = score
+        self.choice.learn(place, None if score.value is None else score.value == 1)
+
+
+class _Continuations:
+    """The continuations of many turns that are under way at once."""
+
+    def __init__(self, correctness: Correctness, feed: Callable[[bool], Sequence[TurnCorrectness] | None]) -> None:
+        self.correctness, self.feed = correctness, feed
+        parts = correctness.parts
+        model = parts.agent.model
+        self.alone = isinstance(model, ServedModel)
+        """Whether each turn goes on at once. For a model in this process the turns of one run go on together, because
+        their branches share the reading of the run."""
+        rows = {"concurrency": AHEAD * model.concurrency} if isinstance(model, ServedModel) else {}
+        self.driver = Branching(parts.agent, parts.retriever, parts.limits, self._next, self._ended, **rows)
+        self.under_way: dict[int, tuple[TurnCorrectness, int]] = {}
+        """By branch: its turn, and the index of its passage."""
+        self.runs: dict[int, _Siblings] = {}
+        self.done: list[TurnCorrectness] = []
+
+    def decided(self) -> Iterator[TurnCorrectness]:
+        for _ in self.driver.steps():
+            yield from self._taken()
+        yield from self._taken()
+
+    def _taken(self) -> list[TurnCorrectness]:
+        taken, self.done = self.done, []
+        return taken
+
+    def _next(self, wait: bool) -> list[Branch] | None:
+        """Branches of the next turns. Turns whose scores are all cached are decided without a branch."""
+        while found := self.feed(wait):
+            for one in found:
+                self.runs.setdefault(id(one.turn.trajectory), _Siblings()).turns.append(one)
+            if branches := [branch for one in found for branch in self._branches(one)]:
+                return branches
+        return None if found is None else []
+
+    def _branches(self, one: TurnCorrectness) -> list[Branch]:
+        """The branches that a turn needs next; without any it is decided."""
+        while places := one.choice.wanted():
+            branches = []
+            for place in places:
+                if (score := self.correctness.known(one.turn, one.passages[place])) is not None:
+                    one.learn(place, score)
+                else:
+                    branches.append(self._branch(one, place))
+            if branches:
+                return branches
+        self.done.append(one)
+        self.runs[id(one.turn.trajectory)].turns.remove(one)
+        return []
+
+    def _branch(self, one: TurnCorrectness, place: int) -> Branch:
+        run = one.turn.trajectory
+        branch = Branch(run, one.turn.search, (one.passages[place],), run.seed)
+        self.under_way[id(branch)] = one, place
+        self.runs[id(run)].open += 1
+        return branch
+
+    def _ended(self, branch: Branch, run: Trajectory) -> None:
+        """Score a branch, and add the next ones."""
+        one, place = self.under_way.pop(id(branch))
+        one.learn(place, self.correctness.keep(one.turn, one.passages[place], run))
+        siblings = self.runs[id(branch.trajectory)]
+        siblings.open -= 1
+        if self.alone:
+            self.driver.add(self._branches(one))
+        elif not siblings.open:
+            self.driver.add([branch for other in [*siblings.turns] for branch in self._branches(other)])
+        if not siblings.turns:
+            self.runs.pop(id(branch.trajectory), None)
+
+
+@dataclass(slots=True)
+class _Siblings:
+    """The undecided turns of one run, and the number of their open branches."""
+
+    turns: list[TurnCorrectness] = field(default_factory=list)
+    open: int = 0

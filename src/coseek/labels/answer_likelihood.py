@@ -172,21 +172,27 @@ class LikelihoodMaker:
         return digest_of(self.rule.name, settings, self.scorer.kept.cache.identity, self.parts.retriever.identity)
 
     def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+        with self.parts.ahead(self._labels, turns, self.parts.likelihood) as ahead:
+            for rows in ahead:
+                yield from rows
+
+    def _labels(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
         asked: list[SearchTurn] = []
+        rows: list[Labelled] = []
         for turn in turns:
             if not turn.question.answers:
-                yield DroppedTurn(turn.id, "no-answer", "the question has no accepted answer")
+                rows.append(DroppedTurn(turn.id, "no-answer", "the question has no accepted answer"))
             elif self.settings.queries == "question" and turn.search > 0:
-                yield DroppedTurn(
-                    turn.id, "same-question", "the first search of the run has the label of this question"
-                )
+                why = "the first search of the run has the label of this question"
+                rows.append(DroppedTurn(turn.id, "same-question", why))
             else:
                 asked.append(self._with_query(turn))
         found = find_candidates(self.parts.retriever, asked, self.settings.candidates, self.parts.tally)
         for turn, candidates in zip(asked, found, strict=True):
             label = None if candidates is None else self._label(turn, distinct(candidates))
             if label is not None:
-                yield label
+                rows.append(label)
+        return rows
 
     def _with_query(self, turn: SearchTurn) -> SearchTurn:
         """The turn with the query of its label."""

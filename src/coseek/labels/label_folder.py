@@ -1,10 +1,12 @@
-"""Label folder: `labels.yaml` (settings, identities, versions, commit), `labels.jsonl`, `dropped.jsonl` and `scores/`.
+"""Label folder: `labels.yaml` (settings, identities, versions, commit), `labels.jsonl`, `dropped.jsonl`, `scores/`,
+and the long texts of labels in `texts.jsonl`.
 
 Rows are appended as they are known. A kill loses only the current turn, and a resumed folder ends with the same bytes
 as an uninterrupted one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -26,6 +28,7 @@ from coseek.core.settings import first_difference
 from coseek.data.run import drop_partial_line, provenance
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
+from coseek.labels.text_store import TextStore
 
 R = TypeVar("R", LabelSet, DroppedTurn)
 
@@ -37,6 +40,7 @@ class LabelFolder:
         if not (folder / "labels.yaml").exists():
             raise DataError(f"{folder} holds no labels: it has no labels.yaml; make them with `coseek label`")
         self.folder = folder
+        self.texts = TextStore(folder / "texts.jsonl")
         self._lock: Lock | None = None
         """Held while labels are made."""
 
@@ -92,7 +96,7 @@ class LabelFolder:
 
     def sets(self) -> Iterator[LabelSet]:
         """The stored label sets."""
-        return _read(self.sets_path, LabelSet.from_json)
+        return _read(self.sets_path, lambda row: LabelSet.from_json(self.texts.restore(row)))
 
     def dropped(self) -> Iterator[DroppedTurn]:
         """The turns without a label, each with its reason."""
@@ -104,14 +108,20 @@ class LabelFolder:
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         cut_last_turn(self.sets_path)
-        return {one.turn for one in self.sets()} | {one.turn for one in self.dropped()}
+        paths = [path for path in (self.sets_path, self.dropped_path) if path.exists()]
+        return {_turn_of(row) for path in paths for _, row in read_jsonl(path)}
 
-    def append(self, rows: Sequence[Labelled]) -> None:
-        sets = [json_line(row.to_json()) for row in rows if isinstance(row, LabelSet)]
-        dropped = [json_line(row.to_json()) for row in rows if isinstance(row, DroppedTurn)]
-        for path, lines in ((self.sets_path, sets), (self.dropped_path, dropped)):
-            with path.open("a", encoding="utf-8") as file:  # created also without rows
-                file.writelines(lines)
+    @contextmanager
+    def appending(self) -> Iterator[Callable[[Labelled], None]]:
+        """A function that appends one row to its file. Both files are made."""
+        with self.sets_path.open("a", encoding="utf-8") as sets, self.dropped_path.open("a", encoding="utf-8") as rest:
+
+            def append(row: Labelled) -> None:
+                file = sets if isinstance(row, LabelSet) else rest
+                file.write(json_line(self.texts.shorten(row.to_json())))
+                file.flush()
+
+            yield append
 
     def arrange(self, order: Sequence[TurnId]) -> None:
         """Sort the rows by turn; a fault or a kill changes their order."""
@@ -121,6 +131,7 @@ class LabelFolder:
             there = sorted(rows, key=lambda row: (place[_turn_of(row)], cast(int, row.get("copy", 0))))
             if there != rows:
                 write_jsonl(path, there)
+        self.texts.arrange(row for _, row in read_jsonl(self.sets_path))
 
 
 def cut_last_turn(path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Labelling: labels from runs, chunk by chunk, into a folder that can be resumed."""
+"""Labelling: labels from runs, turn by turn, into a folder that can be resumed."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coseek.agents.search_turns import SearchTurn, TurnId
@@ -12,9 +12,6 @@ from coseek.data.question import Question
 from coseek.graders.call_counts import CallCounts
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.maker import LabelMaker
-
-TOGETHER = 256
-"""Minimum number of turns per call of a maker, for full batches. Runs are not split: their turns share a prefix."""
 
 Tell = Callable[[int, int], None]
 """Called with (turns done, total)."""
@@ -53,7 +50,8 @@ class LabelSummary:
 def make_labels(
     labels: LabelFolder, maker: LabelMaker, turns: Sequence[SearchTurn], tally: CallCounts, tell: Tell | None = None
 ) -> LabelSummary:
-    """Label the turns without labels. Rows are appended chunk by chunk and sorted by turn at the end."""
+    """Label the turns without labels. Rows are appended as they are known and sorted by turn at the end, so that the
+    files do not depend on timing."""
     began = time.perf_counter()
     order = check_distinct(turns)
     done = labels.recover()
@@ -61,13 +59,15 @@ def make_labels(
     over = len(turns) - len(left)
     if tell is not None:
         tell(over, len(turns))
-    for chunk in chunks(left, TOGETHER):
-        place = {turn.id: number for number, turn in enumerate(chunk)}
-        labels.append(sorted(maker.label(chunk), key=lambda row: place[row.turn]))
-        over += len(chunk)
-        if tell is not None:
-            tell(over, len(turns))
-    labels.append([])  # creates the files where there was nothing to do
+    labelled: set[TurnId] = set()
+    with labels.appending() as append:
+        for row in maker.label(left):
+            append(row)
+            labelled.add(row.turn)
+            if tell is not None:
+                tell(over + len(labelled), len(turns))
+    if tell is not None:
+        tell(len(turns), len(turns))
     labels.arrange(order)
     return summary(labels, order, tally, time.perf_counter() - began)
 
@@ -82,18 +82,6 @@ def check_distinct(turns: Sequence[SearchTurn]) -> list[TurnId]:
             "apart; make one of the runs with another --seed"
         )
     return order
-
-
-def chunks(turns: Sequence[SearchTurn], size: int) -> Iterator[list[SearchTurn]]:
-    """Chunks of at least `size` turns, except the last; the turns of one run stay together."""
-    chunk: list[SearchTurn] = []
-    for turn in turns:
-        if len(chunk) >= size and turn.trajectory is not chunk[-1].trajectory:
-            yield chunk
-            chunk = []
-        chunk.append(turn)
-    if chunk:
-        yield chunk
 
 
 def asked_questions(turns: Sequence[SearchTurn]) -> list[Question]:

@@ -59,6 +59,10 @@ class LocalRelevance:
             self.answers = parts.score_cache("sub-answers", SubAnswers, self.answerer.identity, self.answerer.card)
 
     @property
+    def is_model(self) -> bool:
+        return isinstance(self.relevance, ModelRelevance)
+
+    @property
     def identity(self) -> str:
         """A digest of everything that the scores depend on besides turns and passages."""
         answerer = self.answerer.identity if self.answerer is not None else ""

@@ -6,21 +6,24 @@
 Rankings are cached, so that a resumed run reads the same lists, and its labels come from what its agent saw.
 """
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias, cast
 
+from coseek.core.concurrency import concurrency_of
 from coseek.core.errors import DataError, RetrieverError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
-from coseek.graders.ranker import RankedOrder, Ranker, RankingRequest
+from coseek.graders.ranker import ModelRanker, RankedOrder, Ranker, RankingRequest
 from coseek.labels.candidates import RETRIEVER
 from coseek.labels.label_set import Candidate
 from coseek.labels.score_cache import ScoreCache
+from coseek.labels.text_store import TextStore
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 
@@ -82,6 +85,28 @@ class OracleRanking:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRanking:
+    """A ranking as a line of its cache, with its long texts in a `TextStore`."""
+
+    row: JsonObject
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return (str(self.row["asked"]),)
+
+    @property
+    def fault(self) -> str | None:
+        return cast("str | None", self.row["fault"])
+
+    def to_json(self) -> JsonObject:
+        return self.row
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "StoredRanking":
+        return cls({name: row[name] for name in OracleRanking.__slots__})
+
+
 def asked_digest(question: Question, query: Query) -> str:
     """Digest of everything that a ranking depends on besides retriever and ranker."""
     return digest_of(_knowledge(question), json.dumps(query.to_json()))[:16]
@@ -93,7 +118,8 @@ class OracleSearch:
 
     over: Retriever
     ranker: Ranker
-    kept: ScoreCache[OracleRanking]
+    kept: ScoreCache[StoredRanking]
+    texts: TextStore
     depth: int
     """Passages of the retriever that are ranked."""
     gold_in_front: bool
@@ -102,10 +128,21 @@ class OracleSearch:
     def of(self, turns: Sequence[Turn]) -> list[OracleRanking]:
         """One ranking per turn. Equal queries are ranked once; a fault of the ranker is retried in every call."""
         keys = [asked_digest(question, query) for question, query in turns]
-        known = {key: self.kept.get((key,)) for key in keys}
-        fresh = self._made({key: turn for key, turn in zip(keys, turns, strict=True) if known[key] is None})
-        self.kept.keep(list(fresh.values()))
-        return [known[key] or fresh[key] for key in keys]
+        known = {key: ranking for key in keys if (ranking := self._known(key)) is not None}
+        fresh = self._made({key: turn for key, turn in zip(keys, turns, strict=True) if key not in known})
+        self.kept.keep([StoredRanking(self.texts.shorten(ranking.to_json())) for ranking in fresh.values()])
+        known |= fresh
+        return [known[key] for key in keys]
+
+    @property
+    def concurrency(self) -> int:
+        """Searches that may be under way at once."""
+        slowest = self.ranker.model if isinstance(self.ranker, ModelRanker) else self.over
+        return concurrency_of(slowest)
+
+    def _known(self, key: str) -> OracleRanking | None:
+        stored = self.kept.get((key,))
+        return None if stored is None else OracleRanking.from_json(self.texts.restore(copy.deepcopy(stored.row)))
 
     def _made(self, turns: dict[str, Turn]) -> dict[str, OracleRanking]:
         if not turns:
@@ -176,6 +213,10 @@ class OracleRetriever:
     def identity(self) -> str:
         known = (_knowledge(question) for question in self._questions.values())
         return digest_of(self.name, self._rankings.kept.cache.identity, *known)
+
+    @property
+    def concurrency(self) -> int:
+        return self._rankings.concurrency
 
     def seen(self, query: QueryLike) -> str:
         return json.dumps(Query.of(query).to_json())

@@ -16,8 +16,8 @@ Negatives are drawn from all other candidates, so they need no GAC. A test compa
 every candidate.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Ties: TypeAlias = Literal["paper", "code"]
@@ -25,8 +25,6 @@ LEAST = 60.0
 """Lower bound of a positive's local relevance (Agentic-R, section 4.1)."""
 MOST_TIED = 3
 """Maximum number of positives of one turn under the `code` rule."""
-Asked: TypeAlias = tuple[int, int]
-"""A candidate: (index of the turn, index of the candidate in that turn)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,42 +56,40 @@ def decide_positives(
     return tuple(positives)
 
 
-def decide_all_positives(
-    relevance_TC: Sequence[Sequence[float]],
-    continued: Callable[[Sequence[Asked]], Sequence[bool | None]],
-    *,
-    ties: Ties = "paper",
-    least: float = LEAST,
-    exhaustive: bool = False,
-) -> Iterator[tuple[int, tuple[int, ...] | None]]:
-    """(turn, its positives) for T turns of up to C candidates each, as soon as they are known.
+@dataclass(eq=False)
+class PositiveChoice:
+    """The choice of one turn's positives, which learns the GAC of its candidates as they are continued."""
 
-    `continued` continues the agent from these candidates and returns whether each answer was right; `None` is a fault.
-    It is called with candidates of all turns together, for full batches, and never twice with the same one. The
-    positives of a turn are `None` if they depend on a GAC that is a fault. `exhaustive` continues every candidate first
-    and gives the same positives.
-    """
-    correct_T: list[dict[int, bool]] = [{} for _ in relevance_TC]
-    tried: set[Asked] = set()
+    relevance_C: Sequence[float]
+    """LR of each candidate, in the retriever's order."""
+    ties: Ties = "paper"
+    least: float = LEAST
+    exhaustive: bool = False
+    """Continue every candidate first; the positives are the same."""
+    _correct: dict[int, bool] = field(default_factory=dict)
+    _tried: set[int] = field(default_factory=set)
 
-    def learn(wave: Sequence[Asked]) -> None:
-        tried.update(wave)
-        for (turn, place), right in zip(wave, continued(wave) if wave else (), strict=True):
-            if right is not None:
-                correct_T[turn][place] = right
+    def wanted(self) -> tuple[int, ...]:
+        """The candidates to be continued now, never the same one twice; none when the choice is made."""
+        if self.exhaustive and not self._tried:
+            places: tuple[int, ...] = tuple(range(len(self.relevance_C)))
+        else:
+            outcome = self._outcome()
+            places = (outcome.candidate,) if isinstance(outcome, NextCandidate) else ()
+        fresh = tuple(place for place in places if place not in self._tried)
+        self._tried.update(fresh)
+        return fresh
 
-    if exhaustive:
-        learn([(turn, place) for turn, relevance_C in enumerate(relevance_TC) for place in range(len(relevance_C))])
-    undecided: Sequence[int] = range(len(relevance_TC))
-    while undecided:
-        wave: list[Asked] = []
-        for turn in undecided:
-            outcome = decide_positives(relevance_TC[turn], correct_T[turn], ties=ties, least=least)
-            if not isinstance(outcome, NextCandidate):
-                yield turn, outcome
-            elif (turn, outcome.candidate) in tried:
-                yield turn, None
-            else:
-                wave.append((turn, outcome.candidate))
-        learn(wave)
-        undecided = [turn for turn, _ in wave]
+    def learn(self, candidate: int, right: bool | None) -> None:
+        """Whether the answer from a candidate was right; `None` for a fault."""
+        if right is not None:
+            self._correct[candidate] = right
+
+    @property
+    def positives(self) -> tuple[int, ...] | None:
+        """The positives; `None` where they depend on a GAC that is a fault."""
+        outcome = self._outcome()
+        return None if isinstance(outcome, NextCandidate) else outcome
+
+    def _outcome(self) -> tuple[int, ...] | NextCandidate:
+        return decide_positives(self.relevance_C, self._correct, ties=self.ties, least=self.least)

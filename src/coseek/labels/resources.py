@@ -1,13 +1,17 @@
 """Label resources: retriever, agent and frozen models of label makers, opened at first use. One that the user did not
 name raises `SettingError` with the option that names it."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from coseek.agents.limits import Limits
 from coseek.agents.rollout import Agent
+from coseek.agents.search_turns import SearchTurn
+from coseek.core.concurrency import Concurrent, WorkAhead, concurrency_of
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
@@ -16,16 +20,21 @@ from coseek.data.grade_cache import GradeCache
 from coseek.data.passage import Corpus
 from coseek.graders.call_counts import CallCounts
 from coseek.graders.factory import open_frozen_model
+from coseek.graders.grading import BATCH
 from coseek.hardware.placement import Placement
+from coseek.labels.locked_retriever import LockedRetriever
 from coseek.labels.score_cache import E, ScoreCache
 from coseek.models.likelihood import LikelihoodSettings, LocalLikelihood, open_likelihood
 from coseek.models.local_text import TextModelSettings
+from coseek.models.model import ServedModel
+from coseek.models.remote_text import named_server
 from coseek.models.text_model import TextModel
 from coseek.retrieval.retriever import Retriever
 from coseek.world.oracle import Oracle
 
 ORACLE, GOLD = "oracle", "gold"
 """Scorers without a model: the oracle of a laptop world, and the gold passages of a data set."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,12 +67,16 @@ class LabelResources:
     cache: Path | None = None
     """A SQLite file that caches the outputs of frozen models, independent of labels."""
     tally: CallCounts = field(default_factory=CallCounts)
+    _searching: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def retriever(self) -> Retriever:
         if self.found_by is None:
             raise SettingError("these labels need a retriever, whose passages they score; name one with --retriever")
-        return self.found_by
+        """It can be searched from several threads."""
+        return (
+            self.found_by if isinstance(self.found_by, Concurrent) else LockedRetriever(self.found_by, self._searching)
+        )
 
     @property
     def corpus(self) -> Corpus:
@@ -119,7 +132,14 @@ class LabelResources:
         """The scorer as a text model with greedy decoding."""
         if self.scorer in (ORACLE, GOLD):
             raise SettingError(f"--scorer {self.scorer} is no model, and these labels need one that writes")
-        return open_frozen_model(self.scorer, self.cache, make_settings(TextModelSettings, self.placement.values()))
+        local = make_settings(TextModelSettings, self.placement.values())
+        return open_frozen_model(self.scorer, self.text_cache(self.scorer), local)
+
+    def text_cache(self, name: str) -> Path | None:
+        """The cache of a model's texts. A server has one in any case: equal prompts of different turns are paid for
+        once, and a kill loses no text that had arrived."""
+        own = self.folder / "scores" / "texts.sqlite" if named_server(name) is not None else None
+        return self.cache or own
 
     @cached_property
     def likelihood(self) -> LocalLikelihood:
@@ -129,7 +149,29 @@ class LabelResources:
             )
         return open_likelihood(self.likelihood_name, make_settings(LikelihoodSettings, self.placement.values()))
 
+    def ahead(
+        self, work: Callable[[list[SearchTurn]], T], turns: Iterable[SearchTurn], slowest: object, wakes: bool = False
+    ) -> WorkAhead[list[SearchTurn], T]:
+        """`work` on the turns of run after run, ahead in threads if its `slowest` part is a server, else in batches of
+        `BATCH` turns or more when results are taken. With `wakes` a result wakes the agent's model."""
+        threads = concurrency_of(slowest)
+        model = self.agent.model if wakes else None
+        wake = model.wake if isinstance(model, ServedModel) else lambda: None
+        return WorkAhead(work, by_run(turns, BATCH if threads == 1 else 1), threads, wake)
+
     def score_cache(self, name: str, kind: type[E], identity: str, card: JsonObject) -> ScoreCache[E]:
         """The cache of a grader in `scores`; graders with different identities have different files."""
         path = self.folder / "scores" / f"{name}.{digest_of(identity)[:16]}.jsonl"
         return ScoreCache(GradeCache(path, kind, identity, card))
+
+
+def by_run(turns: Iterable[SearchTurn], size: int) -> Iterator[list[SearchTurn]]:
+    """Batches of at least `size` turns, except the last; the turns of one run stay together."""
+    batch: list[SearchTurn] = []
+    for turn in turns:
+        if len(batch) >= size and turn.trajectory is not batch[-1].trajectory:
+            yield batch
+            batch = []
+        batch.append(turn)
+    if batch:
+        yield batch

@@ -4,9 +4,11 @@ The key of a score is the question, the trajectory, the search, the passage and 
 depends on. A run that was killed therefore computes no score twice.
 """
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import IO, Generic, TypeVar
 
 from coseek.agents.search_turns import TurnId
 from coseek.core.lock import Lock, lock_beside
@@ -36,12 +38,15 @@ class Score(CacheEntry):
 
 
 class ScoreCache(Generic[E]):
-    """A grade cache in memory and on disk. Faults are written but count as unknown."""
+    """A grade cache in memory and on disk. Thread-safe. Faults are written but count as unknown."""
 
     def __init__(self, cache: GradeCache[E]) -> None:
         self.cache = cache
         self._known = cache.entries()
         self._lock: Lock | None = None
+        self._file: IO[str] | None = None
+        """Kept open: between busy threads, opening a file for every score takes longer than a call's other work."""
+        self._writing = threading.Lock()
 
     def get(self, key: tuple[str, ...]) -> E | None:
         """The entry of a key; `None` for an unknown one and for a fault."""
@@ -63,11 +68,13 @@ class ScoreCache(Generic[E]):
 
     def keep(self, entries: Sequence[E]) -> None:
         """Append entries. From the first call on, the file is locked as long as this object lives."""
-        if self._lock is None:
-            self._lock = lock_beside(self.cache.path)
-            with self.cache.appending():  # makes the file, or mends what a kill cut short
-                pass
-        with self.cache.path.open("a", encoding="utf-8") as file:
+        with self._writing:
+            if self._file is None:
+                self._lock = lock_beside(self.cache.path)
+                with self.cache.appending():  # makes the file, or mends what a kill cut short
+                    pass
+                self._file = self.cache.path.open("a", encoding="utf-8")
+                weakref.finalize(self, self._file.close)
             for entry in entries:
-                self.cache.append(file, entry)
+                self.cache.append(self._file, entry)
                 self._known[entry.key] = entry

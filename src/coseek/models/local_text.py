@@ -19,6 +19,7 @@ from coseek.models.chat import chat_frame
 from coseek.models.model import EpisodeState, Model, Request, TurnEnd
 from coseek.models.remote_text import RemoteTextModel, named_server, open_remote_text
 from coseek.models.shape import hidden_size
+from coseek.models.text_model import Output, texts_of
 from coseek.models.tokenizer import HfTokenizer
 
 if TYPE_CHECKING:
@@ -51,37 +52,40 @@ class LocalTextModel:
     _next: int = field(default=0, repr=False)
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
-        """One text per prompt, in order, each of at most `max_tokens` tokens. A failure is a `ModelError`."""
+        """One text per prompt, in order, each of at most `max_tokens` tokens. Failures are a `PartialFailure`."""
         keys = [self._next + place for place in range(len(prompts))]
         self._next += len(prompts)
-        texts: dict[int, str] = {}
+        outputs: dict[int, Output] = {}
         opened: list[int] = []
         try:
             for key, prompt in zip(keys, prompts, strict=True):
-                ids = self._ids(prompt, max_tokens)
+                try:
+                    ids = self._ids(prompt, max_tokens)
+                except ModelError as error:
+                    outputs[key] = error
+                    continue
                 self.model.start(Request(key, ids, max_tokens, seed=0, state=EpisodeState(Question(str(key), prompt))))
                 opened.append(key)
-            while len(texts) < len(prompts):
-                self._collect(texts)
+            while len(outputs) < len(prompts):
+                self._collect(outputs)
         finally:
             for key in opened:
-                if key not in texts:
+                if key not in outputs:
                     self.model.close(key)
-        return [texts[key] for key in keys]
+        return texts_of([outputs[key] for key in keys])
 
     def holds(self, prompt: str, max_tokens: int) -> bool:
         """Whether the prompt fits without truncation beside `max_tokens` tokens."""
         before, after = self.around
         return len(before) + len(self.model.tokenizer.encode_data(prompt)) + len(after) + max_tokens <= self.max_context
 
-    def _collect(self, texts: dict[int, str]) -> None:
+    def _collect(self, outputs: dict[int, Output]) -> None:
         """Collect finished texts."""
         for turn in self.model.step():
-            if turn.end is TurnEnd.FAULT:
-                raise ModelError(turn.fault)
             self.model.close(turn.key)
             ids = turn.ids[:-1] if turn.end is TurnEnd.EOS else turn.ids
-            texts[turn.key] = self.model.tokenizer.decode(ids)
+            fault = turn.end is TurnEnd.FAULT
+            outputs[turn.key] = ModelError(turn.fault) if fault else self.model.tokenizer.decode(ids)
 
     def _ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
         """The prompt in its frame. A long prompt keeps its beginning and end, where instructions are."""

@@ -112,6 +112,18 @@ class Ranking(Protocol):
 
 
 @runtime_checkable
+class ServedModel(Model, Protocol):
+    """A model behind a server, whose rows do not depend on each other's timing."""
+
+    @property
+    def concurrency(self) -> int:
+        """Rows that the server continues at once."""
+
+    def wake(self) -> None:
+        """Let a `step` that waits return at once, with the turns that there are. Called from any thread."""
+
+
+@runtime_checkable
 class ForkableModel(Model, Protocol):
     """A model whose rows can be forked, so that a common past is read once. A request with `max_tokens` 0 is read, then
     stops at once, ready to be forked."""

@@ -86,7 +86,8 @@ class RemoteModel:
     def __post_init__(self) -> None:
         self._dialect = dialect_of(self.served.dialect)
         self._rows: dict[int, _Row] = {}
-        self._done: SimpleQueue[tuple[int, Future[JsonObject]]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, Future[JsonObject]] | None] = SimpleQueue()
+        """Rows with their finished calls; `None` wakes `step`."""
         self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs)
         """Why the turns cannot be trained on; empty if they can."""
 
@@ -102,18 +103,27 @@ class RemoteModel:
             raise ValueError(f"row {request.key} is not open or has not stopped yet, so it cannot be extended")
         self._send(request)
 
+    @property
+    def concurrency(self) -> int:
+        """Rows that the server continues at once."""
+        return self.calls.patience.concurrency
+
+    def wake(self) -> None:
+        self._done.put(None)
+
     def step(self) -> list[Turn]:
-        """Wait for at least one row; returns the turns of all finished rows."""
+        """Wait for at least one row, or until `wake`; returns the turns of all finished rows."""
         if not any(row.future is not None for row in self._rows.values()):
             return []
         turns: list[Turn] = []
-        while not turns:
-            turns += self._taken(*self._done.get())
-        while True:
+        ended = self._done.get()
+        while ended is not None:
+            turns += self._taken(*ended)
             try:
-                turns += self._taken(*self._done.get_nowait())
+                ended = self._done.get(block=not turns)
             except Empty:
-                return turns
+                break
+        return turns
 
     def close(self, key: int) -> None:
         """Close a row and cancel its pending call."""

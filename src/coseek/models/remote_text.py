@@ -10,8 +10,9 @@ The cache key of a text is everything that was sent for it. Failures are not cac
 
 import hashlib
 import json
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,8 +24,9 @@ from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
 from coseek.core.settings import Settings, make_settings
-from coseek.models.dialect import RowSegment, TurnRequest, dialect_of
+from coseek.models.dialect import Dialect, RowSegment, TurnRequest, dialect_of
 from coseek.models.remote import PATHS, detect_server
+from coseek.models.text_model import Output, texts_of
 from coseek.models.usage import Prices, Usage, read_usage
 
 
@@ -53,7 +55,7 @@ class RemoteTextModelSettings(Settings):
 
 @dataclass
 class RemoteTextModel:
-    """Generates texts on a server, concurrently."""
+    """Generates texts on a server. Thread-safe."""
 
     calls: HttpClient
     model: str
@@ -63,49 +65,86 @@ class RemoteTextModel:
     store: TextCache | None = None
     usage: Usage = field(default_factory=Usage)
 
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[str, Future[str]] = {}
+
     @property
     def identity(self) -> str:
         """A digest of the server's URL and of everything besides the prompt that is sent."""
         return _digest([self.calls.base, self.dialect, self.model, self.temperature, self.seed])
 
+    @property
+    def concurrency(self) -> int:
+        """Prompts that the server answers at once."""
+        return self.calls.patience.concurrency
+
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
-        """One text per prompt, in order, each of at most `max_tokens` tokens. A failure is a `ModelError`. Equal
-        prompts are sent once. If some fail, the texts of the others are cached."""
+        """One text per prompt, in order, each of at most `max_tokens` tokens. Failures are a `PartialFailure`.
+
+        Equal prompts are sent once, also by several threads. Each text is cached as soon as it arrives.
+        """
         speech = dialect_of(self.dialect)
         bodies = [speech.body(self._ask(prompt, max_tokens)) for prompt in prompts]
         keys = [_digest([self.calls.base, speech.PATH, body]) for body in bodies]
-        texts = (self.store.read(list(dict.fromkeys(keys))) if self.store is not None else None) or {}
-        missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in texts}
-        self.usage.remembered += len(texts)
-        fresh, fault = self._asked(speech.PATH, missing)
-        if self.store is not None and fresh:
-            self.store.write(fresh)
-        if fault is not None:
-            raise ModelError(fault)
-        texts |= fresh
-        return [texts[key] for key in keys]
+        texts, mine = self._claim(keys)
+        try:
+            self._fill(speech, dict(zip(keys, bodies, strict=True)), mine)
+        finally:
+            with self._lock:
+                for key in mine:
+                    del self._under_way[key]
+            for text in mine.values():
+                if not text.done():
+                    text.set_exception(ModelError("the call was interrupted"))
+        return texts_of([_output(texts[key]) for key in keys])
 
     def _ask(self, prompt: str, max_tokens: int) -> TurnRequest:
         return TurnRequest(self.model, (RowSegment(False, (), prompt),), max_tokens, (), self.temperature, self.seed)
 
-    def _asked(self, path: str, bodies: Mapping[str, JsonObject]) -> tuple[dict[str, str], str | None]:
-        """The texts received, and the first fault."""
-        speech = dialect_of(self.dialect)
-        fault: str | None = None
-        texts: dict[str, str] = {}
-        futures = {key: self.calls.submit("POST", path, body) for key, body in bodies.items()}
+    def _claim(self, keys: Sequence[str]) -> tuple[dict[str, "Future[str]"], dict[str, "Future[str]"]]:
+        """The texts to come by key, and those among them that this thread has to fetch."""
+        with self._lock:
+            mine = {key: Future[str]() for key in keys if key not in self._under_way}
+            self._under_way |= mine
+            return {key: self._under_way[key] for key in keys}, mine
+
+    def _fill(self, speech: Dialect, bodies: Mapping[str, JsonObject], texts: Mapping[str, "Future[str]"]) -> None:
+        """Fetch texts from the cache or the server. A text is cached before it leaves `_under_way`, and claimed before
+        the cache is read, so that no thread misses it in both."""
+        known = (self.store.read(list(texts)) if self.store is not None else None) or {}
+        for key, text in known.items():
+            texts[key].set_result(text)
+        sent = {self.calls.submit("POST", speech.PATH, bodies[key]): key for key in texts if key not in known}
+        with self._lock:
+            self.usage.remembered += len(known)
         try:
-            for key, future in futures.items():
-                try:
-                    answer = future.result()
-                    texts[key] = speech.read(answer).text
-                    self.usage.add(read_usage(answer))
-                except (HttpFailure, ValueError, CancelledError) as error:
-                    fault = fault or str(error) or "the connection to the server was closed"
+            for future in as_completed(sent):
+                self._keep(speech, sent[future], future, texts[sent[future]])
         finally:
-            for future in futures.values():
+            for future in sent:
                 future.cancel()
-        return texts, fault
+
+    def _keep(self, speech: Dialect, key: str, answer: "Future[JsonObject]", text: "Future[str]") -> None:
+        """Read and cache one answer."""
+        try:
+            found = speech.read(answer.result()).text
+        except (HttpFailure, ValueError, CancelledError) as error:
+            text.set_exception(ModelError(str(error) or "the connection to the server was closed"))
+            return
+        with self._lock:
+            self.usage.add(read_usage(answer.result()))
+        if self.store is not None:
+            self.store.write({key: found})
+        text.set_result(found)
+
+
+def _output(text: "Future[str]") -> Output:
+    """The text when it is there, or its error."""
+    try:
+        return text.result()
+    except ModelError as error:
+        return error
 
 
 def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:

@@ -1,16 +1,20 @@
-"""Text model: the interface of models that map prompts to texts, with batching of failures and a cache."""
+"""Text model: the interface of models that map prompts to texts, faults of single prompts, and a cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError
 from coseek.core.fingerprint import digest_of
 
+Output: TypeAlias = str | ModelError
+"""A text, or why there is none."""
+
 
 class TextModel(Protocol):
-    """Maps prompts to texts, in order."""
+    """Maps prompts to texts, in order. A failure is a `ModelError`; a model that knows which prompts failed raises
+    `PartialFailure`, which holds the texts of the others."""
 
     @property
     def identity(self) -> str:
@@ -19,23 +23,43 @@ class TextModel(Protocol):
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]: ...
 
 
-def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> list[str | ModelError]:
-    """One text or error per prompt, in order. Equal prompts are sent once; a failed batch is retried in halves."""
+class PartialFailure(ModelError):
+    """Some prompts of a batch failed."""
+
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        """`outputs` holds a text or an error for every prompt, in order, and at least one error."""
+        super().__init__(str(next(one for one in outputs if isinstance(one, ModelError))))
+        self.outputs = list(outputs)
+
+
+def texts_of(outputs: Sequence[Output]) -> list[str]:
+    """The texts. Raises `PartialFailure` where one is missing."""
+    texts = [one for one in outputs if isinstance(one, str)]
+    if len(texts) < len(outputs):
+        raise PartialFailure(outputs)
+    return texts
+
+
+def generate_each(model: TextModel, prompts: Sequence[str], max_tokens: int) -> list[Output]:
+    """One text or error per prompt, in order. Equal prompts are sent once. No prompt is sent again because another one
+    failed, except to a model that cannot tell which one did: it gets the batch in halves."""
     unique = list(dict.fromkeys(prompts))
-    written = dict(zip(unique, _halving(model, unique, max_tokens), strict=True))
+    written = dict(zip(unique, _each(model, unique, max_tokens), strict=True))
     return [written[prompt] for prompt in prompts]
 
 
-def _halving(model: TextModel, prompts: list[str], max_tokens: int) -> list[str | ModelError]:
+def _each(model: TextModel, prompts: list[str], max_tokens: int) -> list[Output]:
     if not prompts:
         return []
     try:
         return list(model.write(prompts, max_tokens))
+    except PartialFailure as error:
+        return error.outputs
     except ModelError as error:
         if len(prompts) == 1:
             return [error]
     middle = len(prompts) // 2
-    return _halving(model, prompts[:middle], max_tokens) + _halving(model, prompts[middle:], max_tokens)
+    return _each(model, prompts[:middle], max_tokens) + _each(model, prompts[middle:], max_tokens)
 
 
 @dataclass(frozen=True)
@@ -52,10 +76,10 @@ class CachedTextModel:
 
     def write(self, prompts: Sequence[str], max_tokens: int) -> list[str]:
         keys = [digest_of(self.identity, prompt, str(max_tokens)) for prompt in prompts]
-        known = dict(self.store.read(list(dict.fromkeys(keys))) or {})
+        known: dict[str, Output] = dict(self.store.read(list(dict.fromkeys(keys))) or {})
         missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in known}
         if missing:
-            fresh = dict(zip(missing, self.model.write(list(missing.values()), max_tokens), strict=True))
-            self.store.write(fresh)
+            fresh = dict(zip(missing, generate_each(self.model, list(missing.values()), max_tokens), strict=True))
+            self.store.write({key: text for key, text in fresh.items() if isinstance(text, str)})
             known |= fresh
-        return [known[key] for key in keys]
+        return texts_of([known[key] for key in keys])

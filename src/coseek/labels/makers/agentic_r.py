@@ -18,9 +18,10 @@ that equal the best in both scores are positives, each in its own label set. `ga
 by GAC alone (the paper's two ablations).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -28,13 +29,13 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
-from coseek.labels.answer_correctness import GAC, Correctness
+from coseek.labels.answer_correctness import GAC, Correctness, TurnCorrectness
 from coseek.labels.candidates import find_candidates
 from coseek.labels.label_set import Candidate, DroppedTurn
 from coseek.labels.local_relevance import LR, LocalRelevance, NoScores, RelevanceOptions
 from coseek.labels.maker import Labelled, MakerRequirements
 from coseek.labels.negatives import label_sets, not_equal_to
-from coseek.labels.positives import Asked, Ties, decide_all_positives
+from coseek.labels.positives import PositiveChoice, Ties
 from coseek.labels.resources import LabelResources
 
 
@@ -112,6 +113,10 @@ def _place(candidate: Candidate) -> tuple[float, float, int]:
     return -candidate.scores.get(GAC, 0.5), -candidate.scores.get(LR, 0.0), candidate.rank
 
 
+_Feed: TypeAlias = Callable[[bool], "list[_TurnScores] | None"]
+"""Called with (wait): see `Correctness.decide`."""
+
+
 @dataclass(frozen=True)
 class AgenticR:
     """Implements `LabelMaker`."""
@@ -129,63 +134,89 @@ class AgenticR:
         return digest_of("agentic-r", settings, self.parts.retriever.identity, local, agent)
 
     def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
-        scored: list[_TurnScores] = []
         # GAC is undefined without an accepted answer.
         answered = [turn for turn in turns if turn.question.answers or self.agent is None]
         yield from (
             DroppedTurn(turn.id, "no-answer") for turn in turns if self.agent is not None and not turn.question.answers
         )
-        for one in self._scored(answered):
-            if isinstance(one, _TurnScores):
-                scored.append(one)
-            else:
-                yield one
-        for place, positives in self._decided(scored):
-            if positives is not None:
-                yield from self._labels(scored[place], positives)
+        dropped: list[DroppedTurn] = []
+        slowest = self.parts.writer if self.local is not None and self.local.is_model else self.parts.retriever
+        with self.parts.ahead(self._scored, answered, slowest, self.agent is not None) as ahead:
 
-    def _scored(self, turns: Sequence[SearchTurn]) -> Iterator[_TurnScores | DroppedTurn]:
+            def feed(wait: bool) -> list[_TurnScores] | None:
+                found = ahead.take(wait)
+                if found is None:
+                    return None
+                rows = [row for rows in found for row in rows]
+                dropped.extend(row for row in rows if isinstance(row, DroppedTurn))
+                return [row for row in rows if isinstance(row, _TurnScores)]
+
+            for one, positives in self._decided(feed):
+                if positives is not None:
+                    yield from self._labels(one, positives)
+                yield from dropped
+                dropped.clear()
+        yield from dropped
+
+    def _scored(self, turns: Sequence[SearchTurn]) -> list[_TurnScores | DroppedTurn]:
         """Candidates with their relevance. Turns with a fault of the search or the scorer are left out."""
         found: list[tuple[SearchTurn, tuple[Candidate, ...]]] = []
+        rows: list[_TurnScores | DroppedTurn] = []
         searched = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
         for turn, candidates in zip(turns, searched, strict=True):
             if candidates is None:
                 continue
             if len(candidates) < 2:
-                yield DroppedTurn(turn.id, "too-few", f"the search found {len(candidates)}")
+                rows.append(DroppedTurn(turn.id, "too-few", f"the search found {len(candidates)}"))
             else:
                 found.append((turn, candidates))
         shown = [[candidate.passage for candidate in candidates] for _, candidates in found]
         scores = self._relevance([turn for turn, _ in found], shown)
         for (turn, candidates), known in zip(found, scores, strict=True):
             if not isinstance(known, NoScores):
-                yield _TurnScores(turn, candidates, known)
+                rows.append(_TurnScores(turn, candidates, known))
             elif not known.fault:
-                yield DroppedTurn(turn.id, "unreadable", known.why)
+                rows.append(DroppedTurn(turn.id, "unreadable", known.why))
+        return rows
 
     def _relevance(
         self, turns: Sequence[SearchTurn], shown: Sequence[Sequence[Passage]]
     ) -> Sequence[Mapping[str, float] | NoScores]:
         return [{} for _ in turns] if self.local is None else self.local.score(turns, shown)
 
-    def _decided(self, scored: Sequence[_TurnScores]) -> Iterator[tuple[int, tuple[int, ...] | None]]:
+    def _decided(self, feed: "_Feed") -> Iterator[tuple[_TurnScores, tuple[int, ...] | None]]:
         """Each turn with its positives as indices of its candidates; `None` for a fault."""
+        if self.agent is None:
+            while (found := feed(True)) is not None:
+                for one in found:
+                    choice = self._choice(one)
+                    while places := choice.wanted():
+                        choice.learn(places[0], True)
+                    yield one, choice.positives
+            return
+        scores: dict[TurnCorrectness, _TurnScores] = {}
 
-        def continued(asked: Sequence[Asked]) -> list[bool | None]:
-            if self.agent is None:
-                return [True] * len(asked)
-            wanted = [(scored[turn].turn, scored[turn].passages[place]) for turn, place in asked]
-            scores = self.agent.tell(wanted)
-            for (turn, _), score in zip(asked, scores, strict=True):
-                if score.value is not None:
-                    scored[turn].correct[score.passage_id] = score.value
-            return [None if score.value is None else score.value == 1 for score in scores]
+        def undecided(wait: bool) -> list[TurnCorrectness] | None:
+            found = feed(wait)
+            if found is None:
+                return None
+            made = [TurnCorrectness(one.turn, one.passages, self._choice(one)) for one in found]
+            scores.update(zip(made, found, strict=True))
+            return made
 
+        for decided in self.agent.decide(undecided):
+            one = scores.pop(decided)
+            one.correct.update(
+                {ident: score.value for ident, score in decided.scores.items() if score.value is not None}
+            )
+            yield one, decided.choice.positives
+
+    def _choice(self, one: _TurnScores) -> PositiveChoice:
         # Without LR all candidates are tied, and the retriever's order decides.
         least = float(self.settings.min_lr)
-        relevance_TC = [[one.relevance.get(passage.id, least) for passage in one.passages] for one in scored]
-        return decide_all_positives(
-            relevance_TC, continued, ties=self.settings.ties, least=least, exhaustive=self.settings.exhaustive
+        relevance_C = [one.relevance.get(passage.id, least) for passage in one.passages]
+        return PositiveChoice(
+            relevance_C, self.settings.ties, least, self.settings.exhaustive and self.agent is not None
         )
 
     def _labels(self, one: _TurnScores, positives: Sequence[int]) -> Iterator[Labelled]:

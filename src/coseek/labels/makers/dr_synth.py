@@ -7,16 +7,17 @@ AgentIR, section 3.3 and appendix B. At each search turn of a new run:
 3. a ranker that knows the query, the question and its answers orders all of them;
 4. the first is the positive, the last seven are hard negatives. The agent reads the first five.
 
-Only runs with a right answer (strict EM) are kept. Choices that the paper leaves open: a retrieved gold passage moves
-to the front and keeps its rank; a copy of the positive under another id is no negative; without an order from the
-ranker the agent reads the retriever's, and the turn is dropped. A run that ended with a fault gives no labels and is
-repeated at the next start.
+Only runs with a right answer are kept: by strict EM, or by another `outcome`. Choices that the paper leaves open: a
+retrieved gold passage moves to the front and keeps its rank; a copy of the positive under another id is no negative;
+without an order from the ranker the agent reads the retriever's, and the turn is dropped. A run that ended with a fault
+gives no labels and is repeated at the next start.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -26,17 +27,23 @@ from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings, dump_settings
+from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.call_counts import FAULT
+from coseek.graders.factory import open_judge
+from coseek.graders.grading import BATCH
+from coseek.graders.judge import Claim, Judge, JudgeSettings
 from coseek.graders.ranker import GoldRanker, ModelRanker, OracleRanker, Ranker, load_rank_prompt
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
 from coseek.labels.maker import RUN, Labelled, MakerRequirements
 from coseek.labels.negatives import not_equal_to
-from coseek.labels.oracle_retriever import OracleRanking, OracleRetriever, OracleSearch
-from coseek.labels.resources import GOLD, ORACLE, LabelResources
-from coseek.measure.answers import exact_match
+from coseek.labels.oracle_retriever import OracleRanking, OracleRetriever, OracleSearch, StoredRanking
+from coseek.labels.resources import GOLD, ORACLE, LabelResources, by_run
+from coseek.labels.score_cache import ScoreCache
+from coseek.labels.text_store import TextStore
+from coseek.measure.answers import cover_match, exact_match
 
 METHOD = "dr-synth"
 
@@ -54,6 +61,14 @@ class DrSynthSettings(Settings):
     """Number of hard negatives, from the end of the order."""
     reject: bool = True
     """Drop the turns of runs whose answer is wrong. Agents that write no answer have only wrong ones."""
+    outcome: Literal["em", "cover", "judge"] = "em"
+    """A right answer: equal to an accepted answer, one that contains an accepted answer, or what the judge says. The
+    answers of deep research are sentences, which are almost never equal to an accepted answer."""
+    judge: str | None = None
+    """The judge of outcome=judge: a model folder, a URL, a YAML file, or the folder of a laptop world."""
+    lenient_orders: bool = False
+    """Repair an order that misses up to a fifth of the passages or repeats some: repeated ones are dropped, missing
+    ones appended in the retriever's order. Otherwise the turn of such an order is dropped."""
     samples: int = Field(default=1, ge=1)
     """Runs per question; several differ only where the agent samples (`--temperature`)."""
     seed: int = 0
@@ -75,6 +90,8 @@ class DrSynthSettings(Settings):
             raise SettingError(f"shown={self.shown} passages are more than the depth={self.depth} that are ranked")
         if self.window is not None and self.step >= self.window:
             raise SettingError(f"a step of {self.step} skips passages; it must be less than window={self.window}")
+        if (self.outcome == "judge") != (self.judge is not None):
+            raise SettingError("outcome=judge and judge=MODEL need each other")
         return self
 
 
@@ -100,6 +117,7 @@ class DrSynth:
             settings.window,
             settings.step,
             parts.tally,
+            settings.lenient_orders,
         )
 
     @cached_property
@@ -107,13 +125,26 @@ class DrSynth:
         settings, over = self.settings, self.parts.retriever
         identity = digest_of(self.ranker.identity, over.identity, str(settings.depth), str(settings.gold))
         card = {**self.ranker.card, "retriever": over.name, "depth": settings.depth, "gold": settings.gold}
-        kept = self.parts.score_cache("rankings", OracleRanking, identity, card)
-        return OracleSearch(over, self.ranker, kept, settings.depth, settings.gold)
+        kept = self.parts.score_cache("rankings", StoredRanking, identity, card)
+        texts = TextStore(self.parts.folder / "scores" / "texts.jsonl")
+        return OracleSearch(over, self.ranker, kept, texts, settings.depth, settings.gold)
+
+    @cached_property
+    def judge(self) -> Judge | None:
+        name = self.settings.judge
+        return None if name is None else open_judge(JudgeSettings(model=name), self.parts.text_cache(name))
+
+    @cached_property
+    def verdicts(self) -> ScoreCache[Verdict]:
+        assert self.judge is not None
+        return self.parts.score_cache("verdicts", Verdict, self.judge.identity, self.judge.card)
 
     @cached_property
     def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"prompt"})  # the ranker's identity holds its text
-        return digest_of(METHOD, settings, self.rankings.kept.cache.identity, self.parts.agent_identity)
+        # The identities of ranker and judge hold their prompts and weights.
+        settings = self.settings.model_dump_json(exclude={"prompt", "judge"})
+        judge = "" if self.judge is None else self.judge.identity
+        return digest_of(METHOD, settings, self.rankings.kept.cache.identity, self.parts.agent_identity, judge)
 
     @property
     def limits(self) -> Limits:
@@ -127,7 +158,15 @@ class DrSynth:
         run = self._run(self.parts.folder / "run")
         run.drop_faults()
         run_questions(
-            run, agent, retriever, questions, self.limits, seed=settings.seed, samples=settings.samples, tell=tell
+            run,
+            agent,
+            retriever,
+            questions,
+            self.limits,
+            seed=settings.seed,
+            samples=settings.samples,
+            overlap=retriever.concurrency > 1,
+            tell=tell,
         )
         place_of = {question.id: place for place, question in enumerate(questions)}
         ended = [one for one in run.trajectories() if one.question.id in place_of]
@@ -157,10 +196,18 @@ class DrSynth:
         return run
 
     def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+        for some in by_run(turns, BATCH):
+            yield from self._labels([turn for turn in some if not turn.trajectory.stop.is_fault])
+
+    def _labels(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+        """The labels of turns of runs without a fault; the next start repeats the others."""
+        runs = {(turn.question.id, turn.trajectory.seed): turn.trajectory for turn in turns}
+        right = dict(zip(runs, self._right(list(runs.values())), strict=True))
         for turn in turns:
-            if turn.trajectory.stop.is_fault:
-                continue  # the next start repeats the run
-            if self._is_rejected(turn.trajectory):
+            kept = right[turn.question.id, turn.trajectory.seed]
+            if kept is None:
+                continue
+            if not kept:
                 yield DroppedTurn(turn.id, "wrong-answer", turn.trajectory.answer or "")
                 continue
             ranking = self._ranking(turn)
@@ -171,9 +218,20 @@ class DrSynth:
             else:
                 yield label_of(turn, ranking.candidates, self.settings.negatives)
 
-    def _is_rejected(self, trajectory: Trajectory) -> bool:
-        """Whether the turns of a run give no labels because its answer is wrong."""
-        return self.settings.reject and not exact_match(trajectory.answer, trajectory.question.answers)
+    def _right(self, runs: Sequence[Trajectory]) -> list[bool | None]:
+        """Whether the turns of each run may give labels; `None` for a fault of the judge, which is counted."""
+        if not self.settings.reject:
+            return [True] * len(runs)
+        if self.judge is None:
+            match = exact_match if self.settings.outcome == "em" else cover_match
+            return [match(run.answer, run.question.answers) for run in runs]
+        claims = [Claim(run.question, run.answer) for run in runs if run.answer is not None]
+        keys = [(claim.question.id, claim.response) for claim in claims]
+        judge = self.judge
+        found = self.verdicts.complete(keys, lambda some: judge.judge([claims[place] for place in some]), BATCH)
+        self.parts.tally.add(f"{FAULT}judge", sum(verdict.fault is not None for verdict in found))
+        said = {key: verdict.right for key, verdict in zip(keys, found, strict=True)}
+        return [False if run.answer is None else said[run.question.id, run.answer] for run in runs]
 
     def _ranking(self, turn: SearchTurn) -> OracleRanking | None:
         """The ranking of a turn; `None` for a fault of the ranker or the retriever."""

@@ -57,10 +57,17 @@ class GoldMaker:
         return digest_of("gold", self.settings.model_dump_json(), self.parts.retriever.identity)
 
     def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+        with self.parts.ahead(self._rows, turns, self.parts.retriever) as ahead:
+            for rows in ahead:
+                yield from rows
+
+    def _rows(self, turns: Sequence[SearchTurn]) -> list[Labelled]:
+        rows: list[Labelled] = []
         found = find_candidates(self.parts.retriever, turns, self.settings.candidates, self.parts.tally)
         for turn, candidates in zip(turns, found, strict=True):
             if candidates is not None:
-                yield from self._labels(turn, candidates)
+                rows += self._labels(turn, candidates)
+        return rows
 
     def _labels(self, turn: SearchTurn, candidates: Candidates) -> Iterator[Labelled]:
         still_open = unseen(turn)

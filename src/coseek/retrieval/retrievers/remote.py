@@ -63,6 +63,8 @@ class RemoteRetrieverSettings(Settings):
     """Queries per request; more are split over several requests."""
     concurrency: int = Field(default=4, ge=1)
     """Concurrent requests per search."""
+    searches: int = Field(default=32, ge=1)
+    """Searches under way at once, where an agent behind a server or a label maker makes several."""
     connect_s: float = Field(default=5.0, gt=0)
     """Seconds to wait for a connection."""
     timeout_s: float = Field(default=60.0, gt=0)
@@ -107,6 +109,11 @@ class RemoteRetriever:
         if self.settings.dialect == "coseek" and self.settings.view == "query":
             return ContextFields.from_json(self._info.get("reads"))
         return find_view(self.settings.view).fields
+
+    @property
+    def concurrency(self) -> int:
+        """Searches that may be under way at once."""
+        return self.settings.searches
 
     def seen(self, query: QueryLike) -> str:
         """What is sent: the view's string, or query and context as JSON if the server reads the context."""

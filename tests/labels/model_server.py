@@ -1,0 +1,71 @@
+"""A server that plays the scorer, the model of sub-answers and the agent of label makers, by rules of its own."""
+
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.labels.small import LIMITS, bm25, protocol
+from tests.models.http_site import Asked, Said, Site
+
+from coseek.agents.rollout import Agent
+from coseek.core.http import HttpSettings
+from coseek.labels.resources import AgentWithLimits, LabelResources
+from coseek.models.remote import RemoteModelSettings, open_remote
+from coseek.models.tokenizer import ByteTokenizer
+
+SLOTS = 8
+COUNTED = re.compile(r"(\d+) (?:passages|searches)")
+
+
+def prompt_of(asked: Asked) -> str:
+    body = asked.body
+    return str(body["prompt"] if "prompt" in body else body["messages"][0]["content"])  # type: ignore[index,call-overload]
+
+
+def body_of(asked: Asked) -> str:
+    return json.dumps(asked.body, sort_keys=True)
+
+
+def number_of(asked: Asked) -> int:
+    return zlib.crc32(prompt_of(asked).encode())
+
+
+def answer(asked: Asked) -> Said:
+    """Scores that are often high enough, and an agent that searches once more or answers, often rightly."""
+    prompt, number = prompt_of(asked), number_of(asked)
+    if asked.path.endswith("/chat/completions"):
+        count = int(COUNTED.findall(prompt)[-1])
+        fact = "the fact" in prompt and "square brackets and then the fact" in prompt
+        lines = [f"[{n}] some fact" if fact else f"[{n}] {(number // n + 17 * n) % 90}" for n in range(1, count + 1)]
+        return Said({"choices": [{"message": {"content": "\n".join(lines)}, "finish_reason": "stop"}]})
+    if number % 3 == 0:
+        text = "<think> more is needed </think> <search> founder of it </search>"
+    else:
+        text = f"<think> it is known </think> <answer> {'yes' if number % 2 else 'no'} </answer>"
+    return Said({"choices": [{"text": text, "finish_reason": "stop"}]})
+
+
+def refusing(share: int, otherwise: Callable[[Asked], Said] = answer) -> Callable[[Asked], Said]:
+    """Refuses one prompt in `share`."""
+    return lambda asked: Said({"error": "not this"}, 400) if number_of(asked) % share == 1 else otherwise(asked)
+
+
+def paid(there: Site) -> Counter[str]:
+    """How often each request came."""
+    return Counter(body_of(asked) for asked in there.asked)
+
+
+def served_parts(folder: Path, url: str, slots: int = SLOTS) -> LabelResources:
+    """The server scores passages, and goes on as the agent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    patience = HttpSettings(concurrency=slots, attempts=1)
+    scorer = folder.with_name(f"{folder.name}.yaml")
+    scorer.write_text(f"url: {url}\nmodel: m\npatience: {{concurrency: {slots}, attempts: 1}}\n", encoding="utf-8")
+    settings = RemoteModelSettings(dialect="completions", model="m", patience=patience)
+    grammar = protocol().grammar
+    model = open_remote(url, settings, ByteTokenizer(grammar.special_tokens), grammar.stops, 0.0, grammar.lost_stop)
+    speaker = AgentWithLimits(Agent(protocol(), model), LIMITS, "the server")
+    return LabelResources(folder, bm25(), lambda: speaker, str(scorer))

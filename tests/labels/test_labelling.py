@@ -1,0 +1,104 @@
+"""Fears about many turns in flight at once: labels that depend on timing, a prompt paid twice, a turn that waits."""
+
+import random
+import threading
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from tests.labels.model_server import SLOTS, answer, body_of, number_of, paid, refusing, served_parts
+from tests.labels.small import labelled, turns
+from tests.models.http_site import Asked, Said, site
+
+from coseek.agents.search_turns import SearchTurn
+from coseek.data.trajectory import Trajectory
+
+
+@cache
+def some() -> tuple[SearchTurn, ...]:
+    """Turns whose questions have the answer that the server's agent gives at times."""
+    runs: dict[int, Trajectory] = {}
+    for one in turns(24):
+        question = replace(one.question, answers=("yes",))
+        runs.setdefault(id(one.trajectory), replace(one.trajectory, question=question))
+    return tuple(replace(one, trajectory=runs[id(one.trajectory)]) for one in turns(24))
+
+
+def rows(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in ("labels.jsonl", "dropped.jsonl")]
+
+
+def test_labels_have_the_same_bytes_whatever_the_timing(tmp_path: Path) -> None:
+    made = []
+    for seed in range(2):
+        rng = random.Random(seed)
+
+        def late(asked: Asked, rng: random.Random = rng) -> Said:
+            time.sleep(rng.random() * 0.02)
+            return answer(asked)
+
+        with site(late) as there:
+            folder = tmp_path / str(seed)
+            _, said = labelled(folder, served_parts(folder, there.url), some())
+            assert said.labelled > 3 and said.left == 0
+        made.append(rows(folder))
+    assert made[0] == made[1]
+
+
+def test_refused_prompts_are_counted_and_no_prompt_is_paid_twice(tmp_path: Path) -> None:
+    """The next start asks the scorer only what was refused."""
+    ways = [refusing(10)]
+    with site(lambda asked: ways[-1](asked)) as there:
+        _, said = labelled(tmp_path, served_parts(tmp_path, there.url), some())
+        before = paid(there)
+        refused = {body_of(asked) for asked in there.asked if number_of(asked) % 10 == 1}
+        assert max(before.values()) == 1
+        assert said.left > 0 and said.labelled > 0
+        assert said.counts["fault/scorer"] + said.counts["fault/agent"] == len(refused)
+        ways.append(answer)
+        _, healed = labelled(tmp_path, served_parts(tmp_path, there.url), some())
+        assert healed.left == 0
+        assert all(times == 1 for body, times in paid(there).items() if "messages" in body and body not in refused)
+
+
+def test_a_turn_that_waits_for_its_server_keeps_no_other_turn_from_its_label(tmp_path: Path) -> None:
+    """One prompt is held until all other turns are labelled; with waves of turns this would never end."""
+    hold = threading.Event()
+    held: list[int] = []
+
+    def answer_but_one(asked: Asked) -> Said:
+        if not held and asked.path.endswith("/v1/completions"):
+            held.append(asked.number)
+            return replace(answer(asked), hold=hold)
+        return answer(asked)
+
+    with site(answer_but_one) as there:
+        worker = threading.Thread(
+            target=lambda: labelled(tmp_path, served_parts(tmp_path, there.url), some()), daemon=True
+        )
+        worker.start()
+        deadline = time.monotonic() + 15
+        while _done(tmp_path) < len(some()) - 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        done = _done(tmp_path)
+        hold.set()
+        worker.join(20)
+    assert done == len(some()) - 1
+    assert _done(tmp_path) == len(some())
+
+
+def _done(folder: Path) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in folder.glob("*.jsonl"))
+
+
+def test_at_most_as_many_calls_are_open_at_a_server_as_it_has_slots(tmp_path: Path) -> None:
+    """The scorer's client and the agent's share them."""
+
+    def slow(asked: Asked) -> Said:
+        time.sleep(0.01)
+        return answer(asked)
+
+    with site(slow) as there:
+        labelled(tmp_path, served_parts(tmp_path, there.url), some())
+    assert SLOTS / 2 < there.most_at_once <= SLOTS
