@@ -28,7 +28,16 @@ def test_every_metric_of_a_run_worked_by_hand() -> None:
     assert (scores["searches"], scores["turns"], scores["passages"]) == (2, 3, 3)
     assert scores["agent_tokens"] + scores["read_tokens"] == len(trajectory.ids)
     assert (scores["answered"], scores["valid"], scores["truncated"], scores["answer_hit"]) == (1, 1, 0, 1)
-    elsewhere = {"gen_acc", "judge_acc", "unread_verdicts", "context_passages", "context_tokens", "wall_s", "cost_usd"}
+    elsewhere = {
+        "missed_visits",
+        "gen_acc",
+        "judge_acc",
+        "unread_verdicts",
+        "context_passages",
+        "context_tokens",
+        "wall_s",
+        "cost_usd",
+    }
     assert list(scores) == [name for name in METRICS if name not in elsewhere]
 
 

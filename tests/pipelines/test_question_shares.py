@@ -13,10 +13,11 @@ from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.pipelines.agent import AgentTraining, readings_of
+from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, SelectSettings, load_recipe
 from coseek.pipelines.agent_results import headline, measure
 from coseek.pipelines.agent_run import RunSettings, load_asked
+from coseek.pipelines.dev_readings import readings_of
 from coseek.pipelines.labelling import LabelSettings, run_questions
 from coseek.pipelines.stages import select
 

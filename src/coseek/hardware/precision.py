@@ -58,7 +58,8 @@ def resolve_precisions(settings: S, choose: Choose, began: JsonObject | None = N
         group = _at(tree, place[:-1])
         assert isinstance(group, dict)
         group[place[-1]] = before if before in PRECISIONS else choose(uses[place], place)
-    return make_settings(type(settings), tree)
+    unstored = {name: getattr(settings, name) for name, field in type(settings).model_fields.items() if field.exclude}
+    return make_settings(type(settings), tree).model_copy(update=unstored)
 
 
 def named(kind: type[BaseModel] | None, tree: JsonObject, above: Place = ()) -> Iterator[tuple[Place, Use, str]]:

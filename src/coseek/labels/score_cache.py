@@ -78,3 +78,11 @@ class ScoreCache(Generic[E]):
             for entry in entries:
                 self.cache.append(self._file, entry)
                 self._known[entry.key] = entry
+
+    def close(self) -> None:
+        """Close the file and release its lock; `keep` would take them again."""
+        with self._writing:
+            if self._file is not None and self._lock is not None:
+                self._file.close()
+                self._lock.release()
+                self._file = self._lock = None

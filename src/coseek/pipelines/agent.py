@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from transformers import PreTrainedModel
@@ -24,7 +23,6 @@ from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.run_questions import run_questions
-from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
@@ -36,9 +34,6 @@ from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
 from coseek.graders.rag_baseline import RagBaselines
 from coseek.graders.scoring import EpisodeScorer
-from coseek.measure.answers import exact_match
-from coseek.measure.question_groups import MACRO, datasets_of
-from coseek.measure.retrieval import run_recall
 from coseek.models.laptop import add_tag_tokens, make_policy
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
@@ -46,6 +41,7 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.demonstrations import demonstrate, texts_of
+from coseek.pipelines.dev_readings import readings_of
 from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.resumption import MoreSteps, bound
@@ -55,7 +51,7 @@ from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_file
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.retriever import Retriever
-from coseek.rewards.reward import Reward, make_reward
+from coseek.rewards.reward import make_reward
 from coseek.training.rl.backend import TrainingBackend, open_backend
 from coseek.training.rl.callbacks import Callback, Evaluation
 from coseek.training.rl.loop import train_rl
@@ -491,29 +487,3 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             tell=lambda ended, _: self.progress.advance(ended),
         )
         return run
-
-
-def readings_of(runs: Sequence[Trajectory], scoring: EpisodeScorer) -> dict[str, float]:
-    """Mean reward, strict EM and gold-passage recall of the runs without a fault; metrics that no question has are left
-    out. With several data sets also of each (`exact_match/nq`), and their macro mean (`exact_match/macro`)."""
-    whole = [run for run in runs if not run.stop.is_fault]
-    if not whole:
-        raise DataError("every run of the dev questions ended by a fault; see to the retriever first")
-    paid = scoring(whole)
-    named: dict[str, list[float | None]] = {
-        "reward": [one.value if isinstance(one, Reward) else None for one in paid],
-        "exact_match": [
-            float(exact_match(run.answer, run.question.answers)) if run.question.answers else None for run in whole
-        ],
-        "recall": [run_recall(run) for run in whole],
-    }
-    sets = {group: set(idents) for group, idents in datasets_of(run.question for run in whole).items()}
-    readings: dict[str, float] = {}
-    for name, values in named.items():
-        known = [(run.question.id, value) for run, value in zip(whole, values, strict=True) if value is not None]
-        groups = {group: [value for ident, value in known if ident in idents] for group, idents in sets.items()}
-        means = {f"{name}/{group}": fmean(found) for group, found in groups.items() if found}
-        if means and len(means) == len(sets):
-            means[f"{name}/{MACRO}"] = fmean(means.values())
-        readings |= {**({name: fmean(value for _, value in known)} if known else {}), **means}
-    return readings

@@ -1,6 +1,7 @@
 """Labelling: the settings of `coseek label`, the parts that it opens, and the folder that it writes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -112,10 +113,10 @@ def label_runs(
     if not resume:
         LabelFolder.refuse_old(out)
     check_output_folder(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it
-    with lock_folder(out):
+    with lock_folder(out), ExitStack() as stack:
         settings = settled_for(settings, settings.agent, out / "labels.yaml", (settings.scorer, settings.likelihood))
         questions = run_questions(settings)
-        parts = open_parts(settings, out, questions, cache)
+        parts = stack.enter_context(closing(open_parts(settings, out, questions, cache)))
         maker = module.open(make_settings(module.SETTINGS, own), parts)
         turns = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
         check_distinct(turns)  # what is refused is refused before there is a folder

@@ -68,8 +68,7 @@ def label(
     loses only unfinished work; `--resume` does the rest, and the labels are the same. Ends with 1 when faults left
     every turn undone.
     """
-    view = load_view(view)
-    find_view(view)
+    find_view(view := load_view(view))
     runs, typed = [word for word in words if is_run(word)], assignments(word for word in words if not is_run(word))
     named: JsonObject = {"method": method, "count": count, "scorer": scorer, "likelihood": likelihood}
     chosen, own = label_settings(runs, typed, named, retriever, agent, temperature, device)

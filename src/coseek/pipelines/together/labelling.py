@@ -54,6 +54,7 @@ def label_round(course: CoTrainingPaths, number: int) -> None:
     labels = LabelFolder.begin(place.labels, recorded, maker.identity, resume=True)
     course.progress.stage(f"labels of round {number}", len(turns))
     done = make_labels(labels, maker, turns, parts.tally, lambda over, _: course.progress.advance(over))
+    parts.close()
     refuse_faults(number, done.left, done.turns, parts.tally)
     # Calls and seconds count this start only, so they are not stored.
     kept = {name: value for name, value in done.to_json().items() if name not in ("counts", "seconds")}
