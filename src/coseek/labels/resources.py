@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from coseek.agents.limits import Limits
 from coseek.agents.rollout import Agent
@@ -67,7 +67,7 @@ class LabelResources:
     cache: Path | None = None
     """A SQLite file that caches the outputs of frozen models, independent of labels."""
     tally: CallCounts = field(default_factory=CallCounts)
-    _caches: list[ScoreCache[Any]] = field(default_factory=list, repr=False, compare=False)
+    _closing: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
     _searching: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -164,13 +164,13 @@ class LabelResources:
         """The cache of a grader in `scores`; graders with different identities have different files."""
         path = self.folder / "scores" / f"{name}.{digest_of(identity)[:16]}.jsonl"
         cache = ScoreCache(GradeCache(path, kind, identity, card))
-        self._caches.append(cache)
+        self._closing.append(cache.close)
         return cache
 
     def close(self) -> None:
         """Close the caches, which releases their locks."""
-        for cache in self._caches:
-            cache.close()
+        for close in self._closing:
+            close()
 
 
 def by_run(turns: Iterable[SearchTurn], size: int) -> Iterator[list[SearchTurn]]:
