@@ -1,6 +1,7 @@
 """Fears about caches: a row read in pieces, among others, in any slot, must lead to the logits of one plain pass."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,4 +127,18 @@ def test_a_copy_in_another_precision_follows_the_weights_when_it_is_told(kind: s
     for one in (engine, fresh):
         one.reserve(1, 8)
         said.append(one.step(torch.tensor([65]), torch.tensor([0])))
+    assert torch.equal(said[0], said[1])
+
+
+def test_positions_are_as_exact_in_a_bfloat16_copy_as_in_a_model_opened_in_bfloat16(tmp_path: Path) -> None:
+    """Frequencies of rotary positions that are cast, too, turn far positions by radians."""
+    model = network("llama")
+    model.save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    row = random_ids(random.Random(0), 60, 60)
+    said = []
+    for engine in (GeneralEngine(model, torch.bfloat16), GeneralEngine(opened, torch.bfloat16)):
+        engine.reserve(1, 64)
+        engine.read(block([0], [row[:-1]], [0], 59))
+        said.append(engine.step(torch.tensor(row[-1:]), torch.tensor([59])))
     assert torch.equal(said[0], said[1])

@@ -146,7 +146,10 @@ def _without_dropout(module: torch.nn.Module) -> Iterator[None]:
 def _copy_in(model: PreTrainedModel, dtype: torch.dtype) -> torch.nn.Module:
     module: torch.nn.Module = copy.deepcopy(model)
     merge_adapters(module)
-    return module.to(dtype).requires_grad_(False)
+    # Buffers stay as they are: the frequencies of rotary positions would be wrong by radians in bfloat16.
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return module.requires_grad_(False)
 
 
 def _layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
