@@ -6,6 +6,7 @@ its tensors and those of the CPU, except for copies and for numbers (tensors wit
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, SupportsIndex, cast
 
 import torch
@@ -14,6 +15,14 @@ from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "accel"
+FREE_BYTES = 2**30
+
+
+class Stream:
+    """The one stream of work: everything is done when a call returns."""
+
+    def synchronize(self) -> None:
+        pass
 
 
 class Module:
@@ -52,12 +61,20 @@ class Module:
     def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
         torch.set_rng_state(state)
 
+    def current_stream(self, device: object = None) -> Stream:
+        return STREAM
+
+    def stream(self, stream: Stream) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
 
+STREAM = Stream()
 _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
 DEVICE = torch.device(NAME, 0)
+torch.accelerator.get_memory_info = lambda _=None: (FREE_BYTES, FREE_BYTES)  # torch asks an allocator in C++
 torch.__future__.set_swap_module_params_on_conversion(True)  # tied weights stay tied, as on a GPU
 aten = torch.ops.aten
 COPIES = (aten._to_copy, aten.copy_, aten._copy_from, aten._copy_from_and_resize)
