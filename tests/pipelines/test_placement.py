@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.source_tree import ROOT
@@ -37,20 +38,14 @@ NAMES = (
 """The cases of `placement_run.py`, which a process without its accelerator cannot import."""
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    command = [sys.executable, "-m", "tests.pipelines.placement_run", str(tmp_path_factory.mktemp("placement"))]
+@pytest.mark.slow
+def test_everything_that_opens_a_model_runs_on_the_accelerator_and_nowhere_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.pipelines.placement_run", str(tmp_path)]
     paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     rows = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(rows, dict) and list(rows) == list(NAMES)
-    return rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_on_an_accelerator(found: dict[str, dict[str, object]], name: str) -> None:
-    assert found[name] == {"ran_on": ["accel"], "mixed": [], "failure": ""}, found[name]["failure"]
+    failures = "\n".join(f"{name}: {row['failure']}" for name, row in rows.items() if row["failure"])
+    assert rows == {name: {"ran_on": ["accel"], "mixed": [], "failure": ""} for name in NAMES}, failures

@@ -313,12 +313,12 @@ def retriever_settings(kind: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_weights(given_folders: Path, tmp_path: Path) -> None:
-    settings = ("training.steps=60", "training.checkpoint_every=3")
+    settings = ("training.steps=30", "training.checkpoint_every=3")
     whole = weights_of(train(given_folders, tmp_path / "whole", *settings).encoder_folder)
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "tests.training.retriever_run", str(given_folders), str(out), *settings]
     kills = 0
-    for wanted in (6, 21, 42):
+    for wanted in (6, 18):
         running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
         while running.poll() is None:
             if any(int(path.name[11:]) >= wanted for path in out.glob("checkpoints/checkpoint-*")):
@@ -326,6 +326,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(given_folders: Path, tmp_path:
                 running.wait()
                 kills += 1
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    assert kills >= 2
+    assert kills == 2
     got = weights_of(out / "encoder")
     assert all(torch.equal(whole[name], got[name]) for name in whole)
