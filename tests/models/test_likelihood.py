@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.hardware.paces import FAST, SLOW, processor
 from tests.models.networks import NETWORKS, SMALL, TEXTS, logits_of, network
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError
 from coseek.models.laptop import make_policy
 from coseek.models.likelihood import (
     Continuation,
     ContinuationLogprob,
     LikelihoodSettings,
     LocalLikelihood,
-    open_likelihood,
+    open_local_likelihood,
 )
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 
@@ -26,11 +26,11 @@ TOKENIZER = HfTokenizer(train_tokenizer(TEXTS, ["<|user|>", "<|model|>"], 300))
 
 @pytest.fixture(scope="module")
 def likelihood(folder: Path) -> LocalLikelihood:
-    return open_likelihood(str(folder))
+    return open_local_likelihood(folder)
 
 
 def over(name: str, batch_tokens: int = 8192) -> LocalLikelihood:
-    return LocalLikelihood(network(name), TOKENIZER, ((), ()), 200, batch_tokens, name)
+    return LocalLikelihood(TOKENIZER, ((), ()), network(name), 200, batch_tokens, name)
 
 
 def by_hand(likelihood: LocalLikelihood, given_ids: list[int], said_ids: list[int]) -> float:
@@ -97,13 +97,13 @@ def test_the_chat_template_stands_around_the_prompt_and_in_front_of_the_lead(fol
     tokenizer = HfTokenizer.load(folder.with_name("talking"))
     tokenizer.fast.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
     tokenizer.save(folder.with_name("talking"))
-    likelihood = open_likelihood(str(folder.with_name("talking")))
+    likelihood = open_local_likelihood(folder.with_name("talking"))
     row = likelihood._ids(Continuation(" the cat", " sat", " so"))
     user, model = tokenizer.encode("<|user|><|model|>")
     encode = tokenizer.encode_data
     assert likelihood.uses_chat_template
     assert row == ([user, *encode(" the cat"), model, *encode(" so"), *encode(" sat")], len(encode(" the cat so")) + 2)
-    assert not open_likelihood(str(folder)).uses_chat_template
+    assert not open_local_likelihood(folder).uses_chat_template
 
 
 def test_what_cannot_be_weighed_is_a_fault_and_takes_no_other_along(likelihood: LocalLikelihood) -> None:
@@ -128,13 +128,13 @@ def test_other_weights_and_other_settings_are_another_identity(folder: Path) -> 
     make_policy(SMALL, TEXTS, ["<|user|>", "<|model|>"], folder.with_name("other"), seed=4)
     plain = LikelihoodSettings(precision="float32")
     kinds = [
-        open_likelihood(str(folder), plain).identity,
-        open_likelihood(str(folder.with_name("other")), plain).identity,
-        open_likelihood(str(folder), LikelihoodSettings(precision="float32", max_context=64)).identity,
-        open_likelihood(str(folder), LikelihoodSettings(precision="bfloat16")).identity,
+        open_local_likelihood(folder, plain).identity,
+        open_local_likelihood(folder.with_name("other"), plain).identity,
+        open_local_likelihood(folder, LikelihoodSettings(precision="float32", max_context=64)).identity,
+        open_local_likelihood(folder, LikelihoodSettings(precision="bfloat16")).identity,
     ]
     assert len(set(kinds)) == 4
-    assert open_likelihood(str(folder), plain).identity == kinds[0]
+    assert open_local_likelihood(folder, plain).identity == kinds[0]
 
 
 def test_an_identity_holds_the_precision_that_auto_came_to(
@@ -142,13 +142,11 @@ def test_an_identity_holds_the_precision_that_auto_came_to(
 ) -> None:
     for ratio, taken in ((SLOW, "float32"), (FAST, "bfloat16")):
         processor(tmp_path, monkeypatch, ratio)
-        auto = open_likelihood(str(folder), LikelihoodSettings(precision="auto"))
-        by_name = open_likelihood(str(folder), LikelihoodSettings.model_validate({"precision": taken}))
+        auto = open_local_likelihood(folder, LikelihoodSettings(precision="auto"))
+        by_name = open_local_likelihood(folder, LikelihoodSettings.model_validate({"precision": taken}))
         assert (auto.identity, str(auto.model.dtype)) == (by_name.identity, f"torch.{taken}")
 
 
-def test_a_server_and_a_folder_that_is_none_are_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="name the model's folder"):
-        open_likelihood("http://127.0.0.1:9")
+def test_a_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no model folder"):
-        open_likelihood(str(tmp_path / "nothing"))
+        open_local_likelihood(tmp_path / "nothing")

@@ -129,7 +129,7 @@ def _likelihoods(
 def open_likelihood_scorer(settings: AnswerLikelihoodSettings, parts: LabelResources) -> AnswerLikelihoodScorer:
     """The model of `--likelihood`, with the prompt of the settings or its own."""
     model, name = parts.likelihood, cast(str, parts.likelihood_name)
-    prompt = load_generator_prompt(GeneratorSettings(model=name, prompt=settings.prompt))
+    prompt = load_generator_prompt(GeneratorSettings(model=model.folder, prompt=settings.prompt))
     words = prompt.model_dump_json(exclude={"about"})
     identity = digest_of("weighing", model.identity, words, str(settings.max_context_tokens))
     card: JsonObject = {"model": name, "model_identity": model.identity, "prompt": prompt.about}

@@ -5,6 +5,7 @@ Rows are appended as they are known. A kill loses only the current turn, and a r
 as an uninterrupted one.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +109,10 @@ class LabelFolder:
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         cut_last_turn(self.sets_path)
+        return self._turns()
+
+    def _turns(self) -> set[TurnId]:
+        """The turns with rows."""
         paths = [path for path in (self.sets_path, self.dropped_path) if path.exists()]
         return {_turn_of(row) for path in paths for _, row in read_jsonl(path)}
 
@@ -123,6 +128,23 @@ class LabelFolder:
 
             yield append
 
+    def release(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def absorb(self, part: "LabelFolder") -> None:
+        """Append the rows of turns of another folder that have none here, and the lines of its scores."""
+        absorb_lines(part.folder / "scores", self.folder / "scores")
+        done = self._turns()
+        for mine, other in ((self.sets_path, part.sets_path), (self.dropped_path, part.dropped_path)):
+            rows = [row for _, row in read_jsonl(other)] if other.exists() else []
+            with mine.open("a", encoding="utf-8") as file:
+                for row in rows:
+                    if _turn_of(row) not in done:
+                        file.write(json_line(self.texts.shorten(part.texts.restore(row))))
+
     def arrange(self, order: Sequence[TurnId]) -> None:
         """Sort the rows by turn; a fault or a kill changes their order."""
         place = {turn: number for number, turn in enumerate(order)}
@@ -132,6 +154,24 @@ class LabelFolder:
             if there != rows:
                 write_jsonl(path, there)
         self.texts.arrange(row for _, row in read_jsonl(self.sets_path))
+
+
+def absorb_lines(source: Path, target: Path) -> None:
+    """Append the whole lines of the `.jsonl` files of a folder that their namesakes in another lack. A line that a
+    kill cut short is left out."""
+    for path in sorted(source.glob("*.jsonl")):
+        target.mkdir(parents=True, exist_ok=True)
+        own = target / path.name
+        if own.exists():
+            drop_partial_line(own)
+        known = {hashlib.sha256(line).digest() for line in _whole_lines(own)} if own.exists() else set()
+        with own.open("ab") as file:
+            file.writelines(line for line in _whole_lines(path) if hashlib.sha256(line).digest() not in known)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as lines:
+        yield from (line for line in lines if line.endswith(b"\n"))
 
 
 def cut_last_turn(path: Path) -> None:

@@ -54,22 +54,29 @@ def make_labels(
     files do not depend on timing."""
     began = time.perf_counter()
     order = check_distinct(turns)
-    done = labels.recover()
-    left = [turn for turn in turns if turn.id not in done]
+    left = unlabelled(labels, turns)
     over = len(turns) - len(left)
-    if tell is not None:
-        tell(over, len(turns))
-    labelled: set[TurnId] = set()
-    with labels.appending() as append:
-        for row in maker.label(left):
-            append(row)
-            labelled.add(row.turn)
-            if tell is not None:
-                tell(over + len(labelled), len(turns))
-    if tell is not None:
-        tell(len(turns), len(turns))
+    label_turns(labels, maker, left, lambda done, _: tell(over + done, len(turns)) if tell is not None else None)
     labels.arrange(order)
     return summary(labels, order, tally, time.perf_counter() - began)
+
+
+def unlabelled(labels: LabelFolder, turns: Sequence[SearchTurn]) -> list[SearchTurn]:
+    """The turns without a label in the folder, which is mended after a kill."""
+    done = labels.recover()
+    return [turn for turn in turns if turn.id not in done]
+
+
+def label_turns(labels: LabelFolder, maker: LabelMaker, turns: Sequence[SearchTurn], tell: Tell) -> None:
+    """Label these turns. Rows are appended as they are known."""
+    tell(0, len(turns))
+    labelled: set[TurnId] = set()
+    with labels.appending() as append:
+        for row in maker.label(turns):
+            append(row)
+            labelled.add(row.turn)
+            tell(len(labelled), len(turns))
+    tell(len(turns), len(turns))
 
 
 def check_distinct(turns: Sequence[SearchTurn]) -> list[TurnId]:

@@ -24,9 +24,10 @@ from coseek.graders.grading import BATCH
 from coseek.hardware.placement import Placement
 from coseek.labels.locked_retriever import LockedRetriever
 from coseek.labels.score_cache import E, ScoreCache
-from coseek.models.likelihood import LikelihoodSettings, LocalLikelihood, open_likelihood
+from coseek.models.likelihood import LikelihoodModel, LikelihoodSettings
 from coseek.models.local_text import TextModelSettings
 from coseek.models.model import ServedModel
+from coseek.models.remote_likelihood import open_likelihood
 from coseek.models.remote_text import named_server
 from coseek.models.text_model import TextModel
 from coseek.retrieval.retriever import Retriever
@@ -61,7 +62,7 @@ class LabelResources:
     world: Path | None = None
     """The folder of the laptop world whose oracle scores."""
     likelihood_name: str | None = None
-    """The folder of a model that computes answer likelihoods."""
+    """A model that computes answer likelihoods: a folder, the address of a server, a YAML file."""
     placement: Placement = field(default_factory=Placement)
     """Placement of these two, where they are model folders."""
     cache: Path | None = None
@@ -143,10 +144,11 @@ class LabelResources:
         return self.cache or own
 
     @cached_property
-    def likelihood(self) -> LocalLikelihood:
+    def likelihood(self) -> LikelihoodModel:
         if self.likelihood_name is None:
             raise SettingError(
-                "these labels need a model that says how likely an answer is; name its folder with --likelihood"
+                "these labels need a model that says how likely an answer is; name with --likelihood its folder, or a "
+                "server (a URL, a YAML file)"
             )
         return open_likelihood(self.likelihood_name, make_settings(LikelihoodSettings, self.placement.values()))
 

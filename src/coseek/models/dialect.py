@@ -7,6 +7,11 @@ A module of `coseek.models.dialects` defines
     SCALED              whether log-probabilities are those at the sampling temperature
     body(ask)           the request
     read(answer)        the turn; a `ValueError` for an answer of another form
+
+and, if it returns exact log-probabilities of a prompt's own tokens,
+
+    prompt_body(ask)            the request
+    read_prompt(answer, ask)    the log-probabilities; a `ValueError` for an answer of another form or to other ids
 """
 
 import hashlib
@@ -73,6 +78,28 @@ class ServerTurn:
     logprobs: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """A request for the log-probabilities of a prompt's tokens from `start` ≥ 1 on."""
+
+    model: str
+    ids: tuple[int, ...]
+    start: int
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """The ids with log-probabilities."""
+        return self.ids[self.start :]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities (natural log, at temperature 1) of the scored ids, and the server's text of these ids."""
+
+    logprobs: tuple[float, ...]
+    text: str
+
+
 class Dialect(Protocol):
     """The interface of a dialect module."""
 
@@ -85,9 +112,23 @@ class Dialect(Protocol):
     def read(self, answer: JsonObject) -> ServerTurn: ...
 
 
+class PromptDialect(Dialect, Protocol):
+    """The interface of a dialect module with log-probabilities of prompts."""
+
+    def prompt_body(self, ask: PromptRequest) -> JsonObject: ...
+
+    def read_prompt(self, answer: JsonObject, ask: PromptRequest) -> PromptScores: ...
+
+
 def dialect_of(name: str) -> Dialect:
     """The module of a dialect."""
     return cast(Dialect, registry.find_plugin("dialect", PACKAGE, name))
+
+
+def prompt_dialect_of(name: str) -> PromptDialect | None:
+    """The module of a dialect with log-probabilities of prompts; `None` for another dialect."""
+    module = dialect_of(name)
+    return cast(PromptDialect, module) if hasattr(module, "prompt_body") else None
 
 
 def item(value: Json, *path: str | int) -> Json:

@@ -1,4 +1,4 @@
-"""Likelihood: the probability that a local language model gives to a continuation of a prompt.
+"""Likelihood: the probability that a language model gives to a continuation of a prompt.
 
 Prompt and continuation are tokenised separately, so a continuation has the same tokens after every prompt and its
 likelihoods are comparable. Special tokens in texts are encoded as ordinary characters; only the model's chat template
@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 from pydantic import Field
 
-from coseek.core.errors import SettingError
 from coseek.core.fingerprint import fingerprint
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Use
 from coseek.models.local_text import around_prompt, load_local
-from coseek.models.remote_text import named_server
 from coseek.models.tokenizer import HfTokenizer
 
 if TYPE_CHECKING:
@@ -70,27 +68,54 @@ class LikelihoodModel(Protocol):
         """A digest of everything besides the texts that a likelihood depends on."""
 
     @property
+    def folder(self) -> str:
+        """The folder of the model, or of its tokenizer if a server has the model."""
+
+    @property
     def uses_chat_template(self) -> bool:
         """Whether a chat template wraps the prompt, so that a continuation starts a message."""
 
     def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
-        """One value or fault per row, in order. Equal calls give bit-identical values."""
+        """One value or fault per row, in order. Equal calls of a local model give bit-identical values."""
 
 
 @dataclass(frozen=True)
-class LocalLikelihood:
-    """The causal language model of a Hugging Face folder."""
+class RowEncoder:
+    """Encodes prompt, lead and continuation, each alone."""
 
-    model: "PreTrainedModel"
     tokenizer: HfTokenizer
     around: tuple[tuple[int, ...], tuple[int, ...]]
-    max_context: int
-    batch_tokens: int
-    identity: str
+    """Ids before and after a prompt."""
 
     @property
     def uses_chat_template(self) -> bool:
         return bool(self.around[1])
+
+    @property
+    def folder(self) -> str:
+        return self.tokenizer.source
+
+    def encode(self, row: Continuation) -> tuple[list[int], int] | ContinuationLogprob:
+        """The ids of a row and the start ≥ 1 of its continuation, or a fault."""
+        before, after = self.around
+        encode = self.tokenizer.encode_data
+        given = [*before, *encode(row.prompt), *after, *encode(row.lead)]
+        whole = [*given, *encode(row.text)]
+        if len(whole) == len(given):
+            return ContinuationLogprob(None, fault="there are no words to weigh")
+        if not given:
+            return ContinuationLogprob(None, fault="the prompt is empty; a model needs at least one token")
+        return whole, len(given)
+
+
+@dataclass(frozen=True)
+class LocalLikelihood(RowEncoder):
+    """The causal language model of a Hugging Face folder."""
+
+    model: "PreTrainedModel"
+    max_context: int
+    batch_tokens: int
+    identity: str
 
     def score(self, rows: Sequence[Continuation]) -> list[ContinuationLogprob]:
         """Score rows in batches of similar length, right-padded, which a causal model does not see."""
@@ -110,17 +135,11 @@ class LocalLikelihood:
 
     def _ids(self, row: Continuation) -> tuple[list[int], int] | ContinuationLogprob:
         """The ids of the row and the start of its continuation, or a fault."""
-        before, after = self.around
-        encode = self.tokenizer.encode_data
-        given = [*before, *encode(row.prompt), *after, *encode(row.lead)]
-        whole = [*given, *encode(row.text)]
-        if len(whole) == len(given):
-            return ContinuationLogprob(None, fault="there are no words to weigh")
-        if not given:
-            return ContinuationLogprob(None, fault="the prompt is empty; a model needs at least one token")
-        if len(whole) > self.max_context:
-            return ContinuationLogprob(None, fault=f"{len(whole)} tokens are more than the model's {self.max_context}")
-        return whole, len(given)
+        asked = self.encode(row)
+        if not isinstance(asked, ContinuationLogprob) and len(asked[0]) > self.max_context:
+            fault = f"{len(asked[0])} tokens are more than the model's {self.max_context}"
+            return ContinuationLogprob(None, fault=fault)
+        return asked
 
     def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
         """Split rows of ascending length into batches of at most `batch_tokens` padded tokens."""
@@ -170,17 +189,14 @@ class LocalLikelihood:
         return logits
 
 
-def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> LocalLikelihood:
+def open_local_likelihood(folder: Path, settings: LikelihoodSettings | None = None) -> LocalLikelihood:
     """Open the model of a Hugging Face folder. Nothing is downloaded."""
-    if named_server(name) is not None:
-        raise SettingError(f"{name} is a server, and likelihoods are read off a model folder; name the model's folder")
     settings = settings or LikelihoodSettings()
-    folder = Path(name).expanduser()
     model, tokenizer, precision, context = load_local(folder, settings, settings.max_context)
     return LocalLikelihood(
-        model=model,
         tokenizer=tokenizer,
         around=around_prompt(tokenizer),
+        model=model,
         max_context=context,
         batch_tokens=settings.batch_tokens,
         identity=f"{fingerprint(folder)}:{precision}:{context}:{settings.batch_tokens}",

@@ -167,7 +167,7 @@ class RemoteModel:
         ids, logprobs = written.ids or (), written.logprobs
         if len(ids) != len(logprobs):
             raise ValueError(f"its answer holds {len(ids)} token ids and {len(logprobs)} log-probabilities")
-        if not _alike(self.tokenizer.decode(ids), written.text):
+        if not same_text(self.tokenizer.decode(ids), written.text):
             raise ValueError("its tokens are not those of the tokenizer that was named; name the folder of its model")
         length = stopped_after(ids, self.stops, self.tokenizer)
         # A server may check for stop strings only every few tokens; the tokens before the stop are unaffected.
@@ -201,7 +201,7 @@ def _stretches(request: Request) -> list[tuple[bool, tuple[int, ...]]]:
     return [*stretches, (False, request.ids[done:])]
 
 
-def _alike(decoded: str, text: str) -> bool:
+def same_text(decoded: str, text: str) -> bool:
     """Whether two decodings of the same ids agree in their first halves, ignoring white space. Servers differ in
     leading spaces, partial characters and end of text. A tokenizer of another model decodes nonsense."""
     decoded, text = "".join(decoded.split()), "".join(text.split())

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -28,6 +28,8 @@ from coseek.models.dialect import Dialect, RowSegment, TurnRequest, dialect_of
 from coseek.models.remote import PATHS, detect_server
 from coseek.models.text_model import Output, texts_of
 from coseek.models.usage import Prices, Usage, read_usage
+
+S = TypeVar("S", bound=Settings)
 
 
 class RemoteTextModelSettings(Settings):
@@ -157,13 +159,18 @@ def open_remote_text(settings: RemoteTextModelSettings) -> RemoteTextModel:
 
 def named_server(name: str) -> RemoteTextModelSettings | None:
     """The settings of a server named by a URL or a YAML file; `None` for another name."""
+    return server_settings(name, RemoteTextModelSettings)
+
+
+def server_settings(name: str, kind: type[S]) -> S | None:
+    """The settings of a kind with a `url`, named by a URL or a YAML file; `None` for another name."""
     if name.startswith(("http://", "https://")):
-        return RemoteTextModelSettings(url=name)
+        return make_settings(kind, {"url": name})
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         return None
     tree = read_yaml(path, "model file", "`name: value` lines, `url` among them")
-    return make_settings(RemoteTextModelSettings, tree, path)
+    return make_settings(kind, tree, path)
 
 
 def _digest(parts: list[object]) -> str:

@@ -49,7 +49,7 @@ def label(
         ),
     ] = None,
     likelihood: Annotated[
-        str | None, typer.Option(help="The folder of the model that computes answer likelihoods.")
+        str | None, typer.Option(help="The model of answer likelihoods: a folder, a URL or a YAML file.")
     ] = None,
     device: DeviceName = None,
     count: Count = None,

@@ -1,7 +1,9 @@
 """completions: the OpenAI-compatible `/v1/completions` of any server: text in, text out."""
 
-from coseek.core.files import JsonObject
-from coseek.models.dialect import ServerTurn, TurnRequest, item, text_of
+from typing import cast
+
+from coseek.core.files import Json, JsonObject
+from coseek.models.dialect import PromptRequest, PromptScores, ServerTurn, TurnRequest, item, logprobs_of, text_of
 
 PATH = "/v1/completions"
 EXACT = False
@@ -32,3 +34,22 @@ def sampling(ask: TurnRequest) -> JsonObject:
 def read(answer: JsonObject) -> ServerTurn:
     choice = item(answer, "choices", 0)
     return ServerTurn(text_of(item(choice, "text")), cut_off=item(choice, "finish_reason") == "length")
+
+
+def prompt_body(ask: PromptRequest) -> JsonObject:
+    """The request: `echo` repeats the prompt in front of one sampled token, with the log-probabilities of both."""
+    asked: JsonObject = {"model": ask.model, "prompt": [*ask.ids], "max_tokens": 1, "temperature": 1.0, "top_p": 1.0}
+    return {**asked, "echo": True, "logprobs": 1}
+
+
+def read_prompt(answer: JsonObject, ask: PromptRequest) -> PromptScores:
+    """Parse the parallel lists of tokens and log-probabilities. The answer has no ids, so only tokens are counted."""
+    said = item(answer, "choices", 0, "logprobs")
+    texts, logprobs = item(said, "tokens"), item(said, "token_logprobs")
+    whole = len(ask.ids)
+    if not isinstance(texts, list) or not isinstance(logprobs, list) or len(texts) != len(logprobs):
+        raise ValueError("its answer holds no log-probabilities")
+    if not whole <= len(texts) <= whole + 1:
+        raise ValueError(f"its answer holds {len(texts)} tokens, and the prompt has {whole} and its continuation one")
+    text = "".join(text_of(token) for token in texts[ask.start : whole])
+    return PromptScores(logprobs_of(cast(Json, logprobs[ask.start : whole])), text)

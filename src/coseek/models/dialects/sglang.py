@@ -3,7 +3,17 @@
 from typing import cast
 
 from coseek.core.files import Json, JsonObject
-from coseek.models.dialect import FULL_SOFTMAX, ServerTurn, TurnRequest, ids_of, item, logprobs_of, text_of
+from coseek.models.dialect import (
+    FULL_SOFTMAX,
+    PromptRequest,
+    PromptScores,
+    ServerTurn,
+    TurnRequest,
+    ids_of,
+    item,
+    logprobs_of,
+    text_of,
+)
 
 PATH = "/generate"
 EXACT = True
@@ -33,13 +43,41 @@ def read(answer: JsonObject) -> ServerTurn:
     pairs = item(answer, "meta_info", "output_token_logprobs")
     if not isinstance(pairs, list):
         raise ValueError("its answer holds no log-probabilities")
+    return ServerTurn(
+        text=text_of(item(answer, "text")),
+        cut_off=_end(answer) == "length",
+        ids=ids_of(cast(Json, [item(pair, 1) for pair in pairs])),
+        logprobs=logprobs_of(cast(Json, [item(pair, 0) for pair in pairs])),
+    )
+
+
+def prompt_body(ask: PromptRequest) -> JsonObject:
+    """The request. The token at `logprob_start_len` itself has no log-probability."""
+    return {
+        "input_ids": [*ask.ids],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0, **FULL_SOFTMAX},
+        "return_logprob": True,
+        "logprob_start_len": ask.start - 1,
+        "return_text_in_logprobs": True,
+        "stream": False,
+    }
+
+
+def read_prompt(answer: JsonObject, ask: PromptRequest) -> PromptScores:
+    """Parse (log-probability, id, text) of the last tokens of the prompt."""
+    pairs = item(answer, "meta_info", "input_token_logprobs")
+    last = pairs[-len(ask.scored) :] if isinstance(pairs, list) else []
+    _end(answer)
+    if ids_of(cast(Json, [item(pair, 1) for pair in last])) != ask.scored:
+        raise ValueError("its answer holds log-probabilities of other tokens than those that were sent")
+    logprobs = logprobs_of(cast(Json, [item(pair, 0) for pair in last]))
+    return PromptScores(logprobs, "".join(text_of(item(pair, 2)) for pair in last))
+
+
+def _end(answer: JsonObject) -> str:
+    """`stop` or `length`; a `ValueError` for an aborted request."""
     finish = item(answer, "meta_info", "finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else finish
     if kind not in ("stop", "length"):
         raise ValueError(f"it was aborted: {str(kind)[:40]!r}")
-    return ServerTurn(
-        text=text_of(item(answer, "text")),
-        cut_off=kind == "length",
-        ids=ids_of(cast(Json, [item(pair, 1) for pair in pairs])),
-        logprobs=logprobs_of(cast(Json, [item(pair, 0) for pair in pairs])),
-    )
+    return str(kind)

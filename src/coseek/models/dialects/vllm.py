@@ -1,12 +1,26 @@
 """vLLM: `/v1/completions` with vLLM's extra fields: ids in, ids and log-probabilities out."""
 
-from coseek.core.files import JsonObject
-from coseek.models.dialect import FULL_SOFTMAX, ServerTurn, TurnRequest, ids_of, item, logprobs_of, text_of
+from typing import cast
+
+from coseek.core.files import Json, JsonObject
+from coseek.models.dialect import (
+    FULL_SOFTMAX,
+    PromptRequest,
+    PromptScores,
+    ServerTurn,
+    TurnRequest,
+    ids_of,
+    item,
+    logprobs_of,
+    text_of,
+)
 
 PATH = "/v1/completions"
 EXACT = True
 SCALED = False
 """False because vLLM's default, `--logprobs-mode raw_logprobs`, ignores the temperature."""
+_NO_CHANCE = -9999.0
+"""Written by vLLM for −∞, which JSON cannot hold."""
 
 
 def body(ask: TurnRequest) -> JsonObject:
@@ -36,3 +50,28 @@ def read(answer: JsonObject) -> ServerTurn:
         ids=ids_of(item(choice, "token_ids")),
         logprobs=logprobs_of(item(choice, "logprobs", "token_logprobs")),
     )
+
+
+def prompt_body(ask: PromptRequest) -> JsonObject:
+    """The request. One token is sampled, since a completion has at least one; it is not read."""
+    return {
+        "model": ask.model,
+        "prompt": [*ask.ids],
+        "max_tokens": 1,
+        "temperature": 1.0,
+        **FULL_SOFTMAX,
+        "add_special_tokens": False,
+        "prompt_logprobs": 1,
+    }
+
+
+def read_prompt(answer: JsonObject, ask: PromptRequest) -> PromptScores:
+    """Parse a list of {id: {logprob, decoded_token}}, one for each token of the prompt."""
+    rows = item(answer, "choices", 0, "prompt_logprobs")
+    if not isinstance(rows, list) or len(rows) != len(ask.ids):
+        raise ValueError(f"its answer holds no log-probabilities of the {len(ask.ids)} tokens of the prompt")
+    found = [item(row, str(ident)) for row, ident in zip(rows[ask.start :], ask.scored, strict=True)]
+    logprobs = logprobs_of(cast(Json, [item(one, "logprob") for one in found]))
+    if min(logprobs) <= _NO_CHANCE:
+        raise ValueError("its answer holds a token of probability 0")
+    return PromptScores(logprobs, "".join(text_of(item(one, "decoded_token")) for one in found))

@@ -3,6 +3,9 @@
 The candidates come from the retriever of the round before, over which the agent was trained and is run.
 """
 
+import shutil
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +14,7 @@ from coseek.agents.search_turns import SearchTurn, search_turns
 from coseek.core.errors import DataError, RunError
 from coseek.core.files import JsonObject, read_json, write_json
 from coseek.core.fingerprint import digest_of, fingerprint
+from coseek.core.lock import lock_folder
 from coseek.core.settings import dump_settings
 from coseek.data.question import Question, save_questions
 from coseek.data.run import Run
@@ -18,26 +22,66 @@ from coseek.data.selection import draw
 from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.judge import is_world
 from coseek.hardware.placement import Placement
-from coseek.labels.label_folder import LabelFolder
-from coseek.labels.labelling import make_labels
-from coseek.labels.maker import RUN, RolloutMaker
-from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
+from coseek.labels.label_folder import LabelFolder, absorb_lines
+from coseek.labels.labelling import check_distinct, label_turns, summary, unlabelled
+from coseek.labels.maker import RUN, LabelMaker, RolloutMaker
+from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources, by_run
 from coseek.pipelines.grader_settings import CACHE
 from coseek.pipelines.together.checks import maker_module, own_settings, terms_of
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
 from coseek.training.trainer.data_order import derive_seed
 
+PARTS = "parts"
+"""The folder of the other workers' parts, in a label folder."""
+
+
+@dataclass(frozen=True)
+class RoundLabels:
+    """The labels of a round, on the first worker."""
+
+    labels: LabelFolder
+    maker: LabelMaker
+    turns: list[SearchTurn]
+
 
 def label_round(course: CoTrainingPaths, number: int) -> None:
     """Run agent `number` on its questions and label its searches; writes the label counts at the end.
 
+    The first worker makes the runs, and each labels every W-th run: the first into the label folder, the others into
+    `parts` in it, which the first takes over at the end, or at the next start. The labels do not depend on the number
+    of workers. All workers call this.
+
     Raises `DataError` when no run searched, and `RunError` when faults left turns without a label.
     """
-    place, settings = course.round(number), course.recipe.labels
-    if place.labelled.exists():
+    place, workers = course.round(number), course.workers
+    if workers.agree(place.labelled.exists):
         return
+    own = place.labels if workers.first else place.labels / PARTS / str(workers.rank)
+    if workers.first:
+        take_over_parts(place.labels)
+    parts = parts_of(course, number, own)
+    begun = _begin(course, number, parts) if workers.first else None
+    left, record = workers.agree(lambda: _left(begun))
+    share = [turn for run in workers.mine(list(by_run(left, 1))) for turn in run]
+    labels, maker = (
+        (begun.labels, begun.maker) if begun is not None else _begin_part(course, place.labels, parts, record)
+    )
+    workers.wait()  # until the others have copied the scores, to which the first appends
+    course.progress.stage(f"labels of round {number}", len(share))
+    label_turns(labels, maker, share, lambda over, _: course.progress.advance(over))
+    parts.close()
+    if begun is None:
+        labels.release()
+    tally = CallCounts(sum(workers.gather(parts.tally.counts), Counter()))
+    if begun is not None:
+        _finish(course, number, begun, tally)
+    workers.wait()
+
+
+def _begin(course: CoTrainingPaths, number: int, parts: LabelResources) -> RoundLabels:
+    """Make the runs and begin the label folder."""
+    place, settings = course.round(number), course.recipe.labels
     questions, own = drawn(course, number), own_settings(settings)
-    parts = parts_of(course, number)
     maker = maker_module(settings.method).open(own, parts)
     if isinstance(maker, RolloutMaker):
         course.progress.stage(f"runs of agent {number}", len(questions) * settings.samples)
@@ -50,16 +94,60 @@ def label_round(course: CoTrainingPaths, number: int) -> None:
             f"agent {number} searched in none of its {len(questions)} runs ({place.run}), so there is nothing to "
             "label; see to its training first"
         )
+    check_distinct(turns)
     recorded: JsonObject = {**dump_settings(settings), settings.method: dump_settings(own)}
-    labels = LabelFolder.begin(place.labels, recorded, maker.identity, resume=True)
-    course.progress.stage(f"labels of round {number}", len(turns))
-    done = make_labels(labels, maker, turns, parts.tally, lambda over, _: course.progress.advance(over))
-    parts.close()
-    refuse_faults(number, done.left, done.turns, parts.tally)
+    return RoundLabels(LabelFolder.begin(place.labels, recorded, maker.identity, resume=True), maker, turns)
+
+
+def _left(begun: RoundLabels | None) -> tuple[list[SearchTurn], JsonObject]:
+    """The turns without a label, and the record of the label folder."""
+    assert begun is not None
+    return unlabelled(begun.labels, begun.turns), begun.labels.record
+
+
+def _begin_part(
+    course: CoTrainingPaths, whole: Path, parts: LabelResources, record: JsonObject
+) -> tuple[LabelFolder, LabelMaker]:
+    """Begin the part of a worker other than the first, with the scores that are known so far."""
+    absorb_lines(whole / "scores", parts.folder / "scores")
+    settings, identity = cast(JsonObject, record["settings"]), cast(str, record["identity"])
+    maker = maker_module(course.recipe.labels.method).open(own_settings(course.recipe.labels), parts)
+    return LabelFolder.begin(parts.folder, settings, identity, resume=True), maker
+
+
+def _finish(course: CoTrainingPaths, number: int, begun: RoundLabels, tally: CallCounts) -> None:
+    """Take over the parts, and write the label counts where no fault left turns undone."""
+    labels, order = begun.labels, [turn.id for turn in begun.turns]
+    for part in label_parts(labels.folder):
+        labels.absorb(part)
+    shutil.rmtree(labels.folder / PARTS, ignore_errors=True)
+    labels.arrange(order)
+    done = summary(labels, order, tally)
+    labels.release()
+    refuse_faults(number, done.left, done.turns, tally)
     # Calls and seconds count this start only, so they are not stored.
     kept = {name: value for name, value in done.to_json().items() if name not in ("counts", "seconds")}
-    write_json(place.labelled, kept)
+    write_json(course.round(number).labelled, kept)
     course.progress.say(f"round {number}: {done.sets} label sets from {done.turns} search turns")
+
+
+def label_parts(folder: Path) -> list[LabelFolder]:
+    """The parts of a label folder."""
+    return [LabelFolder(path.parent) for path in sorted((folder / PARTS).glob("*/labels.yaml"))]
+
+
+def take_over_parts(folder: Path) -> None:
+    """Merge the parts that a killed start left in a label folder, and remove them."""
+    if not (folder / PARTS).exists():
+        return
+    with lock_folder(folder):
+        labels = LabelFolder(folder)
+        labels.recover()
+        for part in label_parts(folder):
+            with lock_folder(part.folder):
+                part.recover()
+                labels.absorb(part)
+        shutil.rmtree(folder / PARTS)
 
 
 def refuse_faults(number: int, left: int, turns: int, tally: CallCounts) -> None:
@@ -113,8 +201,8 @@ def rolled_out(course: CoTrainingPaths, number: int, questions: list[Question], 
     return [turn for trajectory in ended for turn in search_turns(trajectory, agent.protocol)]
 
 
-def parts_of(course: CoTrainingPaths, number: int) -> LabelResources:
-    """The resources of a round's label maker."""
+def parts_of(course: CoTrainingPaths, number: int, folder: Path) -> LabelResources:
+    """The resources of a round's label maker, with its caches in a label folder."""
     settings, limits = course.recipe.labels, course.recipe.agent.limits
     scorer, world = settings.scorer, course.data_folder
     if scorer is not None and is_world(scorer):
@@ -129,7 +217,7 @@ def parts_of(course: CoTrainingPaths, number: int) -> LabelResources:
         return AgentWithLimits(agent, limits, identity)
 
     return LabelResources(
-        folder=course.round(number).labels,
+        folder=folder,
         found_by=course.search(number - 1),
         open_agent=speaker,
         scorer_name=scorer,

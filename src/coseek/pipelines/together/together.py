@@ -70,9 +70,7 @@ class CoTraining:
         course = self.course
         course.progress.say(f"round {number}: agent {number} learns over retriever {number - 1}")
         train_agent(course.agent(number))
-        if course.workers.first:
-            label_round(course, number)
-        course.workers.wait()
+        label_round(course, number)
         course.progress.say(f"round {number}: retriever {number} learns from the labels")
         self._retriever(number)
 
