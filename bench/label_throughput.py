@@ -20,17 +20,22 @@ import tempfile
 import time
 import urllib.request
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import cast
+
+import uvloop
 
 from coseek.cli.main import main as coseek
 from coseek.hardware.host import Host
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 COUNTED = re.compile(r"(\d+) (?:passages|searches)")
 QUERIES = ("birthplace", "founder", "capital", "author", "river")
 
@@ -44,39 +49,18 @@ class Server:
     refused: float
     answers: dict[str, str]
     """Question → accepted answer."""
-    seen: Counter[str] = field(default_factory=Counter)
+    seen: Counter[bytes] = field(default_factory=Counter)
     """Requests by digest of their body."""
     first: float = 0.0
     last: float = 0.0
     refusals: int = 0
     at_once: int = 0
-    most_at_once: int = 0
+    changes: list[tuple[float, int]] = field(default_factory=list)
+    """The slots in use since a time."""
+    waiting: "deque[tuple[Connection, str, bytes]]" = field(default_factory=deque)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                lines = head.lower().split(b"\r\n")
-                length = next((line for line in lines if line.startswith(b"content-length:")), b":0")
-                body = await reader.readexactly(int(length.split(b":")[1]))
-                status, reply = await self._reply(lines[0].split()[1].decode(), body)
-                text = json.dumps(reply).encode()
-                writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\n" % status)
-                writer.write(b"content-length: %d\r\n\r\n" % len(text) + text)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    async def _reply(self, path: str, body: bytes) -> tuple[int, dict[str, object]]:
-        if path == "/stats":
-            return 200, self.stats()
-        self.first = self.first or time.perf_counter()
-        self.seen[hashlib.sha256(body).hexdigest()] += 1
-        async with self.room:
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-            await asyncio.sleep(self.latency_s)
-            self.at_once -= 1
-        self.last = time.perf_counter()
+    def reply(self, path: str, body: bytes) -> tuple[int, dict[str, object]]:
+        """The status and the answer of one prompt."""
         asked = json.loads(body)
         prompt = asked["prompt"] if path.endswith("/v1/completions") else asked["messages"][0]["content"]
         number = zlib.crc32(prompt.encode())
@@ -97,21 +81,86 @@ class Server:
             f"<think> now it is known </think> <answer> {self.answers.get(question, '') if right else 'no'} </answer>"
         )
 
+    def begin(self, connection: "Connection", path: str, body: bytes) -> None:
+        """Work on a prompt when a slot is free."""
+        self.seen[hashlib.sha256(body).digest()] += 1
+        self.first = self.first or time.perf_counter()
+        self.waiting.append((connection, path, body))
+        self._admit()
+
+    def _admit(self) -> None:
+        while self.waiting and self.at_once < self.slots:
+            self._count(1)
+            asyncio.get_running_loop().call_later(self.latency_s, self._end, *self.waiting.popleft())
+
+    def _end(self, connection: "Connection", path: str, body: bytes) -> None:
+        self._count(-1)
+        self._admit()
+        connection.send(*self.reply(path, body))
+        self.last = time.perf_counter()
+
+    def _count(self, more: int) -> None:
+        self.at_once += more
+        self.changes.append((time.perf_counter(), self.at_once))
+
     def stats(self) -> dict[str, object]:
         return {
             "requests": self.seen.total(),
             "twice": self.seen.total() - len(self.seen),
             "refused": self.refusals,
             "seconds": self.last - self.first,
-            "most_at_once": self.most_at_once,
+            "most_at_once": max((at_once for _, at_once in self.changes), default=0),
             "at_once": self.at_once,
+            "tenths": self._tenths(),
+            "cpu_s": time.process_time(),
         }
 
+    def _tenths(self) -> list[int]:
+        """The mean number of slots in use in each tenth of the time."""
+        used, width = [0.0] * 10, (self.last - self.first) / 10
+        for (start, at_once), (end, _) in pairwise(self.changes):
+            for tenth in range(10):
+                begins = self.first + tenth * width
+                used[tenth] += at_once * max(0.0, min(end, begins + width) - max(start, begins))
+        return [round(each / width) for each in used] if width else []
+
     async def listen(self) -> None:
-        self.room = asyncio.Semaphore(self.slots)
-        server = await asyncio.start_server(self.serve, "127.0.0.1", 0, backlog=1024, limit=2**24)
+        server = await asyncio.get_running_loop().create_server(lambda: Connection(self), "127.0.0.1", backlog=1024)
         print(server.sockets[0].getsockname()[1], flush=True)
         await server.serve_forever()
+
+
+class Connection(asyncio.Protocol):
+    """One connection, with one request at a time. Not asyncio's streams, which take more of the client's processors."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        ends = self.received.find(b"\r\n\r\n") + 4
+        if ends < 4:
+            return
+        head = bytes(self.received[:ends])
+        length = LENGTH.search(head)
+        whole = ends + (int(length[1]) if length is not None else 0)
+        if len(self.received) < whole:
+            return
+        path, body = head.split(b" ", 2)[1].decode(), bytes(self.received[ends:whole])
+        self.received.clear()
+        if path == "/stats":
+            self.send(200, self.server.stats())
+        else:
+            self.server.begin(self, path, body)
+
+    def send(self, status: int, reply: dict[str, object]) -> None:
+        text = json.dumps(reply).encode()
+        head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(head % (status, len(text)) + text)
 
 
 def scores(prompt: str, number: int) -> str:
@@ -139,7 +188,7 @@ def serving(given: argparse.Namespace, questions: Path) -> Iterator[str]:
 def listen(given: argparse.Namespace) -> None:
     rows = [json.loads(line) for line in given.serve.read_text(encoding="utf-8").splitlines()]
     answers = {row["question"]: row["answers"][0] for row in rows}
-    asyncio.run(Server(given.latency_ms / 1e3, given.slots, given.refused, answers).listen())
+    uvloop.run(Server(given.latency_ms / 1e3, given.slots, given.refused, answers).listen())
 
 
 def labelled(given: argparse.Namespace, folder: Path, number: int) -> tuple[dict[str, float], str]:

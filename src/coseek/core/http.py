@@ -10,7 +10,6 @@ import ipaddress
 import json
 import os
 import random
-import ssl
 import threading
 import time
 import weakref
@@ -19,9 +18,11 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from pydantic import Field
 
@@ -32,7 +33,7 @@ from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
 
 if TYPE_CHECKING:
-    import httpx
+    import httpcore
 
 MOST_BYTES = 64_000_000
 """Default limit of an answer's length."""
@@ -112,6 +113,8 @@ class _Request:
     headers: Mapping[str, str] = field(repr=False)
     """May hold a secret."""
     content: bytes | None
+    rank: int
+    """Calls of a lower rank are sent first where calls wait."""
 
 
 class CircuitBreaker:
@@ -187,18 +190,17 @@ class HttpClient:
         self._sleep = sleep
         self._breaker = CircuitBreaker(self.patience.break_after, self.patience.cool_down_s)
         self._slots = slots_of(base)
-        self._clients: list[httpx.AsyncClient] = []
-        self._idle: list[httpx.AsyncClient] = []
-        """A stack of clients of one connection each: httpx's own pool scans all its connections at every request,
-        which dominates the cost at 64 of them."""
+        self._connections: _Connections | None = None
+        self._closing: list[Callable[[], Awaitable[None]]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="coseek-calls", daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, _end, self._loop, self._thread, self._clients)
+        self._end = weakref.finalize(self, _end, self._loop, self._thread, self._closing)
 
-    def submit(self, method: Method, path: str, body: JsonObject | None = None) -> "Future[JsonObject]":
-        """Start a call. Its result is the answer's JSON object; it raises `HttpFailure`."""
-        return self._begin(_object, method, path, body, None)
+    def submit(self, method: Method, path: str, body: JsonObject | None = None, rank: int = 0) -> "Future[JsonObject]":
+        """Start a call. Its result is the answer's JSON object; it raises `HttpFailure`. Among the calls that wait
+        since `concurrency` are open, those of a lower `rank` go first."""
+        return self._begin(_object, method, path, body, None, rank)
 
     def request(self, method: Method, path: str, body: JsonObject | None = None) -> JsonObject:
         """Make a call and wait for the answer."""
@@ -217,13 +219,14 @@ class HttpClient:
         path: str,
         body: JsonObject | None,
         headers: Mapping[str, str] | None,
+        rank: int = 0,
     ) -> "Future[T]":
         if not self._end.alive:
             raise RuntimeError(f"the calls to {self._name} were closed")
         # Escaped, since a lone surrogate cannot be encoded.
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         sent = {} if body is None else {"content-type": "application/json"}
-        request = _Request(method, f"{self.base}{path}", {**sent, **(headers or {})}, content)
+        request = _Request(method, f"{self.base}{path}", {**sent, **(headers or {})}, content, rank)
         return asyncio.run_coroutine_threadsafe(self._call(request, read), self._loop)
 
     def close(self) -> None:
@@ -234,7 +237,7 @@ class HttpClient:
         return f"HttpClient({self.base!r})"
 
     async def _call(self, request: "_Request", read: Callable[[bytes], T]) -> T:
-        async with self._slots.one(self.patience.concurrency):
+        async with self._slots.one(self.patience.concurrency, request.rank):
             try:
                 answer = await self._retried(request, read)
             except HttpFailure:
@@ -267,39 +270,30 @@ class HttpClient:
         raise AssertionError("the last attempt returns or raises")
 
     async def _once(self, request: "_Request") -> bytes:
+        import httpcore
         import httpx
 
+        if self._connections is None:
+            self._connections = _Connections(self.base, self._key, self.patience)
+            self._closing.append(self._connections.close)
         try:
-            async with asyncio.timeout(self.patience.timeout_s), self._sent(request) as response:
+            async with asyncio.timeout(self.patience.timeout_s), self._connections.sent(request) as response:
                 text = await _whole(response, self._most_bytes)
         except TimeoutError:
             raise _TransientFault(f"no answer within {self.patience.timeout_s:g} s") from None
-        except httpx.ConnectTimeout:
+        except httpcore.ConnectTimeout:
             raise _TransientFault(f"no connection within {self.patience.connect_s:g} s") from None
-        except httpx.TransportError as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.ProxyError) as error:
             said = self.quoted(str(error)) or type(error).__name__
             raise _TransientFault(f"the connection failed: {said}") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpcore.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise self._failed(f"it could not be asked ({type(error).__name__})") from None
         if text is None:
             raise self._failed(f"it answered with more than {self._most_bytes} bytes")
-        if response.is_success:
+        if 200 <= response.status < 300:
             return text
-        raise self._refusal(response.status_code, response.headers.get("retry-after"), text)
-
-    @asynccontextmanager
-    async def _sent(self, request: "_Request") -> "AsyncIterator[httpx.Response]":
-        if not self._idle:
-            self._idle.append(_client(self.base, self._key, self.patience))
-            self._clients += self._idle
-        client = self._idle.pop()
-        try:
-            async with client.stream(
-                request.method, request.url, content=request.content, headers=dict(request.headers)
-            ) as response:
-                yield response
-        finally:
-            self._idle.append(client)
+        named = {name.lower(): value for name, value in response.headers}
+        raise self._refusal(response.status, named.get(b"retry-after", b"").decode(errors="replace"), text)
 
     def _refusal(self, status: int, retry_after: str | None, text: bytes) -> Exception:
         """The error of a status that is no success."""
@@ -383,24 +377,90 @@ def retry_after_s(said: str | None, now: float) -> float | None:
         return None
 
 
-def _client(base: str, key: str | None, patience: HttpSettings) -> "httpx.AsyncClient":
+class _Connections:
+    """The connections to one server, for one event loop. httpcore alone, without httpx above it and without its pool:
+    they take more processor time for a request than everything else in a call."""
+
+    def __init__(self, base: str, key: str | None, patience: HttpSettings) -> None:
+        import httpx
+
+        # Loading certificates is slow and needless without TLS.
+        self._tls = httpx.create_ssl_context() if base.startswith("https:") else None
+        self._proxy = _proxy_of(base)
+        self._extensions = {"timeout": {"connect": patience.connect_s}}  # the whole call has a deadline of its own
+        own = [] if key is None else [(b"Authorization", b"Bearer " + key.encode())]
+        self._headers = [(b"Accept", b"*/*"), (b"Accept-Encoding", b"identity"), (b"User-Agent", b"coseek"), *own]
+        self._url = lru_cache(httpx.URL)
+        """Parsed addresses: most calls have the same one."""
+        self._idle: list[httpcore.AsyncHTTPConnection | httpcore.AsyncConnectionPool] = []
+        """A stack, so that what is not needed expires."""
+        self._open: set[httpcore.AsyncHTTPConnection | httpcore.AsyncConnectionPool] = set()
+
+    @asynccontextmanager
+    async def sent(self, request: _Request) -> "AsyncIterator[httpcore.Response]":
+        import httpcore
+
+        url = self._url(request.url)
+        content = request.content or b""
+        given = [(name.encode(), value.encode()) for name, value in request.headers.items()]
+        headers = [(b"Host", url.netloc), *self._headers, *given]
+        if request.method == "POST":
+            headers.append((b"Content-Length", b"%d" % len(content)))
+        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        connection = await self._free(target)
+        try:
+            response = await connection.handle_async_request(
+                httpcore.Request(request.method, target, headers=headers, content=content, extensions=self._extensions)
+            )
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        finally:
+            self._idle.append(connection)
+
+    async def _free(self, url: "httpcore.URL") -> "httpcore.AsyncHTTPConnection | httpcore.AsyncConnectionPool":
+        import httpcore
+
+        while self._idle:
+            connection = self._idle.pop()
+            if isinstance(connection, httpcore.AsyncConnectionPool):
+                return connection
+            if connection.is_available() and not connection.has_expired():
+                return connection
+            self._open.discard(connection)
+            await connection.aclose()
+        made: httpcore.AsyncHTTPConnection | httpcore.AsyncConnectionPool
+        if self._proxy is not None:
+            made = httpcore.AsyncConnectionPool(self._tls, max_connections=1, keepalive_expiry=60.0, proxy=self._proxy)
+        else:
+            made = httpcore.AsyncHTTPConnection(url.origin, self._tls, keepalive_expiry=60.0)
+        self._open.add(made)
+        return made
+
+    async def close(self) -> None:
+        for connection in self._open:
+            await connection.aclose()
+
+
+def _proxy_of(base: str) -> "httpcore.Proxy | None":
+    """The proxy that the environment names for a server; none for a server on this machine."""
+    import httpcore
     import httpx
 
-    # Loading certificates is slow and needless without TLS.
-    tls = True if base.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return httpx.AsyncClient(
-        verify=tls,
-        headers={} if key is None else {"authorization": f"Bearer {key}"},
-        timeout=httpx.Timeout(None, connect=patience.connect_s),  # the whole call has a deadline of its own
-        limits=httpx.Limits(max_connections=1, keepalive_expiry=60.0),
-        trust_env=not is_local(base),  # no proxy for a server on this machine
-    )
+    parts = urlsplit(base)
+    found = getproxies()
+    named = found.get(parts.scheme, found.get("all"))
+    if is_local(base) or not named or proxy_bypass(parts.netloc):
+        return None
+    proxy = httpx.Proxy(named if "://" in named else f"http://{named}")
+    return httpcore.Proxy(str(proxy.url), auth=proxy.raw_auth)
 
 
-async def _whole(response: "httpx.Response", most_bytes: int) -> bytes | None:
+async def _whole(response: "httpcore.Response", most_bytes: int) -> bytes | None:
     """The body; `None` when it is too long."""
     body = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.aiter_stream():
         body += chunk
         if len(body) > most_bytes:
             return None
@@ -434,7 +494,9 @@ def is_local(base: str) -> bool:
         return host == "localhost"
 
 
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, clients: "list[httpx.AsyncClient]") -> None:
+def _end(
+    loop: asyncio.AbstractEventLoop, thread: threading.Thread, closing: "list[Callable[[], Awaitable[None]]]"
+) -> None:
     """Cancel all calls and stop the loop. The garbage collector may call this in any thread."""
 
     async def finish() -> None:
@@ -442,8 +504,8 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, clients: "li
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-        for client in clients:
-            await client.aclose()
+        for close in closing:
+            await close()
 
     def begin() -> None:
         loop.create_task(finish()).add_done_callback(lambda _: loop.stop())

@@ -11,6 +11,7 @@ A module of `coseek.models.dialects` defines
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, cast
 
 from coseek.core import registry
@@ -85,6 +86,7 @@ class Dialect(Protocol):
     def read(self, answer: JsonObject) -> ServerTurn: ...
 
 
+@cache
 def dialect_of(name: str) -> Dialect:
     """The module of a dialect."""
     return cast(Dialect, registry.find_plugin("dialect", PACKAGE, name))
