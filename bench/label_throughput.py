@@ -5,7 +5,8 @@
 The server is a process of its own. It works on `slots` requests at once, each for `latency`, so its ceiling is slots /
 latency. It plays the scorer, the model of sub-answers and the agent, refuses a share of the prompts with HTTP 400, and
 counts every prompt. Trajectories come from the scripted expert in a laptop world; the labels are Agentic-R's, by the
-command line. The share is (requests × latency) / (slots × time from the first request to the last answer).
+command line. The share is (requests × latency) / (slots × time from the first request to the last answer). `tenths` are
+the mean slots in use in each tenth of that time; `client_cpu_s` is the processor time of the whole command.
 """
 
 import argparse
@@ -112,7 +113,7 @@ class Server:
             "most_at_once": max((at_once for _, at_once in self.changes), default=0),
             "at_once": self.at_once,
             "tenths": self._tenths(),
-            "cpu_s": time.process_time(),
+            "server_cpu_s": time.process_time(),
         }
 
     def _tenths(self) -> list[int]:
@@ -201,10 +202,11 @@ def labelled(given: argparse.Namespace, folder: Path, number: int) -> tuple[dict
         (folder / "agent.yaml").write_text(agent, encoding="utf-8")
         out = folder / f"labels-{number}"
         who = ("--agent", folder / "agent.yaml", "--scorer", folder / "scorer.yaml")
+        began = time.process_time()
         if typed("label", folder / "run", "--method", "agentic-r", *who, "--out", out):
             raise SystemExit("label making failed")
         with urllib.request.urlopen(f"{url}/stats") as answer:
-            counts = json.load(answer)
+            counts = {**json.load(answer), "client_cpu_s": time.process_time() - began}
     text = b"".join((out / name).read_bytes() for name in ("labels.jsonl", "dropped.jsonl"))
     return counts, hashlib.sha256(text).hexdigest()[:12]
 
