@@ -7,6 +7,9 @@ latency. It plays the scorer, the model of sub-answers and the agent, refuses a 
 counts every prompt. Trajectories come from the scripted expert in a laptop world; the labels are Agentic-R's, by the
 command line. The share is (requests × latency) / (slots × time from the first request to the last answer). `tenths` are
 the mean slots in use in each tenth of that time; `client_cpu_s` is the processor time of the whole command.
+
+The client opens half as many calls again as the server has slots, so that a slot that becomes free finds a prompt
+waiting. With `--concurrency 64` it is empty for the way there and back.
 """
 
 import argparse
@@ -195,7 +198,7 @@ def listen(given: argparse.Namespace) -> None:
 def labelled(given: argparse.Namespace, folder: Path, number: int) -> tuple[dict[str, float], str]:
     """Label the runs once; returns the server's counts, and a digest of the labels."""
     with serving(given, folder / "world" / "questions.train.jsonl") as url:
-        patience = f"patience: {{concurrency: {given.slots}}}"
+        patience = f"patience: {{concurrency: {given.concurrency}}}"
         (folder / "scorer.yaml").write_text(f"url: {url}\nmodel: m\n{patience}\n", encoding="utf-8")
         server = f"server: {{dialect: completions, model: m, {patience}}}"
         agent = f"name: {url}\nprotocol: search-r1\nprompt_template: laptop\ntokenizer: bytes\n{server}\n"
@@ -219,6 +222,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="trajectories")
     parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=96, help="open calls of the client")
     parser.add_argument("--latency-ms", type=float, default=200.0)
     parser.add_argument("--refused", type=float, default=0.05, help="share of prompts")
     parser.add_argument("--repeats", type=int, default=3)
@@ -228,7 +232,8 @@ def main() -> int:
     if given.serve:
         listen(given)
         return 0
-    print(f"{Host.here().instructions}; {given.runs} trajectories, {given.slots} slots, {given.latency_ms:g} ms")
+    print(f"{Host.here().instructions}; {given.runs} trajectories")
+    print(f"{given.slots} slots of {given.latency_ms:g} ms, {given.concurrency} calls open")
     shares, twice, digests = [], 0, set()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
