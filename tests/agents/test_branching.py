@@ -439,3 +439,24 @@ def test_a_branch_that_cannot_be_is_refused_with_a_sentence() -> None:
         named = load_protocol(protocol)
         with pytest.raises(DataError, match=complaint):
             branch(Agent(named, typist(named)), Shelf(), [told], WIDE)
+
+
+def test_every_request_of_a_branch_waits_by_the_rank_of_its_branch() -> None:
+    """Else the longest work comes last at a server, and its other slots stay empty."""
+    protocol = load_protocol("search-r1")
+    run = play("search-r1", *script("search-r1"))
+
+    class Noting(ScriptedModel):
+        def start(self, request: Request) -> None:
+            ranks.setdefault(request.key, []).append(request.rank)
+            super().start(request)
+
+        def extend(self, request: Request) -> None:
+            ranks[request.key].append(request.rank)
+            super().extend(request)
+
+    ranks: dict[int, list[int]] = {}
+    model = Noting({QUESTION.id: script("search-r1")}, ByteTokenizer(protocol.grammar.special_tokens))
+    branches = [Branch(run, 0, (passage,), 7, rank) for rank, passage in zip((4, 9), CORPUS, strict=False)]
+    branch(Agent(protocol, model), Shelf(), branches, WIDE)
+    assert sorted(set(each) for each in ranks.values()) == [{4}, {9}]

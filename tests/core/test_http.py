@@ -151,6 +151,26 @@ def test_an_insistent_caller_asks_again_after_the_longest_wait() -> None:
         calls.close()
 
 
+def test_calls_that_wait_go_by_rank_and_then_by_arrival_whichever_client_made_them() -> None:
+    hold = threading.Event()
+    with site(lambda asked: Said({"ok": True}, hold=hold)) as there:
+        clients = [HttpClient(there.url, HttpSettings(concurrency=1)) for _ in range(2)]
+        sent = [clients[0].submit("POST", "/x", {"call": "first"}, 9)]
+        while not there.asked:
+            time.sleep(0.001)
+        for number, rank in enumerate([5, 0, 5, 2, 0, 7]):
+            sent.append(clients[number % 2].submit("POST", "/x", {"call": f"{rank}/{number}"}, rank))
+            time.sleep(0.05)
+        sent.pop(4).cancel()  # rank 2: one that leaves does not disturb the order
+        time.sleep(0.05)
+        hold.set()
+        for future in sent:
+            future.result(20)
+        for client in clients:
+            client.close()
+    assert [asked.body["call"] for asked in there.asked] == ["first", "0/1", "0/4", "5/0", "5/2", "7/5"]
+
+
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff"])
 def test_bytes_are_fetched_once_whatever_they_are(body: bytes) -> None:
     with site(in_order(Said(body), OK)) as there:

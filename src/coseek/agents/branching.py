@@ -30,6 +30,8 @@ class Branch:
     """The new result of this search. Other queries of the same turn keep their results."""
     seed: int
     """Seed of the continuation. With the trajectory's own seed and passages the branch equals the trajectory."""
+    rank: int = 0
+    """Rank of its requests (`Request.rank`)."""
 
 
 def branch(
@@ -272,6 +274,7 @@ class Branching(Driver):
 
     def _hand(self, row: Episode, request: Request) -> None:
         past, trunk = self.jobs[row.key].past, self.trunk_of.get(row.key)
+        request = replace(request, rank=self.jobs[row.key].branches[0].rank)
         if row.started:
             self.model.extend(request)
         elif trunk is None or trunk.broken:

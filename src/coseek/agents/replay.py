@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from coseek.agents.episode import Episode
 from coseek.agents.protocol import Protocol
@@ -69,7 +70,7 @@ class ReplayPoint:
     @cached_property
     def ids(self) -> tuple[int, ...]:
         """Token ids of the agent's context."""
-        return tuple(token for segment in self.segments for token in segment.ids)
+        return tuple(chain.from_iterable(segment.ids for segment in self.segments))
 
     @cached_property
     def written(self) -> tuple[tuple[int, int], ...]:

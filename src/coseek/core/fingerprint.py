@@ -30,11 +30,8 @@ def fingerprint(folder: Path, names: str = "*") -> str:
 
 def digest_of(*parts: str) -> str:
     """Return a digest of several texts in order; text lengths are part of it."""
-    sha = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        sha.update(len(data).to_bytes(8, "big") + data)
-    return sha.hexdigest()
+    encoded = [part.encode() for part in parts]
+    return hashlib.sha256(b"".join([len(data).to_bytes(8, "big") + data for data in encoded])).hexdigest()
 
 
 def file_digest(path: Path) -> str:

@@ -35,4 +35,6 @@ def harmless(mark: re.Match[str]) -> str:
 
 def without_role_marks(text: str, kept: frozenset[str] = frozenset()) -> str:
     """Make all role marks in a text harmless, but those in `kept`."""
+    if "<" not in text and "[" not in text:
+        return text
     return _ROLE_MARK.sub(lambda mark: mark[0] if mark[0] in kept else harmless(mark), text)

@@ -7,6 +7,7 @@ A segment's text is the decoding of its ids, never the other way round.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import cast
 
 from coseek.core.errors import DataError
@@ -195,7 +196,7 @@ class Trajectory:
     @property
     def ids(self) -> tuple[int, ...]:
         """All token ids in order."""
-        return tuple(token for segment in self.segments for token in segment.ids)
+        return tuple(chain.from_iterable(segment.ids for segment in self.segments))
 
     @property
     def agent_mask(self) -> tuple[bool, ...]:

@@ -6,6 +6,7 @@ the oracle of a laptop world, the gold passages of a data set, or a model with a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from coseek.retrieval.llm.listwise_prompt import neutralise_numbers
 PROMPTS = Path(__file__).parent / "prompts"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CandidateList:
     """Candidate passages of one search turn that are scored together."""
 
@@ -31,7 +32,7 @@ class CandidateList:
     sub_answer: str | None = None
     """The answer that the search should find, where it is known."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         texts = (text for passage in self.passages for text in (passage.id, passage.title, passage.text))
         return digest_of(self.turn.query.text, self.sub_answer or "", *texts)[:16]

@@ -81,15 +81,17 @@ class SubAnswerModel(ModelGrader[SubAnswerPrompt]):
 
     def infer(self, runs: Sequence[Trajectory]) -> list[SubAnswers]:
         """The sub-answers of each run, in order."""
-        outputs = ask_with_retry(self.model, [self._ask(run) for run in runs], self.max_tokens, self.tally)
+        asked = [self._ask(run) for run in runs]
         return [
-            SubAnswers(run.question.id, run.seed, self.digest(run), one.found, one.texts, one.unreadable, one.fault)
-            for run, one in zip(runs, outputs, strict=True)
+            SubAnswers(run.question.id, run.seed, _digest(ask.prompt), one.found, one.texts, one.unreadable, one.fault)
+            for run, ask, one in zip(
+                runs, asked, ask_with_retry(self.model, asked, self.max_tokens, self.tally), strict=True
+            )
         ]
 
     def digest(self, run: Trajectory) -> str:
         """Digest of all that the model is shown of a run."""
-        return digest_of(self.shown(run))[:16]
+        return _digest(self.shown(run))
 
     def shown(self, run: Trajectory) -> str:
         """The whole prompt. Text from outside stays on its line, and its numbers in brackets are neutralised."""
@@ -139,3 +141,7 @@ def sure(answer: str) -> str | None:
     """The sub-answer, or `None` where it says that the model is not sure."""
     words = " ".join(_NO_WORD.sub(" ", answer.casefold()).split())
     return None if words in _NOT_SURE else answer
+
+
+def _digest(prompt: str) -> str:
+    return digest_of(prompt)[:16]

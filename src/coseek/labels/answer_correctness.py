@@ -166,7 +166,10 @@ class _Continuations:
 
     def _branch(self, one: TurnCorrectness, place: int) -> Branch:
         run = one.turn.trajectory
-        branch = Branch(run, one.turn.search, (one.passages[place],), run.seed)
+        # The turn with the longest way to go comes first, and the scorer's calls (rank 0) before every branch: else
+        # the last ones go on alone while the other slots are empty.
+        rank = 1 + len(one.passages) - one.choice.most_left
+        branch = Branch(run, one.turn.search, (one.passages[place],), run.seed, rank)
         self.under_way[id(branch)] = one, place
         self.runs[id(run)].open += 1
         return branch

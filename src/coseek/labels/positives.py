@@ -80,6 +80,11 @@ class PositiveChoice:
         self._tried.update(fresh)
         return fresh
 
+    @property
+    def most_left(self) -> int:
+        """Candidates that may still be wanted, at most."""
+        return sum(relevance >= self.least for relevance in self.relevance_C) - len(self._tried)
+
     def learn(self, candidate: int, right: bool | None) -> None:
         """Whether the answer from a candidate was right; `None` for a fault."""
         if right is not None:

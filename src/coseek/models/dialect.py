@@ -16,6 +16,7 @@ and, if it returns exact log-probabilities of a prompt's own tokens,
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, cast
 
 from coseek.core import registry
@@ -120,6 +121,7 @@ class PromptDialect(Dialect, Protocol):
     def read_prompt(self, answer: JsonObject, ask: PromptRequest) -> PromptScores: ...
 
 
+@cache
 def dialect_of(name: str) -> Dialect:
     """The module of a dialect."""
     return cast(Dialect, registry.find_plugin("dialect", PACKAGE, name))

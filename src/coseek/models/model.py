@@ -66,6 +66,8 @@ class Request:
     state: EpisodeState
     written: tuple[tuple[int, int], ...] = ()
     """For `start`: the (start, end) ranges of the model's earlier turns in `ids`. Token models ignore it."""
+    rank: int = 0
+    """Where requests wait for a server, those of a lower rank go first. No token depends on it."""
 
 
 @dataclass(frozen=True, slots=True)

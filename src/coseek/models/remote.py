@@ -11,6 +11,7 @@ training.
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Literal
 
@@ -49,6 +50,10 @@ class RemoteModelSettings(Settings):
     temperature 1, and samples at another temperature are not for training."""
 
 
+_DECODED = 512
+"""Stretches of ids whose text is kept."""
+
+
 @dataclass(slots=True)
 class _Row:
     """A row so far."""
@@ -85,6 +90,8 @@ class RemoteModel:
 
     def __post_init__(self) -> None:
         self._dialect = dialect_of(self.served.dialect)
+        self._decode = lru_cache(_DECODED)(self.tokenizer.decode)
+        """Branches of one run begin with the same ids."""
         self._rows: dict[int, _Row] = {}
         self._done: SimpleQueue[tuple[int, Future[JsonObject]] | None] = SimpleQueue()
         """Rows with their finished calls; `None` wakes `step`."""
@@ -133,14 +140,14 @@ class RemoteModel:
 
     def _send(self, request: Request) -> None:
         row = self._rows[request.key]
-        row.parts += [RowSegment(ours, ids, self.tokenizer.decode(ids)) for ours, ids in _stretches(request)]
+        row.parts += [RowSegment(ours, ids, self._decode(ids)) for ours, ids in _stretches(request)]
         row.max_tokens = request.max_tokens
         stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
         ask = TurnRequest(
             self.served.model, tuple(row.parts), request.max_tokens, stops, self.temperature, request.seed
         )
         key, done = request.key, self._done
-        row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask))
+        row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask), request.rank)
         row.future.add_done_callback(lambda future: done.put((key, future)))
 
     def _taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:

@@ -108,7 +108,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Invalid UTF-8 becomes U+FFFD; unknown ids are dropped."""
-        return b"".join(self._bytes.get(ident, b"") for ident in ids).decode(errors="replace")
+        return b"".join(filter(None, map(self._bytes.get, ids))).decode(errors="replace")
 
 
 def train_tokenizer(texts: Iterable[str], special_tokens: Sequence[str], vocab_size: int) -> "PreTrainedTokenizerFast":

@@ -14,6 +14,7 @@ from typing import Literal, cast
 from pydantic import Field
 
 from coseek.core import registry
+from coseek.core.connections import is_local
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
@@ -23,7 +24,6 @@ from coseek.core.http import (
     HttpSettings,
     HttpStats,
     Retries,
-    is_local,
     parse_base_url,
     read_key,
 )
