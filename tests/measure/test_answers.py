@@ -1,7 +1,7 @@
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coseek.measure.answers import cover_match, exact_match, f1, normalise, span_match, substring_match
@@ -118,7 +118,9 @@ def test_the_span_check_of_s3_s_program_differs_by_tokens_and_accents(
 
 
 @given(any_text | words, any_text | words)
+@example("\x1b", "A\x1b")
 def test_a_covered_answer_is_a_span_and_a_substring(text: str, gold: str) -> None:
     if cover_match(text, [gold]):
-        assert span_match(text, [gold]) or not any(letter.isalnum() for letter in gold)
+        # normalise drops articles, and a span is made of letters and digits: the example keeps neither.
+        assert span_match(text, [gold]) or not any(letter.isalnum() for letter in normalise(gold))
         assert substring_match(text, [gold])
