@@ -71,7 +71,7 @@ def tiny_generator(folder: Path) -> Path:
     training = GeneratorTraining(recipe, folder)
     training.begin(resume=True)
     training.train()
-    return training.generator_folder
+    return training.trained_folder
 
 
 def prepare(base: Path, generator: Path | None, steps: int) -> AgentRecipe:

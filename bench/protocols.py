@@ -98,11 +98,11 @@ def laptop(work: Path, _: Path, most: int) -> Columns:
     """Train what is missing, then every protocol in the policy's world."""
     training = AgentTraining(load_recipe("protocols-laptop"), work / "policy")
     teaching = GeneratorTraining(GeneratorRecipe(), work / "generator")
-    for stage, made in ((training, training.policy_folder("warm")), (teaching, teaching.generator_folder)):
+    for stage, made in ((training, training.policy_folder("warm")), (teaching, teaching.trained_folder)):
         if not made.exists():
             stage.begin(resume=True)
             stage.train()
-    generator = open_generator(GeneratorSettings(model=str(teaching.generator_folder)))
+    generator = open_generator(GeneratorSettings(model=str(teaching.trained_folder)))
     dataset = Dataset(training.data_folder)
     questions = dataset.questions("test")[:most]
     shown = make_world(WorldSettings(size="compact", seed=99, train=400, dev=0, test=0))

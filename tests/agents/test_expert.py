@@ -29,14 +29,16 @@ def bm25() -> Bm25:
     return Bm25.over(world().corpus)
 
 
-def run(expert: ExpertAgent, question: Question, seed: int = 0, k: int = 2) -> tuple[list[Move], tuple[Search, ...]]:
+def run(
+    expert: ExpertAgent, question: Question, seed: int = 0, k: int = 2, index: Bm25 | None = None
+) -> tuple[list[Move], tuple[Search, ...]]:
     moves: list[Move] = []
     searches: tuple[Search, ...] = ()
     while not moves or moves[-1].answer is None:
         moves.append(
             expert.write(EpisodeState(question, searches), random.Random(f"{seed} {question.id} {len(searches)}"))
         )
-        found = bm25().search(moves[-1].queries, k)
+        found = (index or bm25()).search(moves[-1].queries, k)
         searches += tuple(Search(query, tuple(hits)) for query, hits in zip(moves[-1].queries, found, strict=True))
     return moves, searches
 
@@ -157,3 +159,13 @@ def test_the_expert_stops_at_its_limit_of_searches() -> None:
 def test_a_question_without_a_plan_is_refused_with_a_sentence() -> None:
     with pytest.raises(DataError, match="has no plan"):
         ExpertAgent().write(EpisodeState(Question("nq-1", "who?")), random.Random(0))
+
+
+def test_a_world_of_other_relations_is_answered_and_its_mistakes_are_no_crash() -> None:
+    drawn = make_world(WorldSettings(seed=5, size="tiny", lexicon="drawn", train=0, dev=60, test=0))
+    index = Bm25.over(drawn.corpus)
+    ends = [run(ExpertAgent.perfect(), question, index=index)[0][-1].answer for question in drawn.questions["dev"]]
+    right = [drawn.oracle.judge(one, end or "") for one, end in zip(drawn.questions["dev"], ends, strict=True)]
+    assert mean(right) >= 0.8
+    for question in drawn.questions["dev"]:
+        assert run(ExpertAgent(ExpertSettings(blind_guess=1)), question, index=index)[0][-1].answer

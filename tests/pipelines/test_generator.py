@@ -51,13 +51,13 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     assert [row[0] for row in table.rows] == ["gold among 5", "naive RAG, top 5"]
     readings = [json.loads(line) for line in (tmp_path / "g/training/round-1/metrics.jsonl").read_text().splitlines()]
     assert "eval/em" in readings[-1]
-    before = (training.generator_folder / "model.safetensors").stat().st_mtime_ns
+    before = (training.trained_folder / "model.safetensors").stat().st_mtime_ns
 
-    opened = open_generator(GeneratorSettings(model=str(training.generator_folder), max_answer_tokens=8))
+    opened = open_generator(GeneratorSettings(model=str(training.trained_folder), max_answer_tokens=8))
     assert opened.prompt.answer_after == " Answer :"  # the folder's own prompt, not the one for talking models
     room = training.held_out.questions["test"][0]
     context = opened.context(ReadingInput(room.question, (training.held_out.corpus[0],)))
-    again = training.generator_of(load_model(training.generator_folder, FLOAT32), "again")
+    again = training.generator_of(load_model(training.trained_folder, FLOAT32), "again")
     assert opened.answer([context]) == again.answer([context])
 
     with pytest.raises(DataError, match="--resume"):
@@ -68,4 +68,4 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     once_more = GeneratorTraining(tiny(), tmp_path / "g")
     once_more.begin(resume=True)
     once_more.train()
-    assert (training.generator_folder / "model.safetensors").stat().st_mtime_ns == before
+    assert (training.trained_folder / "model.safetensors").stat().st_mtime_ns == before

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from coseek.core.errors import DataError
 from coseek.data.question import Question
+from coseek.world.lexicon import LAPTOP
 from coseek.world.oracle import GOLD, MENTION, MISLEADING, NOTHING, OTHER_HOP, SUPPORT, Oracle
 from coseek.world.questions import kind_of, plan_of
 from coseek.world.world import World, WorldSettings, make_world
@@ -162,4 +163,4 @@ def test_a_question_from_elsewhere_is_refused_with_a_sentence() -> None:
 
 
 def test_the_oracle_survives_its_file_format() -> None:
-    assert Oracle.from_json(world().oracle.to_json()) == world().oracle
+    assert Oracle.from_json(world().oracle.to_json(), LAPTOP) == world().oracle

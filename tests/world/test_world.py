@@ -15,9 +15,10 @@ from coseek.data.dataset import Dataset
 from coseek.data.question import Question
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.world.facts import Entity
+from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import MAX_WORDS
 from coseek.world.questions import kind_of, plan_of
-from coseek.world.relations import BY_NOUN, RELATIONS
+from coseek.world.relations import RELATIONS
 from coseek.world.settings import SPLITS
 from coseek.world.world import World, WorldSettings, make_world
 
@@ -286,7 +287,7 @@ def test_every_relation_has_three_wordings_that_end_with_the_subject_where_they_
         assert all(phrase.endswith("{x}") for phrase in relation.phrases)
         assert all(ask.count("{x}") == 1 for ask in relation.asks)
         assert all(clause.count("{o}") == 1 for clause in relation.clauses)
-        assert BY_NOUN[relation.noun] is relation
+        assert LAPTOP.by_noun[relation.noun] is relation
 
 
 def test_a_saved_world_comes_back_as_it_was(tmp_path: Path) -> None:

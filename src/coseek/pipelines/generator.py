@@ -1,110 +1,29 @@
-"""Train a laptop generator: throw-away worlds → lessons → supervised training → a model folder and its table.
-
-    OUT/recipe.yaml      the recipe, versions and commit
-    OUT/start            the untrained network with its tokenizer
-    OUT/training         metrics and checkpoints
-    OUT/generator        the trained model folder; its generator.yaml is the training prompt
-    OUT/table.md, .json  EM on a held-out world, with and without gold passages
-
-A part whose result exists is skipped, so a stopped run resumes.
-"""
+"""Train a laptop generator on lessons from throw-away worlds of the laptop lexicon (`reader.py`)."""
 
 import random
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cached_property
-from pathlib import Path
-from statistics import fmean
 
-import torch
-from transformers import PreTrainedModel
-
-from coseek.data.passage import Hit, Passage
-from coseek.data.question import Question
-from coseek.data.selection import draw
-from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.graders.generator import (
-    OWN_PROMPT,
-    PROMPTS,
-    Generator,
-    GeneratorOutput,
-    GeneratorSettings,
-    ReadingInput,
-    load_generator_prompt,
-)
-from coseek.hardware.precision import Precision
-from coseek.measure.answers import exact_match
-from coseek.measure.score import Scores, score_runs
-from coseek.measure.table import Table, group_table, main_table, scores_json
-from coseek.models.laptop import make_policy
-from coseek.models.local_text import LocalTextModel
-from coseek.models.pretrained import load_model
-from coseek.models.sampler import Sampler, SamplerSettings
-from coseek.models.tokenizer import HfTokenizer
+from coseek.graders.generator import Generator
 from coseek.pipelines.generator_recipe import GeneratorRecipe
-from coseek.pipelines.run_record import TrainingRun, write_tables
-from coseek.training.sft.loop import train_sft
+from coseek.pipelines.reader import ReaderTraining
+from coseek.training.sft.curriculum import Draw
 from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
 from coseek.training.trainer.data_order import derive_seed
-from coseek.training.trainer.policy import Policy
-from coseek.world.world import World, make_world
+from coseek.world.world import make_world
 
 TOKENIZER_WORLDS = 6
 """Worlds whose text the tokenizer learns from: every word of the language is in them."""
-PROMPT = "generator-laptop"
-BATCH = 64
-"""Questions answered at once."""
 
 
-class GeneratorTraining(TrainingRun[GeneratorRecipe]):
+class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
     """The training of one laptop generator."""
 
-    def train(self) -> None:
-        """Make the untrained network, train it and save the generator; finished parts are skipped."""
-        if self.recipe.threads is not None:
-            torch.set_num_threads(self.recipe.threads)
-        if not self.start_folder.exists():
-            make_policy(self.recipe.laptop, self._texts(), (), self.start_folder, self.recipe.seed)
-        if self.generator_folder.exists():
-            return
-        model = load_model(self.start_folder, self.recipe.in_float32())
-        policy = Policy(model, self.recipe.sft.learner, 0)
-        generator = self.generator_of(model, "in training")
-        teacher = ExampleWriter(self.rooms, generator, self.tokenizer, self.recipe.sft.curriculum, self.recipe.passages)
-        outcome = train_sft(
-            policy,
-            teacher.draw,
-            self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
-            self.folder / "training",
-            resume=True,
-            evaluate=lambda _: self.look(generator),
-            progress=self.progress,
-        )
-        if not outcome.passed:
-            self.progress.say(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
+    NAME, TITLE = "generator", "A laptop generator"
 
-        def extra(part: Path) -> None:
-            self.tokenizer.save(part)
-            shutil.copyfile(PROMPTS / f"{PROMPT}.yaml", part / OWN_PROMPT)
-
-        policy.save(self.generator_folder, extra)
-
-    @property
-    def start_folder(self) -> Path:
-        return self.folder / "start"
-
-    @property
-    def generator_folder(self) -> Path:
-        return self.folder / "generator"
-
-    @property
-    def precision(self) -> Precision:
-        """The sampling precision."""
-        return self.recipe.precision_at(self.recipe.laptop.hidden)
-
-    @cached_property
-    def tokenizer(self) -> HfTokenizer:
-        return HfTokenizer.load(self.start_folder)
+    def draw(self, generator: Generator) -> Draw:
+        recipe = self.recipe
+        return ExampleWriter(self.rooms, generator, self.tokenizer, recipe.sft.curriculum, recipe.passages).draw
 
     @cached_property
     def rooms(self) -> list[WorldSampler]:
@@ -117,24 +36,8 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
             self.progress.advance(number + 1)
         return rooms
 
-    @cached_property
-    def held_out(self) -> World:
-        return make_world(self.recipe.held_out)
-
-    def generator_of(self, model: PreTrainedModel, identity: str) -> Generator:
-        """A greedy generator that writes with `model` and its training prompt."""
-        most = self.recipe.laptop.max_positions
-        sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=most, dtype=self.precision)
-        writer = LocalTextModel(
-            model=Sampler(model, self.tokenizer, (), sampling), around=((), ()), max_context=most, identity=identity
-        )
-        settings = GeneratorSettings(
-            model=str(self.generator_folder), prompt=PROMPT, max_answer_tokens=self.recipe.max_answer_tokens
-        )
-        return Generator(writer, load_generator_prompt(settings), settings)
-
-    def _texts(self) -> list[str]:
-        """What the tokenizer learns from: passages, questions and lessons."""
+    def texts(self) -> Iterable[str]:
+        """Passages, questions and lessons."""
         texts: list[str] = []
         rng = random.Random(f"{self.recipe.seed}/texts")
         for room in self.rooms[:TOKENIZER_WORLDS]:
@@ -143,68 +46,3 @@ class GeneratorTraining(TrainingRun[GeneratorRecipe]):
                 lesson = room.lesson(question, 2, rng)
                 texts += [f" Question : {question.question} So", lesson.written]
         return texts
-
-    def look(self, generator: Generator) -> dict[str, float]:
-        """Strict EM on held-out dev questions, in all and by hops."""
-        room = WorldSampler(self.held_out, "dev")
-        asked = draw(room.questions, self.recipe.table.dev_questions, self.recipe.table.seed)
-        right = [
-            float(exact_match(run.answer, run.question.answers))
-            for run in self._runs(generator, asked, room, gold=True)
-        ]
-        readings = {"em": fmean(right)}
-        for hops in sorted({question.hops for question in asked if question.hops}):
-            here = [value for value, question in zip(right, asked, strict=True) if question.hops == hops]
-            readings[f"em {hops} hop"] = fmean(here)
-        return readings
-
-    def _runs(
-        self, generator: Generator, asked: Sequence[Question], room: WorldSampler, gold: bool
-    ) -> list[Trajectory]:
-        """Answer each question once, from its gold passages among others or from BM25's top passages."""
-        count, seed = self.recipe.table.passages, self.recipe.table.seed
-        given = [
-            room.passages(one, count, random.Random(f"{seed}/{one.id}")) if gold else tuple(room.found[one.id][:count])
-            for one in asked
-        ]
-        runs: list[Trajectory] = []
-        for start in range(0, len(asked), BATCH):
-            part = list(zip(asked[start : start + BATCH], given[start : start + BATCH], strict=True))
-            contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in part]
-            written = generator.answer(contexts)
-            runs += [_run(*pair, one) for pair, one in zip(part, written, strict=True)]
-        return runs
-
-    def measure(self) -> Scores:
-        """Score the trained generator on the test split of the held-out world."""
-        model = load_model(self.generator_folder, self.recipe)
-        generator = self.generator_of(model, "trained")
-        room = WorldSampler(self.held_out, "test")
-        asked = draw(room.questions, self.recipe.table.questions, self.recipe.table.seed)
-        count = self.recipe.table.passages
-        runs = {
-            f"gold among {count}": self._runs(generator, asked, room, gold=True),
-            f"naive RAG, top {count}": self._runs(generator, asked, room, gold=False),
-        }
-        return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
-
-    def write_results(self, scores: Scores) -> Table:
-        """`table.md` and `table.json`; returns the table."""
-        table = group_table(scores)  # a laptop world is one data set
-        text = f"# A laptop generator\n\n{table.markdown()}\n{main_table(scores).markdown()}"
-        write_tables(self.folder, text, scores_json(scores))
-        return table
-
-
-def _run(question: Question, passages: Sequence[Passage], written: GeneratorOutput) -> Trajectory:
-    """A question and its answer as a trajectory without tokens, for scoring."""
-    hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(passages))
-    return Trajectory(
-        question=question,
-        protocol="generator",
-        segments=(),
-        searches=(Search(question.question, hits),),
-        stop=StopReason.ANSWERED if written.fault is None else StopReason.MODEL_ERROR,
-        answer=written.answer,
-        valid=written.answer is not None,
-    )

@@ -30,18 +30,33 @@ class GeneratorTable(Settings):
     """Seed of the drawn questions, of the passages' order, and of the bootstrap."""
 
 
-class GeneratorRecipe(Placement):
-    """The training and measurement of a laptop generator. `precision` is that of answering."""
+class ReaderRecipe(Placement):
+    """The training and measurement of a laptop model that reads passages. `precision` is that of answering."""
 
     seed: int = 0
     """Seed of everything but the held-out world, which has its own."""
+    held_out: WorldSettings = _world(seed=8, size="small", train=0)
+    """The world of the gate (split dev) and of the final measurement (split test)."""
+    laptop: LaptopSettings = LaptopSettings()
+    """The model's shape."""
+    sft: SftSettings = SftSettings()
+    """The supervised training."""
+    max_answer_tokens: int = Field(default=160, ge=1)
+    """Limit of an answer, rationale included."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads; all cores when not set."""
+    table: GeneratorTable = GeneratorTable()
+    """The measurements."""
+
+
+class GeneratorRecipe(ReaderRecipe):
+    """The training and measurement of a laptop generator."""
+
     worlds: int = Field(default=40, ge=1)
     """Throw-away worlds of the lessons, without facts of the held-out world."""
     world: WorldSettings = _world(size="compact", train=400, dev=0, test=0, comparison=0.2, constraint=0.15)
     """Settings of a throw-away world; each has another seed. It has more comparisons and constraints than the held-out
     world, since they are learnt last."""
-    held_out: WorldSettings = _world(seed=8, size="small", train=0)
-    """The world of the gate (split dev) and of the final measurement (split test)."""
     passages: tuple[int, int] = (2, 6)
     """Fewest and most passages of a lesson; at least one more than its gold passages."""
     laptop: LaptopSettings = LaptopSettings(
@@ -69,9 +84,3 @@ class GeneratorRecipe(Placement):
         evaluate_every=400,
     )
     """The supervised training; the gate is strict EM on held-out questions with gold passages among others."""
-    max_answer_tokens: int = Field(default=160, ge=1)
-    """Limit of an answer, rationale included."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads; all cores when not set."""
-    table: GeneratorTable = GeneratorTable()
-    """The measurements."""

@@ -5,23 +5,23 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from coseek.core.files import JsonObject
-from coseek.world.names import YEARS, Namer, draw_name
-from coseek.world.relations import BY_KIND, BY_NOUN, OCCUPATIONS, Relation
+from coseek.world.lexicon import Lexicon
+from coseek.world.namer import Namer
+from coseek.world.relations import Relation
 from coseek.world.settings import ENTITIES, WorldSettings
 
 PERSON_FACTS = 4
 """Relations that are drawn for a person, at most."""
 NO_ALIAS = ("country",)
 MIN_CHANGE = 5
-"""Position in `YEARS` of the earliest end of a former value."""
+"""Position among the years of the earliest end of a former value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One value of one relation of an entity."""
 
-    noun: str
-    """The relation."""
+    relation: Relation
     value: str
     """The value as the passage writes it: a title, an alias, or a literal."""
     object_id: str | None = None
@@ -34,8 +34,9 @@ class Fact:
     """The outdated value has a passage of its own."""
 
     @property
-    def relation(self) -> Relation:
-        return BY_NOUN[self.noun]
+    def noun(self) -> str:
+        """The name of the relation."""
+        return self.relation.noun
 
     def to_json(self) -> JsonObject:
         row: JsonObject = {"noun": self.noun, "value": self.value, "object_id": self.object_id}
@@ -77,15 +78,15 @@ Facts = dict[str, Entity]
 """All entities of a world, by id."""
 
 
-def make_facts(settings: WorldSettings, rng: random.Random) -> Facts:
+def make_facts(settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> Facts:
     """Draw the entities, then their facts."""
-    entities = _make_entities(settings, rng)
-    facts = _FactSampler(entities, settings, rng)
+    entities = _make_entities(settings, lexicon, rng)
+    facts = _FactSampler(entities, settings, lexicon, rng)
     return {entity.id: replace(entity, facts=facts.sample(entity)) for entity in entities}
 
 
-def _make_entities(settings: WorldSettings, rng: random.Random) -> list[Entity]:
-    namer = Namer(rng, settings.lookalikes)
+def _make_entities(settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> list[Entity]:
+    namer = Namer(lexicon, rng, settings.lookalikes)
     counts = ENTITIES[settings.size]
     # In mixed order, so that look-alike titles copy from every kind.
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
@@ -95,7 +96,7 @@ def _make_entities(settings: WorldSettings, rng: random.Random) -> list[Entity]:
     numbers = dict.fromkeys(counts, 0)
     for kind in kinds:
         numbers[kind] += 1
-        word = rng.choice(OCCUPATIONS) if kind == "person" else kind
+        word = rng.choice(lexicon.occupations) if kind == "person" else lexicon.words[kind]
         name = _namesake(people, word, settings, rng) if kind == "person" else ""
         name = name or namer.name(kind)
         entity = Entity(f"{kind}-{numbers[kind]:04}", kind, word, name, name)
@@ -122,7 +123,8 @@ def _namesake(people: list[Entity], word: str, settings: WorldSettings, rng: ran
 class _FactSampler:
     """Draws the facts of entities."""
 
-    def __init__(self, entities: list[Entity], settings: WorldSettings, rng: random.Random) -> None:
+    def __init__(self, entities: list[Entity], settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> None:
+        self._lexicon = lexicon
         self._settings = settings
         self._rng = rng
         self._pools: dict[str, list[Entity]] = {}
@@ -138,7 +140,7 @@ class _FactSampler:
 
     def sample(self, entity: Entity) -> tuple[Fact, ...]:
         single = entity.id not in self._spouse
-        relations = [one for one in BY_KIND[entity.kind] if not (single and one.noun == "spouse")]
+        relations = [one for one in self._lexicon.by_kind[entity.kind] if not (single and one.noun == "spouse")]
         self._rng.shuffle(relations)
         if entity.kind == "person":
             relations = relations[:PERSON_FACTS]
@@ -147,15 +149,15 @@ class _FactSampler:
     def _make_fact(self, entity: Entity, relation: Relation) -> Fact:
         value, object_id = self._value(entity, relation, avoid="")
         if not relation.changes or self._rng.random() >= self._settings.outdated:
-            return Fact(relation.noun, value, object_id)
+            return Fact(relation, value, object_id)
         before, _ = self._value(entity, relation, avoid=object_id or "")
-        until = self._rng.choice(YEARS[MIN_CHANGE:])
-        return Fact(relation.noun, value, object_id, before, until, apart=self._rng.random() < 0.5)
+        until = self._rng.choice(self._lexicon.pools["year"][0][MIN_CHANGE:])
+        return Fact(relation, value, object_id, before, until, apart=self._rng.random() < 0.5)
 
     def _value(self, entity: Entity, relation: Relation, avoid: str) -> tuple[str, str | None]:
         """A value other than the entity itself and `avoid`, as the passage writes it, and its entity's id."""
         if relation.is_literal:
-            return draw_name(relation.target, self._rng), None
+            return self._lexicon.draw_name(relation.target, self._rng), None
         chosen = self._spouse[entity.id] if relation.noun == "spouse" else self._draw(entity, relation, avoid)
         by_alias = chosen.alias and self._rng.random() < self._settings.alias_use
         return chosen.alias if by_alias else chosen.title, chosen.id

@@ -1,10 +1,4 @@
-"""The word pools of laptop worlds, and a namer that draws from them.
-
-The pools do not depend on a seed: worlds share their words and differ in their facts. A name has one to three words,
-each a token of the laptop tokenizer.
-"""
-
-import random
+"""The pools of names in the laptop lexicon: its worlds share their words and differ in their facts."""
 
 
 def _blend(starts: str, ends: str) -> tuple[str, ...]:
@@ -51,71 +45,17 @@ NOUNS = _words(
     "Pilgrim Stranger Hunter Sailor Soldier Miller Weaver Baker Mason Potter Tailor Shepherd Jester Prophet"
 )
 
+TITLED = ("film", "book", "band", "company")
+"""Kinds whose names are two words, as titles are."""
 LITERALS: dict[str, tuple[str, ...]] = {"year": YEARS, "river": RIVERS, "currency": CURRENCIES, "language": LANGUAGES}
 """Values that are not entities, by target."""
 
-VERBATIM = 0.6
-"""Share of look-alike titles that repeat a whole title rather than one word."""
-
-
-class Namer:
-    """Draws names that are unique within a kind, and aliases that are unique overall."""
-
-    def __init__(self, rng: random.Random, lookalikes: float) -> None:
-        self._rng = rng
-        self._lookalikes = lookalikes
-        self._titles: list[tuple[str, str]] = []
-        self._taken: set[tuple[str, str]] = set()
-        self._names: set[str] = set()
-
-    def name(self, kind: str) -> str:
-        """A name that is new for this kind; a title may repeat that of another kind."""
-        name = self._lookalike(kind) if kind in _DRAWS_TITLE and self._rng.random() < self._lookalikes else ""
-        return self._keep(kind, name or self._fresh(kind))
-
-    def alias(self, kind: str) -> str:
-        """A name that nothing else has."""
-        return self._keep(kind, self._fresh(kind))
-
-    def _keep(self, kind: str, name: str) -> str:
-        self._taken.add((kind, name))
-        self._names.add(name)
-        if kind in _DRAWS_TITLE:
-            self._titles.append((kind, name))
-        return name
-
-    def _fresh(self, kind: str) -> str:
-        # Terminates: every pool is larger than the largest world's names and aliases.
-        while (name := draw_name(kind, self._rng)) in self._names:
-            pass
-        return name
-
-    def _lookalike(self, kind: str) -> str:
-        """Another title, or one word of it with another word; '' when none fits."""
-        if not self._titles:
-            return ""
-        other_kind, name = self._rng.choice(self._titles)
-        if self._rng.random() >= VERBATIM:
-            adjective, noun = draw_name(kind, self._rng).split()
-            first, last = name.split()
-            name = f"{first} {noun}" if self._rng.random() < 0.5 else f"{adjective} {last}"
-            return "" if name in self._names else name
-        return "" if other_kind == kind or (kind, name) in self._taken else name
-
-
-def draw_name(kind: str, rng: random.Random) -> str:
-    """A name or literal value of this kind."""
-    if kind == "city":
-        place = rng.choice(PLACES)
-        return place if rng.random() < 0.3 else f"{rng.choice(CITY_FORMS)} {place}"
-    return " ".join(rng.choice(pool) for pool in _POOLS[kind])
-
-
-_DRAWS_TITLE = ("film", "book", "band", "company")
-_POOLS: dict[str, tuple[tuple[str, ...], ...]] = {
+POOLS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{kind: (values,) for kind, values in LITERALS.items()},
     "person": (FIRST_NAMES, LAST_NAMES),
+    "city": (PLACES,),
     "university": (PLACES, SCHOOL_FORMS),
     "country": (COUNTRIES,),
-    **dict.fromkeys(_DRAWS_TITLE, (ADJECTIVES, NOUNS)),
+    **dict.fromkeys(TITLED, (ADJECTIVES, NOUNS)),
 }
+"""Kind or literal → the pools of its words, in order."""

@@ -13,11 +13,14 @@ from typing import cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, read_json
+from coseek.core.settings import make_settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
+from coseek.world.drawn_lexicon import lexicon_of
 from coseek.world.facts import Entity, Fact, Facts
+from coseek.world.lexicon import Lexicon
 from coseek.world.questions import Step, kind_of, plan_of
-from coseek.world.relations import BY_NOUN
+from coseek.world.settings import WorldSettings
 
 GOLD = 100
 """Relevance of the passage that states the fact."""
@@ -117,8 +120,8 @@ class Oracle:
         return {"stale": dict(self.stale), "entities": [entity.to_json() for entity in self.facts.values()]}
 
     @classmethod
-    def from_json(cls, row: JsonObject) -> "Oracle":
-        entities = (_entity(entity) for entity in cast(list[JsonObject], row["entities"]))
+    def from_json(cls, row: JsonObject, lexicon: Lexicon) -> "Oracle":
+        entities = (_entity(entity, lexicon) for entity in cast(list[JsonObject], row["entities"]))
         stale = row["stale"]
         assert isinstance(stale, dict)
         return cls({entity.id: entity for entity in entities}, {ident: str(about) for ident, about in stale.items()})
@@ -129,21 +132,23 @@ class Oracle:
         row = read_json(folder / "world.json")
         if not isinstance(row, dict) or not isinstance(row.get("oracle"), dict):
             raise DataError(f"{folder / 'world.json'} holds no oracle; write the world again with `coseek world make`")
-        return cls.from_json(cast(JsonObject, row["oracle"]))
+        settings = make_settings(WorldSettings, cast(JsonObject, row.get("settings") or {}), folder / "world.json")
+        return cls.from_json(cast(JsonObject, row["oracle"]), lexicon_of(settings))
 
 
-def _entity(row: JsonObject) -> Entity:
-    facts = tuple(_fact(fact) for fact in cast(list[JsonObject], row["facts"]))
+def _entity(row: JsonObject, lexicon: Lexicon) -> Entity:
+    facts = tuple(_fact(fact, lexicon) for fact in cast(list[JsonObject], row["facts"]))
     texts = {name: str(row[name]) for name in ("id", "kind", "word", "name", "title", "alias")}
     return Entity(facts=facts, **texts)
 
 
-def _fact(row: JsonObject) -> Fact:
+def _fact(row: JsonObject, lexicon: Lexicon) -> Fact:
     noun, object_id = str(row["noun"]), row["object_id"]
-    if noun not in BY_NOUN:
+    relation = lexicon.by_noun.get(noun)
+    if relation is None:
         raise DataError(f"world.json names the unknown relation {noun!r}; write it again with `coseek world make`")
     return Fact(
-        noun, str(row["value"]), None if object_id is None else str(object_id), str(row.get("before", "")),
+        relation, str(row["value"]), None if object_id is None else str(object_id), str(row.get("before", "")),
         str(row.get("until", "")), bool(row.get("apart", False)),
     )  # fmt: skip
 

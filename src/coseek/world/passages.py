@@ -9,19 +9,11 @@ from dataclasses import dataclass, replace
 
 from coseek.data.passage import Passage
 from coseek.world.facts import Entity, Fact, Facts
+from coseek.world.lexicon import Lexicon
 from coseek.world.settings import WorldSettings
 
 MAX_WORDS = 48
 """Words and marks of one passage's text, at most."""
-INTRODUCTIONS = ("also called {alias}", "also known as {alias}", "known as {alias}")
-"""Introductions of an alias."""
-BESIDE = "with {before} as {noun} until {until} and {value} since then"
-"""An outdated value beside the present one."""
-APART = (
-    "An old guide of {until} tells that the {noun} of {name} was {before} . All this has changed since .",
-    "In {until} the {noun} of {name} was still {before} . Soon after that it was another .",
-)
-"""An outdated value in a passage of its own, without the present one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +39,36 @@ def spaced(words: str) -> str:
     return f" {words}"
 
 
-def write_passages(facts: Facts, settings: WorldSettings, rng: random.Random) -> WrittenWorld:
+def write_passages(facts: Facts, settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> WrittenWorld:
     """Write every passage. Facts that do not fit into `MAX_WORDS` are dropped from the world."""
     told: Facts = {}
     passages: dict[str, Passage] = {}
     for entity in facts.values():
-        while len((text := _describe(entity, settings.paraphrases, rng)).split()) > MAX_WORDS:
+        while len((text := _describe(entity, lexicon, settings.paraphrases, rng)).split()) > MAX_WORDS:
             entity = replace(entity, facts=entity.facts[:-1])
         told[entity.id] = entity
         passages[entity.id] = Passage(entity.id, spaced(entity.title), spaced(text))
-    return WrittenWorld(told, passages, tuple(_tell_apart(told.values(), rng)))
+    return WrittenWorld(told, passages, tuple(_tell_apart(told.values(), lexicon, rng)))
 
 
-def _describe(entity: Entity, paraphrases: int, rng: random.Random) -> str:
-    alias = f" , {rng.choice(INTRODUCTIONS[:paraphrases]).format(alias=entity.alias)} ," if entity.alias else ""
+def _describe(entity: Entity, lexicon: Lexicon, paraphrases: int, rng: random.Random) -> str:
+    alias = f" , {rng.choice(lexicon.introductions[:paraphrases]).format(alias=entity.alias)} ," if entity.alias else ""
     article = "an" if entity.word[0] in "aeio" else "a"
-    clauses = [_clause(fact, paraphrases, rng) for fact in entity.facts]
-    return f"{entity.title}{alias} is {article} {entity.word} {' , '.join(clauses)} ."
+    clauses = [_clause(fact, lexicon, paraphrases, rng) for fact in entity.facts]
+    return lexicon.opening.format(
+        title=entity.title, alias=alias, article=article, word=entity.word, clauses=" , ".join(clauses)
+    )
 
 
-def _clause(fact: Fact, paraphrases: int, rng: random.Random) -> str:
+def _clause(fact: Fact, lexicon: Lexicon, paraphrases: int, rng: random.Random) -> str:
     if fact.before and not fact.apart:
-        return BESIDE.format(before=fact.before, noun=fact.noun, until=fact.until, value=fact.value)
+        return lexicon.beside.format(before=fact.before, noun=fact.noun, until=fact.until, value=fact.value)
     return rng.choice(fact.relation.clauses[:paraphrases]).format(o=fact.value)
 
 
-def _tell_apart(entities: Iterable[Entity], rng: random.Random) -> Iterator[StalePassage]:
+def _tell_apart(entities: Iterable[Entity], lexicon: Lexicon, rng: random.Random) -> Iterator[StalePassage]:
     apart = [(entity, fact) for entity in entities for fact in entity.facts if fact.before and fact.apart]
     for number, (entity, fact) in enumerate(apart, start=1):
-        text = rng.choice(APART).format(until=fact.until, noun=fact.noun, name=entity.title, before=fact.before)
+        text = rng.choice(lexicon.apart).format(until=fact.until, noun=fact.noun, name=entity.title, before=fact.before)
         passage = Passage(f"old-{number:04}", spaced(f"{entity.title} in {fact.until}"), spaced(text))
         yield StalePassage(passage, entity.id, fact.noun)

@@ -15,18 +15,14 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.world.facts import Entity, Fact, Facts
+from coseek.world.lexicon import Lexicon
 from coseek.world.passages import WrittenWorld, spaced
-from coseek.world.relations import BY_NOUN, CONSTRAINTS, FRAMES, RELATIONS, Constraint, Relation
+from coseek.world.relations import Constraint, Relation
 from coseek.world.settings import SPLITS, Split, WorldSettings
 
 ANCHOR_SHARES: dict[Split, float] = {"train": 0.70, "dev": 0.15, "test": 0.15}
 ATTEMPTS = 400
 """Draws of one question before its type counts as exhausted."""
-
-SAME = ("Do {a} and {b} have the same {noun} ?", "Is the {noun} of {a} the same as the {noun} of {b} ?",
-        "Do {a} and {b} share one {noun} ?")  # fmt: skip
-EARLIER_NOUNS = tuple(relation.noun for relation in RELATIONS if relation.first)
-SAME_NOUNS = tuple(relation.noun for relation in RELATIONS if not relation.is_literal and relation.target != "person")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +65,13 @@ Draw = Callable[[str], Question | None]
 """Question id → one drawn question; `None` when the draw failed."""
 
 
-def make_questions(told: WrittenWorld, settings: WorldSettings, rng: random.Random) -> dict[str, list[Question]]:
+def make_questions(
+    told: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random
+) -> dict[str, list[Question]]:
     """The questions of every split that has any. Raises `SettingError` when the world has too few facts."""
     wanted: dict[Split, int] = {split: settings.questions_in(split) for split in SPLITS if settings.questions_in(split)}
     anchors = split_anchors(told.facts, list(wanted), rng)
-    asker = _Asker(told, settings, rng)
+    asker = _Asker(told, settings, lexicon, rng)
     return {split: asker.ask(split, anchors[split], count) for split, count in wanted.items()}
 
 
@@ -98,7 +96,8 @@ def split_anchors(facts: Facts, splits: Sequence[Split], rng: random.Random) -> 
 class _Asker:
     """Draws questions without repetition."""
 
-    def __init__(self, told: WrittenWorld, settings: WorldSettings, rng: random.Random) -> None:
+    def __init__(self, told: WrittenWorld, settings: WorldSettings, lexicon: Lexicon, rng: random.Random) -> None:
+        self._lexicon = lexicon
         self._facts = told.facts
         self._passages = told.passages
         self._settings = settings
@@ -134,7 +133,7 @@ class _Asker:
         for entity in anchors:
             for fact in entity.facts:
                 by_noun.setdefault(fact.noun, []).append(entity)
-        patterns = [(anchor, row) for anchor in anchors for row in CONSTRAINTS
+        patterns = [(anchor, row) for anchor in anchors for row in self._lexicon.constraints
                     if len(self._holders.get((*row[:2], anchor.id), ())) > 1]  # fmt: skip
         draws: dict[str, Draw] = {
             "comparison": lambda name: (self._same if rng.random() < 0.5 else self._earlier)(name, by_noun),
@@ -225,7 +224,7 @@ class _Asker:
         last = relations[-1]
         if ways == 1 or rng.random() < 0.5:
             return rng.choice(last.asks[:ways]).format(x=inner)
-        return rng.choice(FRAMES).format(x=rng.choice(last.phrases[:ways]).format(x=inner))
+        return rng.choice(self._lexicon.frames).format(x=rng.choice(last.phrases[:ways]).format(x=inner))
 
     def _gives_away(self, path: Path, text: str) -> bool:
         """Whether the question or an earlier passage contains a later value, which shortens the chain."""
@@ -241,7 +240,7 @@ class _Asker:
     # Comparisons
 
     def _earlier(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
-        noun = self._rng.choice(EARLIER_NOUNS)
+        noun = self._rng.choice(self._lexicon.earlier_nouns)
         pair = self._pair(by_noun.get(noun, []), noun)
         if pair is None:
             return None
@@ -250,13 +249,13 @@ class _Asker:
             return None
         winner = one if first.value < second.value else other
         plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
-        text = BY_NOUN[noun].first.format(a=plan[0].mention, b=plan[1].mention)
+        text = self._lexicon.by_noun[noun].first.format(a=plan[0].mention, b=plan[1].mention)
         mention = plan[0].mention if winner is one else plan[1].mention
         answers = tuple(dict.fromkeys((mention, *winner.names)))
         return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="earlier")
 
     def _same(self, name: str, by_noun: dict[str, list[Entity]]) -> Question | None:
-        noun = self._rng.choice(SAME_NOUNS)
+        noun = self._rng.choice(self._lexicon.same_nouns)
         yes = self._yes_is_due
         pair = self._pair(by_noun.get(noun, []), noun, partner=yes)
         if pair is None:
@@ -268,7 +267,7 @@ class _Asker:
             return None
         self._yes_is_due = not yes
         plan = [self._step(entity, self._mention(entity, noun), fact) for entity, fact in pair]
-        ask = self._rng.choice(SAME[: self._settings.paraphrases])
+        ask = self._rng.choice(self._lexicon.same[: self._settings.paraphrases])
         text = ask.format(a=plan[0].mention, b=plan[1].mention, noun=noun)
         answers = ("yes" if yes else "no",)
         return _question(name, "comparison", text, answers, plan, [one.id, other.id], 1, compare="same")
@@ -293,6 +292,7 @@ class _Asker:
 
     def _constraint(self, name: str, anchor: Entity, pattern: Constraint) -> Question | None:
         kind, first, second, ask = pattern
+        word = self._lexicon.words[kind]
         group = self._holders[kind, first, anchor.id]
         target = self._rng.choice(group)
         one, other = target.fact(first), target.fact(second)
@@ -302,7 +302,7 @@ class _Asker:
         if sum(entity in fitting for entity in group) != 1 or not self._is_new(kind, first, second, target.id):
             return None
         text = ask.format(a=one.value, b=other.value)
-        step = Step(target.title, one.value, kind, kind, target.id, target.title, spaced(text))
+        step = Step(target.title, one.value, word, word, target.id, target.title, spaced(text))
         constraints: list[JsonObject] = [{"relation": fact.noun, "value": fact.value} for fact in (one, other)]
         return _question(name, "constraint", text, target.names, [step], [anchor.id], 1, constraints=constraints)
 

@@ -8,7 +8,6 @@ of any depth read from right to left), and an ask is a whole question. The first
 from dataclasses import dataclass
 
 from coseek.world.names import LITERALS
-from coseek.world.settings import KINDS
 
 OCCUPATIONS = (
     "filmmaker", "actor", "writer", "singer", "merchant", "politician", "scholar", "painter", "doctor", "pilot",
@@ -151,9 +150,6 @@ RELATIONS = (
               "the tongue of {x} | the speech of {x}",
               "What language has {x} ? | Which tongue do people speak in {x} ? | What is the speech of {x} ?"),
 )  # fmt: skip
-
-BY_NOUN = {relation.noun: relation for relation in RELATIONS}
-BY_KIND = {kind: tuple(relation for relation in RELATIONS if kind in relation.subjects) for kind in KINDS}
 
 FRAMES = ("What is {x} ?", "Name {x} .", "Can you tell me {x} ?", "I am looking for {x} .")
 """Whole questions around a phrase."""

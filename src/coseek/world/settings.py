@@ -36,7 +36,9 @@ class WorldSettings(Settings):
     """The settings of a laptop world. The same settings make the same world, byte for byte."""
 
     seed: int = 0
-    """Seed of the facts; the words are the same in every world."""
+    """Seed of the facts."""
+    lexicon: Literal["laptop", "drawn"] = "laptop"
+    """The words: those that all laptop worlds share, or names, relations and wordings drawn by the seed."""
     size: Size = "small"
     """tiny 306, compact 904, small 2,760 or large 6,560 entities."""
     train: int | None = Field(default=None, ge=0)

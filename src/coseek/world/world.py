@@ -11,6 +11,7 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, save_questions
+from coseek.world.drawn_lexicon import lexicon_of
 from coseek.world.facts import make_facts
 from coseek.world.oracle import Oracle
 from coseek.world.passages import write_passages
@@ -64,9 +65,10 @@ class World:
 
 def make_world(settings: WorldSettings) -> World:
     """Make a world. Its parts have separate seeds, so that other questions leave the passages unchanged."""
-    facts = make_facts(settings, _stage(settings, "facts"))
-    told = write_passages(facts, settings, _stage(settings, "passages"))
-    questions = make_questions(told, settings, _stage(settings, "questions"))
+    lexicon = lexicon_of(settings)
+    facts = make_facts(settings, lexicon, _stage(settings, "facts"))
+    told = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
+    questions = make_questions(told, settings, lexicon, _stage(settings, "questions"))
     passages = [*told.passages.values(), *(stale.passage for stale in told.stale)]
     # Ties in a ranking keep corpus order, so the order must carry no information.
     _stage(settings, "order").shuffle(passages)

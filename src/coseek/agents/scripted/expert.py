@@ -17,10 +17,9 @@ from coseek.core.settings import Settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
-from coseek.world.names import draw_name
+from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import spaced
 from coseek.world.questions import Step, kind_of, plan_of
-from coseek.world.relations import BY_NOUN
 
 
 class ExpertSettings(Settings):
@@ -153,7 +152,7 @@ def _query(question: Question, step: Step, misses: int) -> str:
         values = " ".join(str(row["value"]) for row in _constraints(question))
         return f"{step.relation} {values}" if misses % 2 == 0 else values
     # The expert cannot know a person's type before it has read the passage.
-    word = "" if "person" in BY_NOUN[step.relation].subjects else f" {step.word}"
+    word = "" if step.gold_id.startswith("person-") else f" {step.word}"
     return step.mention + (f" {step.relation}", word, " also known as")[misses % 3]
 
 
@@ -196,8 +195,9 @@ def _guess_comparison(question: Question, plan: Sequence[Step], rng: random.Rand
 
 
 def _blind_guess(question: Question, plan: Sequence[Step], rng: random.Random) -> str:
-    """Guess an answer of the right type."""
+    """Guess an answer of the right type; a name in the question where the type has no names here."""
     if kind_of(question) == "comparison":
         return _guess_comparison(question, plan, rng)
-    relation = BY_NOUN.get(plan[-1].relation)
-    return draw_name(relation.target if relation else plan[-1].relation, rng)
+    relation = LAPTOP.by_noun.get(plan[-1].relation)
+    target = relation.target if relation else plan[-1].relation
+    return LAPTOP.draw_name(target, rng) if target in LAPTOP.pools else plan[-1].mention

@@ -15,6 +15,7 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
+from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.pipelines.together.checks import check_together
@@ -94,8 +95,38 @@ def train_generator(
         training.begin(resume)
         training.train()
         table = training.write_results(training.measure())
-    generator = training.generator_folder
+    generator = training.trained_folder
     print_result(out, table, as_json, f"{generator}: the generator. Try: coseek score RUN --answer-with {generator}")
+
+
+@app.command("base")
+def train_base(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
+    ] = None,
+    out: OutFolder = Path("runs/base"),
+    resume: Resume = False,
+    show: ShowSettings = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a base model: a tiny model that reads, copies and finds the next thing to look up, before any protocol.
+
+    It is trained on worlds whose every word is drawn, and measured on one that it never met and on a laptop world. Its
+    folder is for `policy.folder` of a recipe and for `--answer-with`. It can be stopped at any moment; --resume goes on
+    to the same result as without the stop.
+    """
+    recipe = make_settings(BaseRecipe, assignments(settings or [], onto=dump_settings(BaseRecipe())))
+    if show:
+        print_settings(recipe, as_json)
+        return
+    from coseek.pipelines.base import BaseTraining  # torch
+
+    with resumable_training(out) as bar:
+        training = BaseTraining(recipe, out, bar)
+        training.begin(resume)
+        training.train()
+        table = training.write_results(training.measure())
+    print_result(out, table, as_json, f"{training.trained_folder}: the base model, for policy.folder and --answer-with")
 
 
 @app.command("simulator")

@@ -1,0 +1,77 @@
+"""Train a base model: a laptop policy that reads passages of worlds whose every word is drawn, before any protocol.
+
+    coseek train base --out runs/base
+
+`reader.py` lists the files. Policies start from OUT/base (`policy.folder`), and it answers as a generator as it is.
+"""
+
+import random
+from collections.abc import Iterable
+from functools import cached_property
+
+import torch
+
+from coseek.graders.generator import Generator
+from coseek.pipelines.base_recipe import BaseRecipe
+from coseek.pipelines.reader import ReaderTraining
+from coseek.training.sft.base_tasks import BaseTasks
+from coseek.training.sft.curriculum import Draw
+from coseek.training.trainer.data_order import derive_seed
+from coseek.world import english
+from coseek.world.world import World, make_world
+
+WHOLE_WORDS = {1000: (english.COMMON,), 100: (english.ADJECTIVES, english.NOUNS, english.KIND_WORDS, english.ROLES)}
+"""How often the tokenizer meets words of these lists, so that it learns them whole."""
+TEXT_WORLDS = 1_000_000
+"""Number of the first world whose text the tokenizer learns from; examples come from lower numbers."""
+
+
+class BaseTraining(ReaderTraining[BaseRecipe]):
+    """The training of one base model."""
+
+    NAME, TITLE = "base", "A base model"
+
+    def draw(self, generator: Generator) -> Draw:
+        return self.tasks(generator).draw
+
+    def tasks(self, generator: Generator) -> BaseTasks:
+        recipe = self.recipe
+        seed = derive_seed(recipe.seed, "base tasks")
+        return BaseTasks(recipe.tasks, seed, self.tokenizer, self.tokenizer.size, generator.prompt)
+
+    def texts(self) -> Iterable[str]:
+        """English words, and passages, questions and facts of drawn worlds."""
+        for times, lists in WHOLE_WORDS.items():
+            for words in lists:
+                yield from (f" {word}" for word in words.split() for _ in range(times))
+                yield from (f" {word.capitalize()}" for word in words.split() for _ in range(100))
+        rng = random.Random(f"{self.recipe.seed}/texts")
+        self.progress.stage("texts", self.recipe.tokenizer_worlds)
+        for number in range(self.recipe.tokenizer_worlds):
+            settings = self.recipe.tasks.world.model_copy(update={"seed": TEXT_WORLDS + number})
+            world = make_world(settings)
+            yield from (f"{passage.title} # {rng.randint(1, 9)} :{passage.text}" for passage in world.corpus)
+            for question in world.questions["train"]:
+                yield f" Question :{question.question} So : Then : Next : Support : Check : Claim : Enough : Answer :"
+            self.progress.advance(number + 1)
+
+    @cached_property
+    def laptop_world(self) -> World:
+        return make_world(self.recipe.laptop_world)
+
+    def look(self, generator: Generator) -> dict[str, float]:
+        """Strict EM on two held-out worlds: one of a drawn lexicon, and a laptop world."""
+        laptop = {f"laptop {name}": value for name, value in self.reading(generator, self.laptop_world).items()}
+        return self.reading(generator, self.held_out) | laptop
+
+
+def copying(model: torch.nn.Module, distance: int, rows: int = 32, length: int = 24, seed: int = 0) -> float:
+    """Share of tokens predicted right in the second copy of random sequences, `distance` tokens after the first."""
+    vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(2, vocabulary, (rows, length), generator=generator)
+    between = torch.randint(2, vocabulary, (rows, distance), generator=generator)
+    ids_BT = torch.cat([first, between, first], 1)
+    with torch.inference_mode():
+        logits_BTV = model(input_ids=ids_BT).logits[:, length + distance : -1]
+    return float((logits_BTV.argmax(-1) == first[:, 1:]).float().mean())

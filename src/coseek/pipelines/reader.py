@@ -1,0 +1,207 @@
+"""Train a laptop model that reads passages: examples from worlds → supervised training → a model folder and a table.
+
+    OUT/recipe.yaml      the recipe, versions and commit
+    OUT/start            the untrained network with its tokenizer
+    OUT/training         metrics and checkpoints
+    OUT/NAME             the trained model folder; its generator.yaml is the prompt that it reads passages with
+    OUT/table.md, .json  EM on a held-out world, with and without gold passages
+
+A part whose result exists is skipped, so a stopped run resumes.
+"""
+
+import random
+import shutil
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import ClassVar, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.selection import draw
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.graders.generator import (
+    OWN_PROMPT,
+    PROMPTS,
+    Generator,
+    GeneratorOutput,
+    GeneratorSettings,
+    ReadingInput,
+    load_generator_prompt,
+)
+from coseek.hardware.precision import Precision
+from coseek.measure.answers import exact_match
+from coseek.measure.score import Scores, score_runs
+from coseek.measure.table import Table, group_table, main_table, scores_json
+from coseek.models.laptop import make_policy
+from coseek.models.local_text import LocalTextModel
+from coseek.models.pretrained import load_model
+from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.tokenizer import HfTokenizer
+from coseek.pipelines.generator_recipe import ReaderRecipe
+from coseek.pipelines.run_record import TrainingRun, write_tables
+from coseek.training.sft.curriculum import Draw
+from coseek.training.sft.loop import train_sft
+from coseek.training.sft.synthetic import WorldSampler
+from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.policy import Policy
+from coseek.world.world import World, make_world
+
+PROMPT = "generator-laptop"
+BATCH = 64
+"""Questions answered at once."""
+
+
+R = TypeVar("R", bound=ReaderRecipe)
+
+
+class ReaderTraining(TrainingRun[R]):
+    """The training of one laptop model that reads. Subclasses say what it learns."""
+
+    NAME: ClassVar[str]
+    """Name of the trained folder."""
+    TITLE: ClassVar[str]
+    """Title of the table."""
+
+    def draw(self, generator: Generator) -> Draw:
+        """What draws the training examples, with the prompt of `generator`."""
+        raise NotImplementedError
+
+    def texts(self) -> Iterable[str]:
+        """What the tokenizer learns from."""
+        raise NotImplementedError
+
+    def look(self, generator: Generator) -> dict[str, float]:
+        """Metrics of an evaluation in training: strict EM on held-out dev questions, in all and by hops."""
+        return self.reading(generator, self.held_out)
+
+    def train(self) -> None:
+        """Make the untrained network, train it and save the generator; finished parts are skipped."""
+        if self.recipe.threads is not None:
+            torch.set_num_threads(self.recipe.threads)
+        if not self.start_folder.exists():
+            make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
+        if self.trained_folder.exists():
+            return
+        model = load_model(self.start_folder, self.recipe.in_float32())
+        policy = Policy(model, self.recipe.sft.learner, 0)
+        generator = self.generator_of(model, "in training")
+        outcome = train_sft(
+            policy,
+            self.draw(generator),
+            self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
+            self.folder / "training",
+            resume=True,
+            evaluate=lambda _: self.look(generator),
+            progress=self.progress,
+        )
+        if not outcome.passed:
+            self.progress.say(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
+
+        def extra(part: Path) -> None:
+            self.tokenizer.save(part)
+            shutil.copyfile(PROMPTS / f"{PROMPT}.yaml", part / OWN_PROMPT)
+
+        policy.save(self.trained_folder, extra)
+
+    @property
+    def start_folder(self) -> Path:
+        return self.folder / "start"
+
+    @property
+    def trained_folder(self) -> Path:
+        return self.folder / self.NAME
+
+    @property
+    def precision(self) -> Precision:
+        """The sampling precision."""
+        return self.recipe.precision_at(self.recipe.laptop.hidden)
+
+    @cached_property
+    def tokenizer(self) -> HfTokenizer:
+        return HfTokenizer.load(self.start_folder)
+
+    @cached_property
+    def held_out(self) -> World:
+        return make_world(self.recipe.held_out)
+
+    def generator_of(self, model: PreTrainedModel, identity: str) -> Generator:
+        """A greedy generator that writes with `model` and its training prompt."""
+        most = self.recipe.laptop.max_positions
+        sampling = SamplerSettings(temperature=0.0, max_rows=BATCH, max_tokens=most, dtype=self.precision)
+        writer = LocalTextModel(
+            model=Sampler(model, self.tokenizer, (), sampling), around=((), ()), max_context=most, identity=identity
+        )
+        settings = GeneratorSettings(
+            model=str(self.trained_folder), prompt=PROMPT, max_answer_tokens=self.recipe.max_answer_tokens
+        )
+        return Generator(writer, load_generator_prompt(settings), settings)
+
+    def reading(self, generator: Generator, world: World) -> dict[str, float]:
+        """Strict EM on dev questions of a world with gold passages among others, in all and by hops."""
+        room = WorldSampler(world, "dev")
+        asked = draw(room.questions, self.recipe.table.dev_questions, self.recipe.table.seed)
+        right = [
+            float(exact_match(run.answer, run.question.answers))
+            for run in self._runs(generator, asked, room, gold=True)
+        ]
+        readings = {"em": fmean(right)}
+        for hops in sorted({question.hops for question in asked if question.hops}):
+            here = [value for value, question in zip(right, asked, strict=True) if question.hops == hops]
+            readings[f"em {hops} hop"] = fmean(here)
+        return readings
+
+    def _runs(
+        self, generator: Generator, asked: Sequence[Question], room: WorldSampler, gold: bool
+    ) -> list[Trajectory]:
+        """Answer each question once, from its gold passages among others or from BM25's top passages."""
+        count, seed = self.recipe.table.passages, self.recipe.table.seed
+        given = [
+            room.passages(one, count, random.Random(f"{seed}/{one.id}")) if gold else tuple(room.found[one.id][:count])
+            for one in asked
+        ]
+        runs: list[Trajectory] = []
+        for start in range(0, len(asked), BATCH):
+            part = list(zip(asked[start : start + BATCH], given[start : start + BATCH], strict=True))
+            contexts = [generator.context(ReadingInput(question.question, passages)) for question, passages in part]
+            written = generator.answer(contexts)
+            runs += [_run(*pair, one) for pair, one in zip(part, written, strict=True)]
+        return runs
+
+    def measure(self) -> Scores:
+        """Score the trained generator on the test split of the held-out world."""
+        model = load_model(self.trained_folder, self.recipe)
+        generator = self.generator_of(model, "trained")
+        room = WorldSampler(self.held_out, "test")
+        asked = draw(room.questions, self.recipe.table.questions, self.recipe.table.seed)
+        count = self.recipe.table.passages
+        runs = {
+            f"gold among {count}": self._runs(generator, asked, room, gold=True),
+            f"naive RAG, top {count}": self._runs(generator, asked, room, gold=False),
+        }
+        return score_runs(runs, by=("hops", "kind"), questions=asked, seed=self.recipe.table.seed)
+
+    def write_results(self, scores: Scores) -> Table:
+        """`table.md` and `table.json`; returns the table."""
+        table = group_table(scores)  # a laptop world is one data set
+        text = f"# {self.TITLE}\n\n{table.markdown()}\n{main_table(scores).markdown()}"
+        write_tables(self.folder, text, scores_json(scores))
+        return table
+
+
+def _run(question: Question, passages: Sequence[Passage], written: GeneratorOutput) -> Trajectory:
+    """A question and its answer as a trajectory without tokens, for scoring."""
+    hits = tuple(Hit(passage, -float(rank)) for rank, passage in enumerate(passages))
+    return Trajectory(
+        question=question,
+        protocol="generator",
+        segments=(),
+        searches=(Search(question.question, hits),),
+        stop=StopReason.ANSWERED if written.fault is None else StopReason.MODEL_ERROR,
+        answer=written.answer,
+        valid=written.answer is not None,
+    )

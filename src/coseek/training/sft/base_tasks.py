@@ -1,0 +1,207 @@
+"""Base tasks: what a base model learns before any protocol, from worlds whose every word is drawn.
+
+All tasks are read from passages and written in words, without a tag. Their cue says what is asked; `read` has the
+prompt of the laptop generator, so a base model answers with it as it is.
+
+    read     the facts that lead to the answer, then the answer        " So :"
+    drill    facts asked by name and relation, of entities alike       " So :"
+    next     the facts found so far, then what to look up, or the answer, where some passages are missing   " Then :"
+    support  which passages support the answer                         " Support :"
+    check    whether a claimed answer is right                         " Claim : … Check :"
+    enough   whether the passages are enough to answer                 " Enough :"
+    copy     a random sequence again, after a gap of random tokens
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from pydantic import Field
+
+from coseek.core.settings import Settings
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.graders.generator import GeneratorPrompt
+from coseek.models.model import Tokenizer
+from coseek.training.sft.settings import Weight
+from coseek.training.sft.synthetic import WorldSampler
+from coseek.world.passages import spaced
+from coseek.world.questions import Step, kind_of, plan_of
+from coseek.world.rationales import MARK, line, rationale
+from coseek.world.world import World, WorldSettings, make_world
+
+TASKS = ("read", "drill", "next", "support", "check", "enough", "copy")
+LIVE_WORLDS = 12
+"""Worlds that examples are drawn from at one time; the oldest is replaced as training goes on."""
+GROWN = 0.3
+"""Share of training after which examples may have the maximum number of passages."""
+MISSING = 0.6
+"""Share of `next` and `enough` examples in which a passage of the plan is missing."""
+COPY_LENGTHS = (4, 40)
+COPY_GAPS = (0, 300)
+
+
+class BaseTaskSettings(Settings):
+    """What a base model is trained on."""
+
+    shares: dict[str, Weight] = Field(
+        default={
+            "read": 0.4, "drill": 0.12, "next": 0.22, "support": 0.06, "check": 0.08, "enough": 0.06, "copy": 0.06,
+        }
+    )  # fmt: skip
+    """Task → its share of the examples at the end of training; at the start drills and copies take most."""
+    worlds: int = Field(default=2000, ge=1)
+    """Worlds in all, one after the other."""
+    world: WorldSettings = WorldSettings(
+        size="tiny", lexicon="drawn", train=300, dev=0, test=0, comparison=0.15, constraint=0.1, outdated=0.1
+    )
+    """Settings of a world; each has another seed."""
+    passages: tuple[int, int] = (1, 8)
+    """Fewest and most passages of an example, gold ones included."""
+    warm_up: float = Field(default=0.15, ge=0.0, lt=1.0)
+    """Share of training in which drills and copies give way to the other tasks."""
+
+
+@dataclass(frozen=True)
+class BaseTasks:
+    """Draws examples. A draw is a function of the share of training and the random generator alone."""
+
+    settings: BaseTaskSettings
+    seed: int
+    tokenizer: Tokenizer
+    vocabulary: int
+    """Number of the tokenizer's ids."""
+    prompt: GeneratorPrompt
+
+    def draw(self, done: float, rng: random.Random) -> Trajectory:
+        """Draw an example at the share `done` of training."""
+        shares = self.shares(done)
+        task = rng.choices(list(shares), weights=list(shares.values()))[0]
+        if task == "copy":
+            return self._copy(rng)
+        sampler = self.sampler(int(done * self.settings.worlds) + rng.randrange(LIVE_WORLDS))
+        shown, written = self.example(task, sampler, done, rng)
+        return self._trajectory(task, self.tokenizer.encode_data(shown), self.tokenizer.encode_data(written))
+
+    def shares(self, done: float) -> dict[str, float]:
+        """Task → its share of the examples: drills and copies first."""
+        late = min(1.0, done / self.settings.warm_up) if self.settings.warm_up else 1.0
+        first = {"drill": 0.7, "copy": 0.3}
+        return {task: late * share + (1 - late) * first.get(task, 0.0) for task, share in self.settings.shares.items()}
+
+    @cached_property
+    def sampler(self) -> Callable[[int], WorldSampler]:
+        """Number of a world → its sampler."""
+
+        @lru_cache(maxsize=LIVE_WORLDS + 1)
+        def make(number: int) -> WorldSampler:
+            return WorldSampler(self.world(number), "train")
+
+        return make
+
+    def world(self, number: int) -> World:
+        """The world of this number."""
+        rng = random.Random(f"{self.seed}/base world/{number}")
+        return make_world(self.settings.world.model_copy(update={"seed": rng.getrandbits(31)}))
+
+    def example(self, task: str, sampler: WorldSampler, done: float, rng: random.Random) -> tuple[str, str]:
+        """The prompt and the target of one example."""
+        fewest, most = self.settings.passages
+        count = rng.randint(fewest, fewest + round((most - fewest) * min(1.0, done / GROWN)))
+        if task == "drill":
+            drill = sampler.drill(count, rng)
+            return self.shown(drill.question.question, drill.passages, " So :"), drill.written
+        question = rng.choice(sampler.questions)
+        if task in ("next", "enough"):
+            return self._partly(task, sampler, question, count, rng)
+        lesson = sampler.lesson(question, max(count, 2), rng)
+        facts, _, answer = lesson.written.partition(MARK)
+        if task == "support":
+            numbers = [number for number, one in enumerate(lesson.passages, 1) if one.id in question.gold_ids]
+            written = "".join(f" # {number}" for number in numbers) + " ."
+            return self.shown(question.question, lesson.passages, " Support :"), written
+        if task == "check":
+            right = rng.random() < 0.5
+            claim = answer if right else spaced(self._wrong(sampler, question, rng))
+            cue = f" Claim :{claim} . Check :"
+            return self.shown(question.question, lesson.passages, cue), f"{facts}{' right .' if right else ' wrong .'}"
+        return self.shown(question.question, lesson.passages, " So :"), lesson.written
+
+    def shown(self, question: str, passages: tuple[Passage, ...], cue: str) -> str:
+        """The prompt of the generator with another cue at its end."""
+        listed = "".join(
+            self.prompt.passage.format(title=passage.title, number=number, text=passage.text)
+            for number, passage in enumerate(passages, 1)
+        )
+        given = self.prompt.prompt.format(question=question, passages=listed or self.prompt.no_passages)
+        return given.removesuffix(" So :") + cue
+
+    def _partly(
+        self, task: str, sampler: WorldSampler, question: Question, count: int, rng: random.Random
+    ) -> tuple[str, str]:
+        """An example in which the passages of some steps may be missing."""
+        plan = plan_of(question)
+        whole = sampler.passages(question, max(count, 2), rng)
+        # What was found so far is a beginning of the plan; later passages may lie among the others by chance.
+        found = rng.randrange(len(plan)) if rng.random() < MISSING else len(plan)
+        known = {step.gold_id for step in plan[:found]}
+        absent = {step.gold_id for step in plan[found:]} - known
+        shown = tuple(passage for passage in whole if passage.id not in absent)
+        numbers = {passage.id: number for number, passage in enumerate(shown, 1)}
+        titles = {passage.id: passage.title for passage in shown}
+        complete = all(step.gold_id in numbers for step in plan)
+        if complete:
+            written = rationale(question, numbers, titles)
+            facts = written.partition(MARK)[0]
+        else:
+            facts = "".join(
+                line(titles[step.gold_id], numbers[step.gold_id], (step.relation, step.sub_answer))
+                for step in plan[:found]
+            )
+            written = f"{facts} Next :{wanted(question, plan[found])} ."
+        if task == "enough":
+            return self.shown(question.question, shown, " Enough :"), f"{facts}{' yes .' if complete else ' no .'}"
+        return self.shown(question.question, shown, " Then :"), written
+
+    def _wrong(self, sampler: WorldSampler, question: Question, rng: random.Random) -> str:
+        """An answer of the same type that is wrong."""
+        if set(question.answers) <= {"yes", "no"}:
+            return "no" if "yes" in question.answers else "yes"
+        plan = plan_of(question)
+        if kind_of(question) == "comparison":
+            return next(step.mention for step in plan if step.mention not in question.answers)
+        others = [one for one in sampler.questions if plan_of(one)[-1].relation == plan[-1].relation]
+        wrong = [plan_of(one)[-1].sub_answer for one in others if plan_of(one)[-1].sub_answer not in question.answers]
+        return rng.choice(wrong) if wrong else plan[0].mention
+
+    def _copy(self, rng: random.Random) -> Trajectory:
+        """Random tokens, a gap, and the tokens again; the first of the copy is given after a gap."""
+        length, gap = rng.randint(*COPY_LENGTHS), rng.randint(*COPY_GAPS) if rng.random() < 0.9 else 0
+        # The first two ids are padding and end of text.
+        drawn = [2 + rng.randrange(self.vocabulary - 2) for _ in range(length + gap)]
+        sequence = drawn[:length]
+        return self._trajectory("copy", [*drawn, sequence[0]], sequence[1:], end=False)
+
+    def _trajectory(self, task: str, shown: list[int], written: list[int], end: bool = True) -> Trajectory:
+        ids = (*written, self.tokenizer.eos_id) if end else tuple(written)
+        return Trajectory(
+            question=Question(task, "", hops=0),
+            protocol="base",
+            segments=(
+                Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(shown), tuple(shown)),
+                Segment(Author.AGENT, "", self.tokenizer.decode(ids), ids, (0.0,) * len(ids)),
+            ),
+            searches=(),
+            stop=StopReason.COMPLETE,
+        )
+
+
+def wanted(question: Question, step: Step) -> str:
+    """What a step looks up, in words."""
+    rows = question.meta.get("constraints")
+    if kind_of(question) == "constraint" and isinstance(rows, list):
+        values = " and ".join(f"{row['relation']} {row['value']}" for row in rows if isinstance(row, Mapping))
+        return f" the {step.relation} with {values}"
+    return f" the {step.relation} of {step.mention}"

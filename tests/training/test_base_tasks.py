@@ -1,0 +1,125 @@
+"""Fears about base tasks: a target that does not follow from what is shown, and draws that cannot be repeated."""
+
+import random
+import re
+from functools import cache
+
+import pytest
+
+from coseek.agents.protocol import load_protocol
+from coseek.data.question import Question
+from coseek.graders.generator import GeneratorSettings, load_generator_prompt
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.training.sft.base_tasks import COPY_GAPS, COPY_LENGTHS, TASKS, BaseTasks, BaseTaskSettings, wanted
+from coseek.training.sft.synthetic import WorldSampler
+from coseek.world.questions import plan_of
+
+EXAMPLES = 60
+
+
+def tasks() -> BaseTasks:
+    prompt = load_generator_prompt(GeneratorSettings(model="m", prompt="generator-laptop"))
+    return BaseTasks(BaseTaskSettings(), 0, ByteTokenizer(), ByteTokenizer().size, prompt)
+
+
+@cache
+def sampler() -> WorldSampler:
+    return tasks().sampler(0)
+
+
+def asked(shown: str) -> Question:
+    """The question of the world that a prompt asks."""
+    fitting = [one for one in sampler().questions if shown.startswith(f" Question : {one.question}")]
+    return max(fitting, key=lambda one: len(one.question))
+
+
+def gold_shown(question: Question, shown: str) -> list[bool]:
+    return [sampler().world.corpus.by_id(step.gold_id).text in shown for step in plan_of(question)]
+
+
+def examples(task: str) -> list[tuple[Question, str, str]]:
+    made = [tasks().example(task, sampler(), 1.0, random.Random(number)) for number in range(EXAMPLES)]
+    return [(asked(shown), shown, written) for shown, written in made]
+
+
+def test_the_answer_follows_from_the_passages_that_are_shown() -> None:
+    for question, shown, written in examples("read"):
+        assert shown.endswith(" So :") and all(gold_shown(question, shown))
+        assert written.rpartition(" Answer : ")[2] in {answer.strip() for answer in question.answers}
+
+
+def test_the_next_thing_to_look_up_is_the_first_that_is_not_shown() -> None:
+    ends = set()
+    for question, shown, written in examples("next"):
+        there = gold_shown(question, shown)
+        ends.add(all(there))
+        if all(there):
+            assert written.rpartition(" Answer : ")[2] in {answer.strip() for answer in question.answers}
+        else:
+            step = plan_of(question)[there.index(False)]
+            assert written.endswith(f" Next :{wanted(question, step)} .")
+            assert written.count(" # ") >= there.index(False)
+    assert ends == {True, False}
+
+
+def test_enough_is_said_only_when_every_step_is_shown() -> None:
+    said = set()
+    for question, shown, written in examples("enough"):
+        said.add(written.endswith(" yes ."))
+        assert written.endswith(" yes .") == all(gold_shown(question, shown))
+    assert said == {True, False}
+
+
+def test_a_claim_is_called_right_only_if_it_is() -> None:
+    verdicts = set()
+    for question, shown, written in examples("check"):
+        claim = re.search(r" Claim : (.*) \. Check :$", shown)
+        assert claim is not None
+        assert written.endswith(" right .") == (claim[1] in {answer.strip() for answer in question.answers})
+        verdicts.add(written.endswith(" right ."))
+    assert verdicts == {True, False}
+
+
+def test_the_passages_that_support_are_the_gold_ones() -> None:
+    for question, shown, written in examples("support"):
+        for number in re.findall(r"# (\d+)", written):
+            text = re.search(rf" # {number} : (.*?) # {number}", shown)
+            assert text is not None
+            gold = {sampler().world.corpus.by_id(ident).text.strip() for ident in question.gold_ids}
+            assert text[1].strip() in gold
+        assert written.count("#") == len(question.gold_ids)
+
+
+def test_a_copy_repeats_the_sequence_before_the_gap() -> None:
+    gaps = set()
+    for number in range(80):
+        run = tasks()._copy(random.Random(number))
+        shown, written = list(run.segments[0].ids), list(run.segments[1].ids)
+        length = len(written) + 1
+        assert COPY_LENGTHS[0] <= length <= COPY_LENGTHS[1]
+        assert shown[1:length] == written and shown[-1] == shown[0]
+        gaps.add(len(shown) - length - 1)
+    assert min(gaps) == COPY_GAPS[0] and max(gaps) > 0.9 * COPY_GAPS[1]
+
+
+@pytest.mark.parametrize("done", [0.0, 0.1, 0.6, 1.0])
+def test_a_draw_depends_on_the_progress_and_the_generator_alone(done: float) -> None:
+    one, other = tasks(), tasks()
+    other.draw(0.3, random.Random(9))
+    drawn = [[tasks.draw(done, random.Random(number)).ids for number in range(6)] for tasks in (one, other)]
+    assert drawn[0] == drawn[1]
+
+
+def test_training_begins_with_drills_and_ends_with_every_task() -> None:
+    settings = BaseTaskSettings()
+    start = {task for task, share in tasks().shares(0.0).items() if share > 0}
+    assert start == {"drill", "copy"}
+    assert tasks().shares(1.0) == pytest.approx(settings.shares)
+    assert set(settings.shares) == set(TASKS)
+
+
+def test_no_example_holds_a_tag_of_any_protocol() -> None:
+    tags = {tag.opening for name in ("search-r1", "qagent", "s3", "react") for tag in load_protocol(name).grammar.tags}
+    for number in range(40):
+        text = "".join(segment.text for segment in tasks().draw(1.0, random.Random(number)).segments)
+        assert not any(tag and tag in text for tag in tags)
