@@ -2,18 +2,22 @@
 
     coseek train base --out runs/base
 
-`reader.py` lists the files. Policies start from OUT/base (`policy.folder`), and it answers as a generator as it is.
+`reader.py` lists the files; the table has an ability a row. Policies start from OUT/base (`policy.folder`), and it
+answers as a generator as it is.
 """
 
 import random
 from collections.abc import Iterable
 from functools import cached_property
 
-import torch
-
 from coseek.graders.generator import Generator
+from coseek.measure.score import Scores
+from coseek.measure.table import Table, group_table, scores_json
+from coseek.models.pretrained import load_model
+from coseek.pipelines.base_abilities import abilities, abilities_json, abilities_table
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.reader import ReaderTraining
+from coseek.pipelines.run_record import write_tables
 from coseek.training.sft.base_tasks import BaseTasks
 from coseek.training.sft.curriculum import Draw
 from coseek.training.trainer.data_order import derive_seed
@@ -64,14 +68,11 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         laptop = {f"laptop {name}": value for name, value in self.reading(generator, self.laptop_world).items()}
         return self.reading(generator, self.held_out) | laptop
 
-
-def copying(model: torch.nn.Module, distance: int, rows: int = 32, length: int = 24, seed: int = 0) -> float:
-    """Share of tokens predicted right in the second copy of random sequences, `distance` tokens after the first."""
-    vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(2, vocabulary, (rows, length), generator=generator)
-    between = torch.randint(2, vocabulary, (rows, distance), generator=generator)
-    ids_BT = torch.cat([first, between, first], 1)
-    with torch.inference_mode():
-        logits_BTV = model(input_ids=ids_BT).logits[:, length + distance : -1]
-    return float((logits_BTV.argmax(-1) == first[:, 1:]).float().mean())
+    def write_results(self, scores: Scores) -> Table:
+        """`table.md` and `table.json` of the abilities; returns the table of abilities."""
+        model = load_model(self.trained_folder, self.recipe)
+        found = abilities(self, model)
+        table = abilities_table(found)
+        text = f"# {self.TITLE}\n\n{table.markdown()}\n## The world of drawn words\n\n{group_table(scores).markdown()}"
+        write_tables(self.folder, text, {"abilities": abilities_json(found), **scores_json(scores)})
+        return table

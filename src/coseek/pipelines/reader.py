@@ -143,17 +143,19 @@ class ReaderTraining(TrainingRun[R]):
 
     def reading(self, generator: Generator, world: World) -> dict[str, float]:
         """Strict EM on dev questions of a world with gold passages among others, in all and by hops."""
-        room = WorldSampler(world, "dev")
-        asked = draw(room.questions, self.recipe.table.dev_questions, self.recipe.table.seed)
-        right = [
-            float(exact_match(run.answer, run.question.answers))
-            for run in self._runs(generator, asked, room, gold=True)
-        ]
-        readings = {"em": fmean(right)}
-        for hops in sorted({question.hops for question in asked if question.hops}):
-            here = [value for value, question in zip(right, asked, strict=True) if question.hops == hops]
-            readings[f"em {hops} hop"] = fmean(here)
-        return readings
+        right = self.right_by_hops(generator, world, "dev", self.recipe.table.dev_questions)
+        every = [value for values in right.values() for value in values]
+        return {"em": fmean(every)} | {f"em {hops} hop": fmean(values) for hops, values in right.items()}
+
+    def right_by_hops(self, generator: Generator, world: World, split: str, count: int) -> dict[int, list[float]]:
+        """Number of hops → whether each of at most `count` drawn questions is answered right from its gold passages
+        among others (1 or 0)."""
+        room = WorldSampler(world, split)
+        asked = draw(room.questions, count, self.recipe.table.seed)
+        right: dict[int, list[float]] = {hops: [] for hops in sorted({one.hops or 0 for one in asked})}
+        for run in self._runs(generator, asked, room, gold=True):
+            right[run.question.hops or 0].append(float(exact_match(run.answer, run.question.answers)))
+        return right
 
     def _runs(
         self, generator: Generator, asked: Sequence[Question], room: WorldSampler, gold: bool

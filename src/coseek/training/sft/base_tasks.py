@@ -32,7 +32,10 @@ from coseek.world.questions import Step, kind_of, plan_of
 from coseek.world.rationales import MARK, line, rationale
 from coseek.world.world import World, WorldSettings, make_world
 
-TASKS = ("read", "drill", "next", "support", "check", "enough", "copy")
+CUES = {"read": " So :", "drill": " So :", "next": " Then :", "support": " Support :", "check": " Check :",
+        "enough": " Enough :"}  # fmt: skip
+"""Task → what ends its prompt."""
+TASKS = (*CUES, "copy")
 LIVE_WORLDS = 12
 """Worlds that examples are drawn from at one time; the oldest is replaced as training goes on."""
 GROWN = 0.3
@@ -103,8 +106,11 @@ class BaseTasks:
 
     def world(self, number: int) -> World:
         """The world of this number."""
-        rng = random.Random(f"{self.seed}/base world/{number}")
-        return make_world(self.settings.world.model_copy(update={"seed": rng.getrandbits(31)}))
+        return make_world(self.settings.world.model_copy(update={"seed": self.world_seed(number)}))
+
+    def world_seed(self, number: int) -> int:
+        """The seed of the world of this number."""
+        return random.Random(f"{self.seed}/base world/{number}").getrandbits(31)
 
     def example(self, task: str, sampler: WorldSampler, done: float, rng: random.Random) -> tuple[str, str]:
         """The prompt and the target of one example."""
@@ -112,7 +118,7 @@ class BaseTasks:
         count = rng.randint(fewest, fewest + round((most - fewest) * min(1.0, done / GROWN)))
         if task == "drill":
             drill = sampler.drill(count, rng)
-            return self.shown(drill.question.question, drill.passages, " So :"), drill.written
+            return self.shown(drill.question.question, drill.passages, CUES[task]), drill.written
         question = rng.choice(sampler.questions)
         if task in ("next", "enough"):
             return self._partly(task, sampler, question, count, rng)
@@ -121,13 +127,13 @@ class BaseTasks:
         if task == "support":
             numbers = [number for number, one in enumerate(lesson.passages, 1) if one.id in question.gold_ids]
             written = "".join(f" # {number}" for number in numbers) + " ."
-            return self.shown(question.question, lesson.passages, " Support :"), written
+            return self.shown(question.question, lesson.passages, CUES[task]), written
         if task == "check":
             right = rng.random() < 0.5
             claim = answer if right else spaced(self._wrong(sampler, question, rng))
-            cue = f" Claim :{claim} . Check :"
+            cue = f" Claim :{claim} .{CUES[task]}"
             return self.shown(question.question, lesson.passages, cue), f"{facts}{' right .' if right else ' wrong .'}"
-        return self.shown(question.question, lesson.passages, " So :"), lesson.written
+        return self.shown(question.question, lesson.passages, CUES[task]), lesson.written
 
     def shown(self, question: str, passages: tuple[Passage, ...], cue: str) -> str:
         """The prompt of the generator with another cue at its end."""
@@ -136,7 +142,7 @@ class BaseTasks:
             for number, passage in enumerate(passages, 1)
         )
         given = self.prompt.prompt.format(question=question, passages=listed or self.prompt.no_passages)
-        return given.removesuffix(" So :") + cue
+        return given.removesuffix(CUES["read"]) + cue
 
     def _partly(
         self, task: str, sampler: WorldSampler, question: Question, count: int, rng: random.Random
@@ -162,8 +168,8 @@ class BaseTasks:
             )
             written = f"{facts} Next :{wanted(question, plan[found])} ."
         if task == "enough":
-            return self.shown(question.question, shown, " Enough :"), f"{facts}{' yes .' if complete else ' no .'}"
-        return self.shown(question.question, shown, " Then :"), written
+            return self.shown(question.question, shown, CUES[task]), f"{facts}{' yes .' if complete else ' no .'}"
+        return self.shown(question.question, shown, CUES[task]), written
 
     def _wrong(self, sampler: WorldSampler, question: Question, rng: random.Random) -> str:
         """An answer of the same type that is wrong."""

@@ -1,0 +1,89 @@
+"""What a base model can do in a world that it never met: its abilities, each with an interval."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from coseek.core.files import JsonObject
+from coseek.graders.generator import Generator
+from coseek.measure.intervals import Interval, bootstrap_mean
+from coseek.measure.table import Table
+from coseek.models.text_model import generate_each
+from coseek.training.sft.base_tasks import CUES
+from coseek.training.sft.synthetic import WorldSampler
+
+if TYPE_CHECKING:
+    from coseek.pipelines.base import BaseTraining
+
+DISTANCES = (10, 50, 100, 200, 300)
+"""Tokens between the copies of a sequence."""
+ROWS, LENGTH = 32, 24
+"""Number of sequences to copy, and their length in tokens."""
+
+Abilities = dict[str, Interval]
+"""Ability → the share of cases that are right."""
+
+
+def abilities(training: "BaseTraining", model: PreTrainedModel) -> Abilities:
+    """Measure every ability of a model on the recipe's held-out worlds."""
+    recipe = training.recipe
+    count, seed = recipe.table.questions, recipe.table.seed
+    generator = training.generator_of(model, "trained")
+    right: dict[str, Sequence[float]] = {}
+    for name, world in (("drawn", training.held_out), ("laptop", training.laptop_world)):
+        for hops, values in training.right_by_hops(generator, world, "test", count).items():
+            right[f"read a {name} world, hops: {hops}"] = values
+    tasks = training.tasks(generator)
+    sampler = WorldSampler(training.held_out, "test")
+    for task in CUES:
+        rng = random.Random(f"{seed}/{task}")
+        examples = [tasks.example(task, sampler, 1.0, rng) for _ in range(count // 4)]
+        right[task] = _same_end(generator, examples)
+    right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
+    rng_numpy = np.random.default_rng(seed)
+    found = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
+    return {name: interval for name, interval in found.items() if interval is not None}
+
+
+def abilities_table(found: Mapping[str, Interval]) -> Table:
+    """One ability a row."""
+    return Table(("ability", "right"), tuple((name, str(interval)) for name, interval in found.items()))
+
+
+def abilities_json(found: Mapping[str, Interval]) -> JsonObject:
+    return {
+        name: {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
+        for name, interval in found.items()
+    }
+
+
+def _same_end(generator: Generator, examples: Sequence[tuple[str, str]]) -> list[float]:
+    """1 for each example whose text ends as its target: what is said after the last fact (" … . Next : X .")."""
+    written = generate_each(generator.model, [shown for shown, _ in examples], generator.settings.max_answer_tokens)
+    return [
+        float(isinstance(text, str) and _end(text) == _end(target))
+        for text, (_, target) in zip(written, examples, strict=True)
+    ]
+
+
+def _end(text: str) -> str:
+    """The last sentence, without the facts before it."""
+    return text.strip().removesuffix(".").strip().rpartition(" . ")[2]
+
+
+def _copied(model: PreTrainedModel, distance: int, seed: int) -> list[float]:
+    """Whether each token of the second copy of random sequences is predicted, all tokens before it given."""
+    vocabulary = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(2, vocabulary, (ROWS, LENGTH), generator=generator)
+    between = torch.randint(2, vocabulary, (ROWS, distance), generator=generator)
+    ids_BT = torch.cat([first, between, first], 1).to(model.device)
+    with torch.inference_mode():
+        logits_BTV: Tensor = model(input_ids=ids_BT).logits[:, LENGTH + distance : -1]
+    values: list[float] = (logits_BTV.argmax(-1).cpu() == first[:, 1:]).float().flatten().tolist()
+    return values

@@ -1,0 +1,120 @@
+"""A base model in small: trained, stopped and gone on with, and opened as a generator and as a policy."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coseek.core.errors import SettingError
+from coseek.core.progress import NoProgress
+from coseek.core.settings import dump_settings, make_settings
+from coseek.pipelines.base_recipe import BaseRecipe
+
+TINY = {
+    "tasks": {"worlds": 4, "world": {"size": "tiny", "lexicon": "drawn", "train": 20, "dev": 0, "test": 0}},
+    "held_out": {"size": "tiny", "lexicon": "drawn", "train": 0, "dev": 8, "test": 8, "seed": 1},
+    "laptop_world": {"size": "tiny", "train": 0, "dev": 8, "test": 8, "seed": 8},
+    "laptop": {"hidden": 32, "layers": ["conv", "full_attention"], "heads": 2, "kv_heads": 1, "feed_forward": 32},
+    "sft": {
+        "steps": 4,
+        "repeat_steps": 2,
+        "varied_steps": 0,
+        "tokens_per_step": 1200,
+        "evaluate_every": 0,
+        "checkpoint_every": 2,
+    },
+    "max_answer_tokens": 8,
+    "threads": 1,
+    "tokenizer_worlds": 2,
+    "table": {"dev_questions": 4, "questions": 8},
+}
+
+
+class StopAt(NoProgress):
+    """Stops the training at a step of it, as Ctrl-C does."""
+
+    def __init__(self, step: int) -> None:
+        self._step, self._training = step, False
+
+    def stage(self, name: str, total: int) -> None:
+        self._training = name == "SFT"
+
+    def advance(self, done: int, note: str = "") -> None:
+        if self._training and done == self._step:
+            raise KeyboardInterrupt
+
+
+def tiny() -> BaseRecipe:
+    return make_settings(BaseRecipe, TINY)
+
+
+def test_a_base_model_is_measured_where_it_never_learnt() -> None:
+    recipe = BaseRecipe()
+    assert recipe.held_out.lexicon == recipe.tasks.world.lexicon == "drawn"
+    assert recipe.held_out.train == recipe.laptop_world.train == 0
+    assert recipe.tasks.world.dev == recipe.tasks.world.test == 0
+    assert make_settings(BaseRecipe, dump_settings(recipe)) == recipe
+    with pytest.raises(SettingError, match="did you mean 'tokenizer_worlds'"):
+        make_settings(BaseRecipe, {"tokeniser_worlds": 3})
+
+
+def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
+    from coseek.graders.generator import GeneratorSettings, load_generator_prompt
+    from coseek.models.tokenizer import ByteTokenizer
+    from coseek.training.sft.base_tasks import LIVE_WORLDS, BaseTasks
+
+    prompt = load_generator_prompt(GeneratorSettings(model="m", prompt="generator-laptop"))
+    recipe = BaseRecipe()
+    tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, prompt)
+    assert recipe.held_out.seed not in {tasks.world_seed(number) for number in range(recipe.tasks.worlds + LIVE_WORLDS)}
+
+
+@pytest.mark.slow
+def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp_path: Path) -> None:
+    from coseek.graders.factory import open_generator
+    from coseek.graders.generator import GeneratorSettings, ReadingInput
+    from coseek.models.laptop import add_tag_tokens
+    from coseek.models.tokenizer import HfTokenizer
+    from coseek.pipelines.base import BaseTraining
+
+    training = BaseTraining(tiny(), tmp_path / "b")
+    training.begin(resume=False)
+    training.train()
+    table = training.write_results(training.measure())
+    names = [row[0] for row in table.rows]
+    assert "read a drawn world, hops: 2" in names and "read a laptop world, hops: 2" in names
+    assert {"next", "support", "check", "enough", "copy after 300 tokens"} <= set(names)
+    stored = json.loads((tmp_path / "b/table.json").read_text())["abilities"]
+    assert all(0 <= row["mean"] <= 1 for row in stored.values())
+
+    opened = open_generator(GeneratorSettings(model=str(training.trained_folder), max_answer_tokens=8))
+    question = training.held_out.questions["test"][0]
+    context = opened.context(ReadingInput(question.question, (training.held_out.corpus[0],)))
+    assert len(opened.answer([context])) == 1
+    add_tag_tokens(training.trained_folder, ["<search>"], tmp_path / "policy", seed=0)
+    assert len(HfTokenizer.load(tmp_path / "policy").encode("<search>")) == 1
+
+    once_more = BaseTraining(tiny(), tmp_path / "b")
+    once_more.begin(resume=True)
+    before = (training.trained_folder / "model.safetensors").stat().st_mtime_ns
+    once_more.train()
+    assert (training.trained_folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_stopped_base_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    from coseek.pipelines.base import BaseTraining
+
+    whole = BaseTraining(tiny(), tmp_path / "whole")
+    whole.begin(resume=False)
+    whole.train()
+    parts = BaseTraining(tiny(), tmp_path / "parts", StopAt(4))
+    parts.begin(resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        parts.train()
+    again = BaseTraining(tiny(), tmp_path / "parts")
+    again.begin(resume=True)
+    again.train()
+    assert (whole.trained_folder / "model.safetensors").read_bytes() == (
+        again.trained_folder / "model.safetensors"
+    ).read_bytes()
