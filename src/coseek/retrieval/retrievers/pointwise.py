@@ -14,7 +14,7 @@ from pydantic import Field
 
 from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
-from coseek.models.model_text import read_verdict, unfenced
+from coseek.models.model_text import read_verdict, repeatable, unfenced
 from coseek.models.text_model import TextModel
 from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
@@ -81,7 +81,7 @@ class PointwiseReranker(ModelRetriever):
 
     def _asked(self, query: str, hit: Hit) -> str:
         words = self.settings.passage_words
-        title, text = one_line(hit.passage.title, words), one_line(hit.passage.text, words)
+        title, text = (repeatable(one_line(part, words)) for part in (hit.passage.title, hit.passage.text))
         return fill_template(self._prompt.prompt, query=one_line(query), title=title, text=text)
 
     def _read(self, output: str) -> float | None:
