@@ -1,7 +1,6 @@
 """Recipes as files: what they extend, their stages, and what a dry run says of them."""
 
 import itertools
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -384,22 +383,17 @@ def paid(recipe: AgentRecipe, letters: Path) -> AgentRecipe:
     return make_settings(AgentRecipe, tree)
 
 
-@pytest.fixture
-def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a rehearsal, which is otherwise deleted at its end."""
-    folder = tmp_path_factory.mktemp("rehearsal")
-    monkeypatch.setattr("tempfile.TemporaryDirectory", lambda **_: nullcontext(str(folder)))
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{name}{size}" for name in PAPERS for size in ("", "-laptop")])
-def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(name: str, there: Path, kept: Path) -> None:
+def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
+    name: str, there: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A step with a reward of 0 has no gradient, and goes through whatever is broken."""
     from coseek.pipelines.dry_run import dry_run
 
     recipe = paid(load_recipe(name, ["threads=1"]), there / "data" / "letters.py")
-    found = dry_run(recipe)
+    kept = tmp_path_factory.mktemp("rehearsal")
+    found = dry_run(recipe, kept)
     found.refuse()
     assert len(found.looks) == max(1, len(recipe.stages))
     for look in found.looks:
