@@ -293,6 +293,13 @@ def test_only_right_runs_are_learnt_from_and_the_order_of_ending_does_not_matter
         right_runs(runs(), scoring, RejectionSettings(at_least=2.0), 0)
 
 
+def test_questions_of_two_data_sets_with_one_id_do_not_share_the_runs_that_are_kept() -> None:
+    one = replace(trajectory(environment(1), agent(2), answer="Ada"), question=Question("train_0", "Who?", ("Ada",)))
+    other = replace(one, question=Question("train_0", "Who else?", ("Ada",)))
+    scoring = EpisodeScorer(make_reward({"exact_match": 1.0}))
+    assert right_runs([one, other], scoring, RejectionSettings(keep=1), 0) == [other, one]
+
+
 # --- estimates
 
 
