@@ -58,6 +58,15 @@ def test_a_preset_stands_in_the_record_as_the_settings_that_it_means() -> None:
     assert (recipe.reward, recipe.rl.entropy, recipe.presets) == ({"preset": "s3-code"}, 0.001, {})
     grpo = load_recipe("search-r1-grpo", ["preset=code"])
     assert (grpo.protocol, grpo.rl.entropy, grpo.rl.algorithm) == ("search-r1-code", 0.001, "grpo")
+    assert (grpo.rl.kl_clamp, load_recipe("search-r1-ppo", ["preset=code"]).rl.kl_clamp) == (10, None)
+
+
+@pytest.mark.parametrize("name", ["s3", "search-r1-ppo", "search-r1-grpo"])
+def test_the_programs_sample_from_a_nucleus_and_the_papers_from_the_whole_softmax(name: str) -> None:
+    sampled = [load_recipe(name, [f"preset={preset}"]).rl for preset in ("paper", "code")]
+    assert [(rl.top_p, rl.old_logprobs) for rl in sampled] == [(1.0, "rollout"), (0.95, "recompute")]
+    with pytest.raises(SettingError, match="add old_logprobs=recompute"):
+        load_recipe(name, ["rl.top_p=0.95"])
 
 
 def test_what_was_typed_beside_a_preset_wins_and_outlives_the_record(tmp_path: Path) -> None:

@@ -415,11 +415,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self._keep(backend.save, stage.ends)
 
     def _agent_of(self, backend: TrainingBackend, stage: Stage, temperature: float) -> Agent:
-        """The agent with a backend's policy: on-policy rollouts, or greedy ones (0) for evaluation."""
+        """The agent with a backend's policy: rollouts to train on, or greedy ones (0) for evaluation."""
         settings = self._sampler_settings(temperature, stage.recipe.limits)
         stops = self.protocol.grammar.stops
         if temperature > 0.0:
-            return Agent(self.protocol, backend.sampler(self.tokenizer, stops, settings))
+            top_p = stage.recipe.rl.top_p
+            nucleus = settings.model_copy(update={"top_p": top_p})
+            return Agent(self.protocol, backend.sampler(self.tokenizer, stops, nucleus, on_policy=top_p == 1.0))
         greedy = backend.sampler(self.tokenizer, stops, settings, on_policy=False)
         return Agent(self.protocol, greedy, self.made_of(stage.begins, temperature))
 
