@@ -95,8 +95,8 @@ class RlSettings(Settings):
     temperature: float = Field(default=1.0, gt=0.0)
     """Sampling temperature of the rollouts (s3: 0.6). The trainer divides logits by it too."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Nucleus of the rollouts (Search-R1's code: 0.95). Below 1 the sampler's log-probabilities are of the nucleus and the
-    trainer's of the whole softmax, so that `old_logprobs: recompute` is needed."""
+    """Nucleus of the rollouts (Search-R1's code: 0.95). Below 1 the sampler's log-probabilities are of the nucleus and
+    the trainer's of the whole softmax, so that `old_logprobs: recompute` is needed."""
     seed: int = 0
     """Seed of all randomness in the run."""
 
