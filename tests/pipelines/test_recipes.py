@@ -1,6 +1,7 @@
 """Recipes as files: what they extend, their stages, and what a dry run says of them."""
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -216,12 +217,19 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 
     monkeypatch.setattr(AgentTraining, "roll_out", noted)
     monkeypatch.setattr(AgentTraining, "evaluate", looked)
-    wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}}"
+    nucleus = "rl: {steps: 1, minibatches: 1, temperature: 0.7, top_p: 0.5, old_logprobs: recompute}"
+    wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}, "
+    (letters := tmp_path / "letters.py").write_text(LETTERS)
+    wide += f"narrow: {{limits: {{max_tokens: 900}}, reward: {{{letters}: 1}}, {nucleus}}}}}"
     training = AgentTraining(load_recipe("quickstart", [*TINY, wide, "limits.max_tokens=600"]), tmp_path / "run")
     training.begin(resume=False)
     training.train()
     drawn, looks = ([one for look, one in asked if look is which] for which in (False, True))
-    assert drawn and all(one.on_policy and (one.temperature, one.max_tokens) == (0.7, 900) for one in drawn)
+    assert all((one.temperature, one.max_tokens) == (0.7, 900) for one in drawn)
+    assert [one.top_p for one in drawn] == [1.0, 0.5] and drawn[0].on_policy
+    (step,) = map(json.loads, (training.folder / "rl" / "narrow" / "metrics.jsonl").read_text().splitlines())
+    assert step["logprob_gap"] > 0.05  # of the nucleus and of the whole softmax
+    assert step["updates"] == 1 and step["ratio_max"] == pytest.approx(1, abs=1e-3)  # the old policy is the trainer's
     warm, *later = looks
     assert warm.temperature == 1.0
     assert later and all((one.temperature, one.max_tokens) == (0.0, 900) for one in later)
