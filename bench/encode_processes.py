@@ -7,7 +7,6 @@ Prints seconds and passages a second of each; exits 1 when any file differs.
 """
 
 import argparse
-import hashlib
 import os
 import sys
 import tempfile
@@ -22,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> int:
     args = arguments()
     sys.path.insert(0, str(ROOT))
+    from bench.kill_encoding import digests, shown
     from tests.retrieval.tiny_encoder import make_encoder, sentences
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -30,7 +30,7 @@ def main() -> int:
         sentences(args.count).save(base / "corpus.jsonl")
         # An index notes whether its corpus file was older than two seconds: let it be so for all builds.
         os.utime(base / "corpus.jsonl", (time.time() - 60, time.time() - 60))
-        found: dict[int, str] = {}
+        found: list[dict[str, str]] = []
         for number in args.processes:
             devices = [args.devices[place % len(args.devices)] for place in range(number)]
             out = base / f"by-{number}"
@@ -39,21 +39,12 @@ def main() -> int:
                 base / "corpus.jsonl", "dense", out, {"encoder": encoder, "search": "exact", "devices": devices}
             )
             seconds = time.perf_counter() - began
-            found[number] = digest(out)
+            found.append(digests(out))
             rate = args.count / seconds
-            print(f"{number} processes: {seconds:6.1f} s  {rate:8.0f} passages/s  {found[number][:16]}", flush=True)
-    same = len(set(found.values())) == 1
+            print(f"{number} processes: {seconds:6.1f} s  {rate:8.0f} passages/s  {shown(found[-1])}", flush=True)
+    same = all(one == found[0] for one in found)
     print("byte-identical" if same else "DIFFERENT")
     return 0 if same else 1
-
-
-def digest(folder: Path) -> str:
-    """All names and bytes of a folder."""
-    sha = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            sha.update(f"{path.relative_to(folder)}:{path.stat().st_size}\n".encode() + path.read_bytes())
-    return sha.hexdigest()
 
 
 def arguments() -> argparse.Namespace:

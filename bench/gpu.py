@@ -1,67 +1,103 @@
-"""Tokens a second of rollouts and updates on one GPU, at the sizes of Qwen2.5 0.5 B and 1.5 B with random weights.
+"""One real step of `search-r1-grpo` at the shapes of Qwen2.5 0.5 B and 1.5 B with random weights, and what it reaches.
 
-    python bench/gpu.py                          # on a machine with a GPU, nothing to download
-    python bench/gpu.py --checkpointing --lora   # what these two cost and save
-    python bench/gpu.py --device cpu --tiny      # does it run at all
+    python -m bench.gpu                                     # on a machine with a GPU; nothing is downloaded
+    python -m bench.gpu rl.policy.checkpointing=false 'rl.policy.lora={rank: 16}'
+    python -m bench.gpu --device cpu --shape tiny           # seconds on a processor
 
-Rollouts: the sampler beside `generate` of transformers on a copy of the same weights in the same precision, same
-prompts, same number of new tokens, in turn. Updates: one GRPO update of the rows as they are after a rollout (forward,
-backward, AdamW). Utilisation is model floating-point operations (three forward passes an update; recomputed layers are
-not counted) over what the machine reaches in a large matrix product, which is measured first, or `--peak-tflops`.
+The recipe gives group, budgets, KL, minibatches and micro-batches; `SETTING=VALUE` changes them. An untrained model
+never writes a tag, so every turn has all its tokens, and random tokens stand for the documents: rows are as long as the
+recipe allows. Rewards differ inside every group, so that no row is left out of the update.
+
+`sampler` and `generate` (of transformers, a copy of the same weights in the same precision) write one turn from the
+same prompts, in turn. `rollouts`, `reference` and `update` are parts of the step: all turns of the runs, the pass for
+the KL, and forward, backward and optimiser of every minibatch. The share is model operations (2 a weight and token and
+causal attention, three times for an update; recomputed activations do not count) of what the device reaches in large
+matrix products in this run, in the same precision.
 """
 
 import argparse
 import copy
-import statistics
+import random
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from coseek.agents.limits import Limits
+from coseek.core.errors import UserError
 from coseek.data.question import Question
-from coseek.models.model import EpisodeState, Request
-from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
+from coseek.models.model import EpisodeState, Model, Request
+from coseek.models.pretrained import DTYPES
+from coseek.models.sampler import SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.rl.losses import policy_loss
-from coseek.training.trainer.batch import Batch
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.estimate import PROMPT_TOKENS
+from coseek.rewards.reward import Reward
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.experience import make_experience
+from coseek.training.rl.sampling import sample_step
+from coseek.training.rl.update import improve
+from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.policy import Policy
-from coseek.training.trainer.settings import LearnerSettings, LoraSettings
+from coseek.training.trainer.timer import Timer
 
-SIZES: dict[str, dict[str, int]] = {
-    "0.5B": {"hidden": 896, "inner": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "vocabulary": 151_936},
-    "1.5B": {"hidden": 1536, "inner": 8960, "layers": 28, "heads": 12, "kv_heads": 2, "vocabulary": 151_936},
-}
-"""As published with the models."""
-TINY: dict[str, dict[str, int]] = {
-    "tiny": {"hidden": 64, "inner": 128, "layers": 2, "heads": 4, "kv_heads": 2, "vocabulary": 512}
-}
+RECIPE = "search-r1-grpo"
+COLUMNS = f"{'shape':>6} {'part':<10} {'tokens':>11} {'seconds':>9} {'tokens/s':>11} {'TFLOP/s':>9} {'share':>7}"
+FIRST_WORD = 300
+"""Ids below may be special tokens."""
 
 
 @dataclass(frozen=True)
-class Load:
-    """What is written and learnt from."""
+class NetworkShape:
+    """A network of Qwen2.5's architecture."""
 
-    rows: int
-    prompt: int
-    new: int
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int = 2
+    vocabulary: int = 151_936
 
-    @property
-    def length(self) -> int:
-        return self.prompt + self.new
+
+SHAPES = {
+    "0.5B": NetworkShape(896, 4864, 24, 14),
+    "1.5B": NetworkShape(1536, 8960, 28, 12),
+    "tiny": NetworkShape(64, 128, 2, 4, vocabulary=512),
+}
+"""Of Qwen2.5-0.5B and 1.5B as published, and one for processors."""
+SMALL = (
+    f"limits={{max_turns: 2, max_turn_tokens: 8, max_observation_tokens: 8, max_tokens: {PROMPT_TOKENS + 64}}}",
+    "rl.policy.micro_batch_tokens=1024", "rl.questions_per_step=2",
+)  # fmt: skip
+"""What `tiny` changes in the recipe."""
 
 
-def make_model(size: dict[str, int], device: torch.device) -> PreTrainedModel:
-    """A Qwen2.5 of this size with random float32 weights."""
+def recipe_of(shape: str, overrides: Sequence[str], device: str) -> AgentRecipe:
+    """The recipe of one step: 24 questions where it is not said, in bfloat16 on a GPU and float32 on a processor."""
+    precision = "bfloat16" if device != "cpu" else "float32"
+    fixed = (f"rl.policy.precision={precision}", f"precision={precision}", "rl.monitor.probe_runs=0")
+    few = SMALL if shape == "tiny" else ("rl.questions_per_step=24",)
+    return load_recipe(RECIPE, [*fixed, *few, *overrides])
+
+
+def dtype_of(recipe: AgentRecipe) -> torch.dtype:
+    return DTYPES["bfloat16" if recipe.precision == "bfloat16" else "float32"]
+
+
+def make_model(shape: NetworkShape, device: torch.device) -> PreTrainedModel:
+    """A network of this shape with random float32 weights."""
     config = Qwen2Config(
-        vocab_size=size["vocabulary"],
-        hidden_size=size["hidden"],
-        intermediate_size=size["inner"],
-        num_hidden_layers=size["layers"],
-        num_attention_heads=size["heads"],
-        num_key_value_heads=size["kv_heads"],
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
         max_position_embeddings=32_768,
         tie_word_embeddings=True,
     )
@@ -72,68 +108,99 @@ def make_model(size: dict[str, int], device: torch.device) -> PreTrainedModel:
     return model
 
 
-def forward_flops(model: PreTrainedModel, size: dict[str, int], load: Load) -> float:
-    """Of one forward pass over the rows: 2 a weight and token, causal attention, the output layer where needed."""
-    body = sum(
-        weight.numel() for name, weight in model.named_parameters() if "embed" not in name and "lora_" not in name
-    )
-    attention = 2.0 * size["layers"] * size["hidden"] * load.length
-    head = 2.0 * size["vocabulary"] * size["hidden"]
-    return load.rows * (load.length * (2.0 * body + attention) + load.new * head)
+def random_ids(count: int, vocabulary: int, rng: random.Random) -> tuple[int, ...]:
+    return tuple(rng.randrange(FIRST_WORD, vocabulary) for _ in range(count))
 
 
-def timed(work: Callable[[], int], device: torch.device) -> float:
-    """Tokens a second."""
-    _settle(device)
+def timed(work: Callable[[], int], device: torch.device) -> tuple[int, float]:
+    """What the work returns, and its seconds."""
+    settle(device)
     began = time.perf_counter()
-    tokens = work()
-    _settle(device)
-    return tokens / (time.perf_counter() - began)
+    done = work()
+    settle(device)
+    return done, time.perf_counter() - began
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def matmul_tflops(device: torch.device, side: int) -> float:
-    """What the machine reaches in a bfloat16 matrix product of this size."""
-    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+def peak_tflops(device: torch.device, dtype: torch.dtype) -> float:
+    """The best of some timings of large matrix products."""
+    side, times = (8192, 20) if device.type == "cuda" else (768, 4)
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
 
     def work() -> int:
-        for _ in range(20):
+        for _ in range(times):
             left @ right
-        return 20
+        return times
 
-    work()
-    return timed(work, device) * 2.0 * side**3 / 1e12
-
-
-def prompts_of(load: Load, vocabulary: int) -> torch.Tensor:
-    return torch.randint(300, vocabulary, (load.rows, load.prompt), generator=torch.Generator().manual_seed(1))
+    seconds = min(timed(work, device)[1] for _ in range(5))
+    return times * 2.0 * side**3 / seconds / 1e12
 
 
-def sample(sampler: Sampler, prompts: torch.Tensor, load: Load) -> int:
-    """Tokens that the sampler wrote."""
-    seen = EpisodeState(Question("q", "?"))
-    for row, ids in enumerate(prompts.tolist()):
-        sampler.start(Request(row, tuple(ids), seed=row, max_tokens=load.new, state=seen))
-    written, left = 0, load.rows
-    while left:
-        for turn in sampler.step():
-            written, left = written + len(turn.ids), left - 1
-            sampler.close(turn.key)
-    return written
+@dataclass
+class StepRollout:
+    """Plays every turn of every run to its last token, with random documents between turns."""
+
+    model: Model
+    limits: Limits
+    vocabulary: int
+    turns: int | None = None
+    """At most this many turns of a run; none for as many as the budgets allow."""
+    written: int = field(default=0, init=False)
+    """Tokens that the model wrote, over all calls."""
+
+    def __call__(self, questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
+        prompts = [random_ids(PROMPT_TOKENS, self.vocabulary, random.Random(one.id)) for one in questions]
+        rows = [[Segment(Author.ENVIRONMENT, "prompt", "", prompt)] for prompt in prompts]
+        most = self.limits.max_turn_tokens
+        for key, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            self.model.start(Request(key, prompt, most, seed, EpisodeState(questions[key])))
+        left = len(rows)
+        while left:
+            for turn in self.model.step():
+                row, documents = rows[turn.key], self.documents(rows[turn.key], seeds[turn.key])
+                row.append(Segment(Author.AGENT, "search", "", turn.ids, turn.logprobs))
+                self.written += len(turn.ids)
+                if documents:
+                    row.append(Segment(Author.ENVIRONMENT, "information", "", documents))
+                    state = EpisodeState(questions[turn.key])
+                    self.model.extend(Request(turn.key, documents, most, seeds[turn.key], state))
+                else:
+                    self.model.close(turn.key)
+                    left -= 1
+        return [
+            Trajectory(question, "search-r1", tuple(row), (), StopReason.TURN_LIMIT, None, True, seed=seed)
+            for question, row, seed in zip(questions, rows, seeds, strict=True)
+        ]
+
+    def documents(self, row: Sequence[Segment], seed: int) -> tuple[int, ...]:
+        """The observation after the turn that a row has begun; none where another turn has no room."""
+        limits, turn = self.limits, len(row) // 2
+        more = limits.max_observation_tokens + limits.max_turn_tokens
+        held = sum(len(segment.ids) for segment in row) + limits.max_turn_tokens
+        if turn >= limits.max_turns or turn + 1 == self.turns or held + more > limits.max_tokens:
+            return ()
+        return random_ids(limits.max_observation_tokens, self.vocabulary, random.Random(f"{seed} {turn}"))
+
+
+def reward(run: Trajectory) -> Reward:
+    """The share of even tokens: no two runs of a group have the same."""
+    written = [ident for segment in run.segments if segment.author is Author.AGENT for ident in segment.ids]
+    value = sum(ident % 2 == 0 for ident in written) / max(1, len(written)) + run.seed % 997 * 1e-6
+    return Reward(value, {"exact_match": value})
 
 
 @torch.inference_mode()
-def generate(model: PreTrainedModel, prompts: torch.Tensor, load: Load) -> int:
-    """Tokens that `generate` wrote."""
-    ids = prompts.to(model.device)
+def generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new: int) -> int:
+    """Tokens that `generate` of transformers wrote."""
+    ids = torch.tensor(prompts, device=model.device)
     written = model.generate(  # type: ignore[operator]
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=load.new,
+        max_new_tokens=new,
         do_sample=True,
         temperature=1.0,
         top_k=0,
@@ -141,99 +208,140 @@ def generate(model: PreTrainedModel, prompts: torch.Tensor, load: Load) -> int:
         eos_token_id=None,
         pad_token_id=0,
     )
-    return int((written.shape[1] - load.prompt) * load.rows)
+    return int((written.shape[1] - ids.shape[1]) * len(ids))
 
 
-def update(policy: Policy, batch: Batch) -> int:
-    """Tokens of the rows that one update has learnt from."""
-
-    def loss(new_bt: torch.Tensor, rows_b: torch.Tensor) -> torch.Tensor:
-        mask_bt = batch.agent_BT[rows_b, : new_bt.shape[1]].to(new_bt.device)
-        signs_bt = (1.0 - 2.0 * (rows_b % 2).to(new_bt.device))[:, None].expand_as(new_bt)
-        return policy_loss(new_bt, new_bt.detach(), signs_bt, mask_bt).sum() / batch.agent_BT.sum()
-
-    policy.forward_backward(batch, batch.agent_BT, loss)
-    policy.optim_step()
-    return int(batch.lengths_B.sum())
+def forward_flops(model: PreTrainedModel, shape: NetworkShape, rows: Sequence[Trajectory]) -> float:
+    """Of a pass over the rows: 2 a weight and token, causal attention, the output layer at the agent's tokens."""
+    parts = model.named_parameters()
+    body = sum(weight.numel() for name, weight in parts if "embed" not in name and "lora_" not in name)
+    head = 2.0 * shape.vocabulary * shape.hidden * sum(row.agent_tokens for row in rows)
+    lengths = [len(row.ids) for row in rows]
+    return head + sum(length * (2.0 * body + 2.0 * shape.layers * shape.hidden * length) for length in lengths)
 
 
-def batch_of(prompts: torch.Tensor, load: Load, vocabulary: int) -> Batch:
-    written = torch.randint(300, vocabulary, (load.rows, load.new), generator=torch.Generator().manual_seed(2))
-    ids_BT = torch.cat((prompts, written), dim=1)
-    agent_BT = (torch.arange(load.length) >= load.prompt).expand(load.rows, -1)
-    return Batch(ids_BT, agent_BT, torch.zeros(ids_BT.shape), torch.full((load.rows,), load.length))
+@dataclass(frozen=True)
+class PartTime:
+    """One timing of a part: tokens, seconds, and model operations where they are counted."""
+
+    tokens: int
+    seconds: float
+    flops: float | None = None
 
 
-def measure(name: str, size: dict[str, int], load: Load, options: argparse.Namespace, peak: float) -> None:
-    """One size of model: each way in turn, then a line for each."""
-    device = torch.device(options.device)
-    model = make_model(size, device)
-    settings = LearnerSettings(
-        precision="bfloat16",
-        micro_batch_tokens=options.micro_batch_tokens,
-        checkpointing=options.checkpointing,
-        lora=LoraSettings() if options.lora else None,
-    )
-    prompts = prompts_of(load, size["vocabulary"])
-    batch = batch_of(prompts, load, size["vocabulary"])
-    plain = copy.deepcopy(model).bfloat16()
-    policy = Policy(model, settings, updates=10_000)
-    sampler = Sampler(model, ByteTokenizer(), (), SamplerSettings(dtype="bfloat16", max_rows=load.rows))
-    ways = {
-        "rollout, sampler": partial(sample, sampler, prompts, load),
-        "rollout, generate": partial(generate, plain, prompts, load),
-        "update": partial(update, policy, batch),
-    }
-    rates: dict[str, list[float]] = {way: [] for way in ways}
-    for repeat in range(options.repeats + 1):
-        for way, work in ways.items():
-            rate = timed(work, device)
-            if repeat:  # the first round warms up
-                rates[way].append(rate)
-    weights = sum(weight.numel() for weight in plain.parameters())
-    print(f"\n{name}: {weights / 1e6:.0f} M weights, {load.rows} rows of {load.prompt} + {load.new} tokens")
-    for way, found in rates.items():
-        print(f"  {way:<20}{statistics.median(found):12,.0f} tokens/s  ({min(found):,.0f} – {max(found):,.0f})", end="")
-        if way == "update":
-            each = 3.0 * forward_flops(model, size, load) / (load.rows * load.length)
-            done = statistics.median(found) * each / 1e12
-            print(f"  {done:.2f} TFLOP/s, utilisation {done / peak:.1%}", end="")
-        print()
-    ratio = statistics.median(rates["rollout, sampler"]) / statistics.median(rates["rollout, generate"])
-    print(f"  sampler / generate: {ratio:.2f}")
-    if device.type == "cuda":
-        print(f"  most memory held: {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB")
-        torch.cuda.reset_peak_memory_stats(device)
+@dataclass
+class StepBench:
+    """The models of one shape."""
+
+    shape: NetworkShape
+    recipe: AgentRecipe
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        rl, recipe = self.recipe.rl, self.recipe
+        self.model = make_model(self.shape, self.device)
+        self.weights = sum(weight.numel() for weight in self.model.parameters())
+        self.plain = torch.nn.Module.to(copy.deepcopy(self.model), dtype=dtype_of(recipe))
+        self.backend = LocalBackend(Policy(self.model, rl.policy, 10_000, rl.temperature), rl)
+        sampling = SamplerSettings(
+            temperature=rl.temperature, max_rows=recipe.concurrency, cache_gib=recipe.cache_gib,
+            max_tokens=recipe.limits.max_tokens, dtype=recipe.precision,
+        )  # fmt: skip
+        self.sampler = self.backend.sampler(ByteTokenizer(), (), sampling)
+
+    def turn(self) -> dict[str, PartTime]:
+        """One turn of every run by the sampler, and by `generate`."""
+        rl, limits = self.recipe.rl, self.recipe.limits
+        asked = [Question(str(n), "?") for n in range(rl.questions_per_step) for _ in range(rl.group_size)]
+        rollout = StepRollout(self.sampler, limits, self.shape.vocabulary, turns=1)
+        prompts = [random_ids(PROMPT_TOKENS, self.shape.vocabulary, random.Random(one.id)) for one in asked]
+
+        def sample() -> int:
+            rollout(asked, range(len(asked)))
+            return rollout.written
+
+        sampled = PartTime(*timed(sample, self.device))
+        self.backend.release()
+        again = PartTime(*timed(lambda: generate(self.plain, prompts, limits.max_turn_tokens), self.device))
+        return {"sampler": sampled, "generate": again}
+
+    def step(self, number: int) -> dict[str, PartTime]:
+        """One step of training."""
+        rl, timer, algorithm = self.recipe.rl, Timer(), open_algorithm(self.recipe.rl)
+        questions = QuestionStream([Question(str(n), "?") for n in range(rl.questions_per_step)], 0)
+        rollout = StepRollout(self.sampler, self.recipe.limits, self.shape.vocabulary)
+        self.backend.refresh()
+        sampled = sample_step(number, questions, 0, rl, rollout, reward, self.backend, timer)
+        self.backend.release()
+        rows = [episode.trajectory for episode in sampled.kept.scored]
+        read, flops = sum(len(row.ids) for row in rows), forward_flops(self.model, self.shape, rows)
+        with timer("advantages_s"):
+            experience = make_experience(sampled.kept, rl, algorithm, self.backend)
+            settle(self.device)
+        with timer("update_s"):
+            improve(experience, rl, algorithm, self.backend, random.Random(number))
+            settle(self.device)
+        seconds = timer.seconds
+        assert not experience.silent_B.any(), "a group without spread is left out of the update"
+        reference = {"reference": PartTime(read, seconds["advantages_s"], flops)} if self.backend.reference else {}
+        return {
+            "rollouts": PartTime(rollout.written, seconds["rollout_s"]),
+            **reference,
+            "update": PartTime(read * rl.epochs, seconds["update_s"], 3.0 * flops * rl.epochs),
+        }
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def measured(bench: StepBench, repeats: int) -> dict[str, PartTime]:
+    """Part → the timing with the median of tokens a second. A first round, which warms up, is left out."""
+    rounds = [{**bench.turn(), **bench.step(number)} for number in range(repeats + 1)][1:]
+    return {part: _median([one[part] for one in rounds]) for part in rounds[0]}
+
+
+def _median(timings: Sequence[PartTime]) -> PartTime:
+    return sorted(timings, key=lambda one: one.tokens / one.seconds)[(len(timings) - 1) // 2]
+
+
+def show(name: str, found: Mapping[str, PartTime], peak: float) -> None:
+    """A line for each part, under `COLUMNS`."""
+    for part, one in found.items():
+        done = None if one.flops is None else one.flops / one.seconds / 1e12
+        counted = f"{'–':>9} {'–':>7}" if done is None else f"{done:9.3f} {done / peak:7.1%}"
+        rate = one.tokens / one.seconds
+        print(f"{name:>6} {part:<10} {one.tokens:11,} {one.seconds:9.3f} {rate:11,.0f} {counted}", flush=True)
+
+
+def main(typed: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help=f"changes of the recipe {RECIPE}")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="one small model and a short load: does it run at all")
-    parser.add_argument("--rows", type=int, default=128)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--new", type=int, default=256)
-    parser.add_argument("--micro-batch-tokens", type=int, default=16_384)
-    parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--lora", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peak-tflops", type=float, default=0.0, help="what utilisation is a share of; measured if 0")
-    return parser.parse_args()
-
-
-def main() -> None:
-    options = arguments()
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated [default: 0.5B and 1.5B]")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args(typed)
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("there is no GPU that torch can use here; try --device cpu --tiny")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "processor"
-    peak = options.peak_tflops or matmul_tflops(device, 8192 if device.type == "cuda" else 512)
-    print(f"{name}, torch {torch.__version__}, bfloat16, {options.repeats} repeats in turn")
-    print(f"a large matrix product: {peak:.2f} TFLOP/s")
-    load = Load(8, 16, 8) if options.tiny else Load(options.rows, options.prompt, options.new)
-    for size, shape in (TINY if options.tiny else SIZES).items():
-        measure(size, shape, load, options, peak)
+        raise SystemExit("there is no GPU that torch can use here; try --device cpu --shape tiny")
+    shapes: list[str] = options.shape or ["0.5B", "1.5B"]
+    try:
+        recipes = {name: recipe_of(name, options.overrides, device.type) for name in shapes}
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    for name, recipe in recipes.items():
+        peak = peak_tflops(device, dtype_of(recipe))
+        bench = StepBench(SHAPES[name], recipe, device)
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else "processor"
+        rows = recipe.rl.questions_per_step * recipe.rl.group_size
+        print(f"\n{where}, torch {torch.__version__}, {recipe.precision}; {options.repeats} repeats, the median")
+        print(f"{bench.weights / 1e6:.1f} M weights, {rows} runs; large matrix products: {peak:.3f} TFLOP/s")
+        print(COLUMNS)
+        found = measured(bench, options.repeats)
+        show(name, found, peak)
+        ratio = found["sampler"].tokens / found["sampler"].seconds * found["generate"].seconds
+        print(f"sampler / generate: {ratio / found['generate'].tokens:.2f}")
+        if device.type == "cuda":
+            print(f"most memory held: {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB")
+            torch.cuda.reset_peak_memory_stats(device)
+        del bench
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

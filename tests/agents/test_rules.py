@@ -99,8 +99,6 @@ def test_its_runs_are_ordinary_valid_trajectories() -> None:
     assert set(fused(run)) == {hit.passage.id for search in run.searches for hit in search.hits}
     assert run.evidence == tuple(RuleAgent().evidence(QUESTION.question, run.searches))
     assert all_gold_at(run, 2)
-    selected = RuleAgent().with_evidence(replace(run, evidence=None), count=2)
-    assert replace(selected, selected_ids=()) == run and selected.selected_ids == run.evidence[:2]
 
 
 def test_what_a_stored_run_found_is_scored_as_the_agent_ranked_it(tmp_path: Path) -> None:

@@ -24,6 +24,12 @@ def test_the_road_from_a_world_to_a_score(tmp_path: Path, coseek: Type, monkeypa
     assert (ran.code, "em" in ran.out) == (0, True)
     scored = json.loads(coseek("score", "r", "--json").out)
     assert scored["summaries"][0]["metrics"]["em"]["mean"] >= 0.9
+    recalls = [
+        json.loads(coseek("score", "r", "--budget", tokens, "--json").out)["summaries"][0]["metrics"]
+        for tokens in (1, 100_000)
+    ]
+    assert [one["budgeted_recall"]["mean"] for one in recalls] == [0, recalls[1]["recall"]["mean"]]
+    assert "budgeted_recall: 30 tokens of passages" in coseek("score", "r", "--budget", 30).out
     assert coseek("audit", "r").out == "r: sound; 20 trajectories checked\n"
 
 

@@ -55,7 +55,7 @@ def test_junk_is_unreadable_or_is_exactly_what_was_asked_for(text: str, count: i
         ("Of 2 passages:\n[1] 50 [2] 60", "words that are no score"),
         ('{"1": 50, "2": "high"}', "words that are no score"),
         ('{"1": 50, "3": 60}', "a number that was not asked for"),
-        ("<think>[1] 50 [2] 60", "words that are no score"),
+        ("<think>[1] 50 [2] 60", "0 entries for 2"),
         ("[1] 50 [2] 60 I hope this helps", "words that are no score"),
         ("50 60", "words that are no score"),
         ("[1] ٥٠ [2] 60", "words that are no score"),

@@ -7,6 +7,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run
 from coseek.data.evidence import evidence_of, ranked
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Search, Trajectory
+from coseek.graders.context_budget import ContextBudget
 from coseek.measure import retrieval
 from coseek.measure.score import score_trajectory
 
@@ -20,6 +21,20 @@ def test_recall_is_told_apart_by_search_and_by_run() -> None:
 def test_a_budget_counts_only_the_first_distinct_passages() -> None:
     trajectory = run(found("orbo", OTHER, ORBO), found("again", OTHER, MIRA))
     assert [retrieval.run_recall(trajectory, most) for most in (1, 2, 3)] == [0, 0.5, 1]
+
+
+def test_recall_in_a_budget_does_not_grow_with_what_is_retrieved_after_it() -> None:
+    one_search = run(found("orbo", ORBO, OTHER))
+    more = run(found("orbo", ORBO, OTHER), found("again", OTHER, ORBO), found("mira", MIRA))
+    tokens = ContextBudget(0).count(f"{ORBO.title} {ORBO.text} {OTHER.title} {OTHER.text}")
+    enough, ample = ContextBudget(tokens).fill, ContextBudget(10 * tokens).fill
+    assert [retrieval.run_recall(one) for one in (one_search, more)] == [0.5, 1]
+    assert [retrieval.budgeted_recall(one, enough) for one in (one_search, more)] == [0.5, 0.5]
+    assert [retrieval.budgeted_recall(one, ample) for one in (one_search, more)] == [0.5, 1]
+    ranked_first = replace(more, evidence=("mira", "orbo", "other"))
+    assert score_trajectory(ranked_first, budget=enough)["budgeted_recall"] == 1
+    assert retrieval.budgeted_recall(more, ContextBudget(0).fill) == 0
+    assert retrieval.budgeted_recall(replace(more, question=replace(QUESTION, gold_ids=())), ample) is None
 
 
 def test_a_failed_search_found_nothing_and_is_in_no_mean() -> None:

@@ -29,6 +29,7 @@ def test_every_metric_of_a_run_worked_by_hand() -> None:
     assert scores["agent_tokens"] + scores["read_tokens"] == len(trajectory.ids)
     assert (scores["answered"], scores["valid"], scores["truncated"], scores["answer_hit"]) == (1, 1, 0, 1)
     elsewhere = {
+        "budgeted_recall",
         "missed_visits",
         "gen_acc",
         "judge_acc",

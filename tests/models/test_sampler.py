@@ -351,6 +351,16 @@ def test_a_sampler_that_was_released_holds_nothing_and_goes_on_as_before(name: s
     assert ids(converse(one, range(5))) == before
 
 
+def test_a_start_that_fails_leaves_the_engine_free() -> None:
+    model = network("llama")
+    one, head = sampler(model, max_rows=2, dtype="bfloat16"), model.lm_head
+    model.lm_head = torch.nn.Linear(3, 3)  # the copy cannot take these weights
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        one.start(request(0, (2, 3)))
+    model.lm_head = head
+    assert ids(converse(one, range(2)))
+
+
 def test_two_samplers_of_one_engine_take_turns() -> None:
     model = network("llama")
     first = sampler(model, max_rows=4)

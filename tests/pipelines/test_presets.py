@@ -12,6 +12,8 @@ from coseek.core.settings import dump_settings
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import StopReason
 from coseek.pipelines.agent_recipe import load_recipe
+from coseek.pipelines.estimate import PROMPT_TOKENS
+from coseek.retrieval.retrievers.simulated import SimulatedSettings
 
 
 def contexts(*overrides: str) -> int:
@@ -33,12 +35,38 @@ def test_the_paper_s_s3_serves_nine_contexts_and_its_program_twelve() -> None:
     assert contexts("preset=code") == 12
 
 
+def test_five_simulated_documents_reach_the_agent_of_zerosearch_whole() -> None:
+    recipe = load_recipe("zerosearch")
+    written = SimulatedSettings(model="").document_tokens - 1
+    corpus = Corpus([Passage(f"d{number}", f"Title {number}", "x" * written + "!") for number in range(5)])
+    retriever = Shelf(corpus, {"q": [passage.id for passage in corpus]})
+    look = "<think>a</think><search>q</search>"
+    limits = recipe.limits.model_copy(update={"max_tokens": 60_000})  # one character, one token
+    run = play(recipe.protocol, look, "<think>a</think><answer>b</answer>", retriever=retriever, limits=limits)
+    seen = [segment.text for segment in run.segments if segment.tag == "information"]
+    assert len(run.searches[0].hits) == 5 and seen[0].count("x!") == 5
+
+    limits, least = recipe.limits, 5 * (written + 1)
+    each_turn = limits.max_turn_tokens + limits.passages_per_search * (limits.max_document_tokens or 0)
+    assert each_turn - limits.max_turn_tokens > least
+    assert limits.max_turns * each_turn + limits.max_turn_tokens + PROMPT_TOKENS <= limits.max_tokens
+
+
 def test_a_preset_stands_in_the_record_as_the_settings_that_it_means() -> None:
     recipe = load_recipe("s3", ["preset=code"])
     assert (recipe.preset, recipe.protocol, recipe.limits.max_turns) == ("code", "s3-code", 3)
     assert (recipe.reward, recipe.rl.entropy, recipe.presets) == ({"preset": "s3-code"}, 0.001, {})
     grpo = load_recipe("search-r1-grpo", ["preset=code"])
     assert (grpo.protocol, grpo.rl.entropy, grpo.rl.algorithm) == ("search-r1-code", 0.001, "grpo")
+    assert (grpo.rl.kl_clamp, load_recipe("search-r1-ppo", ["preset=code"]).rl.kl_clamp) == (10, None)
+
+
+@pytest.mark.parametrize("name", ["s3", "search-r1-ppo", "search-r1-grpo"])
+def test_the_programs_sample_from_a_nucleus_and_the_papers_from_the_whole_softmax(name: str) -> None:
+    sampled = [load_recipe(name, [f"preset={preset}"]).rl for preset in ("paper", "code")]
+    assert [(rl.top_p, rl.old_logprobs) for rl in sampled] == [(1.0, "rollout"), (0.95, "recompute")]
+    with pytest.raises(SettingError, match="add old_logprobs=recompute"):
+        load_recipe(name, ["rl.top_p=0.95"])
 
 
 def test_what_was_typed_beside_a_preset_wins_and_outlives_the_record(tmp_path: Path) -> None:

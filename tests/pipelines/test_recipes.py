@@ -1,7 +1,7 @@
 """Recipes as files: what they extend, their stages, and what a dry run says of them."""
 
 import itertools
-from contextlib import nullcontext
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -217,12 +217,19 @@ def test_what_samples_is_what_its_stage_says_and_what_looks_takes_the_likeliest(
 
     monkeypatch.setattr(AgentTraining, "roll_out", noted)
     monkeypatch.setattr(AgentTraining, "evaluate", looked)
-    wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}}"
+    nucleus = "rl: {steps: 1, minibatches: 1, temperature: 0.7, top_p: 0.5, old_logprobs: recompute}"
+    wide = "stages={long: {limits: {max_tokens: 900}, rl: {steps: 1, temperature: 0.7}}, "
+    (letters := tmp_path / "letters.py").write_text(LETTERS)
+    wide += f"narrow: {{limits: {{max_tokens: 900}}, reward: {{{letters}: 1}}, {nucleus}}}}}"
     training = AgentTraining(load_recipe("quickstart", [*TINY, wide, "limits.max_tokens=600"]), tmp_path / "run")
     training.begin(resume=False)
     training.train()
     drawn, looks = ([one for look, one in asked if look is which] for which in (False, True))
-    assert drawn and all(one.on_policy and (one.temperature, one.max_tokens) == (0.7, 900) for one in drawn)
+    assert all((one.temperature, one.max_tokens) == (0.7, 900) for one in drawn)
+    assert [one.top_p for one in drawn] == [1.0, 0.5] and drawn[0].on_policy
+    (step,) = map(json.loads, (training.folder / "rl" / "narrow" / "metrics.jsonl").read_text().splitlines())
+    assert step["logprob_gap"] > 0.05  # of the nucleus and of the whole softmax
+    assert step["updates"] == 1 and step["ratio_max"] == pytest.approx(1, abs=1e-3)  # the old policy is the trainer's
     warm, *later = looks
     assert warm.temperature == 1.0
     assert later and all((one.temperature, one.max_tokens) == (0.0, 900) for one in later)
@@ -292,6 +299,13 @@ def test_only_right_runs_are_learnt_from_and_the_order_of_ending_does_not_matter
     assert len(right_runs(runs(), scoring, RejectionSettings(keep=9), 0)) == 4
     with pytest.raises(DataError, match="nothing to learn from"):
         right_runs(runs(), scoring, RejectionSettings(at_least=2.0), 0)
+
+
+def test_questions_of_two_data_sets_with_one_id_do_not_share_the_runs_that_are_kept() -> None:
+    one = replace(trajectory(environment(1), agent(2), answer="Ada"), question=Question("train_0", "Who?", ("Ada",)))
+    other = replace(one, question=Question("train_0", "Who else?", ("Ada",)))
+    scoring = EpisodeScorer(make_reward({"exact_match": 1.0}))
+    assert right_runs([one, other], scoring, RejectionSettings(keep=1), 0) == [other, one]
 
 
 # --- estimates
@@ -384,22 +398,17 @@ def paid(recipe: AgentRecipe, letters: Path) -> AgentRecipe:
     return make_settings(AgentRecipe, tree)
 
 
-@pytest.fixture
-def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a rehearsal, which is otherwise deleted at its end."""
-    folder = tmp_path_factory.mktemp("rehearsal")
-    monkeypatch.setattr("tempfile.TemporaryDirectory", lambda **_: nullcontext(str(folder)))
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{name}{size}" for name in PAPERS for size in ("", "-laptop")])
-def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(name: str, there: Path, kept: Path) -> None:
+def test_every_recipe_earns_a_reward_and_moves_its_weights_in_its_dry_run(
+    name: str, there: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A step with a reward of 0 has no gradient, and goes through whatever is broken."""
     from coseek.pipelines.dry_run import dry_run
 
     recipe = paid(load_recipe(name, ["threads=1"]), there / "data" / "letters.py")
-    found = dry_run(recipe)
+    kept = tmp_path_factory.mktemp("rehearsal")
+    found = dry_run(recipe, kept)
     found.refuse()
     assert len(found.looks) == max(1, len(recipe.stages))
     for look in found.looks:

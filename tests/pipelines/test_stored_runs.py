@@ -24,6 +24,7 @@ FAST = train_tokenizer(
 )
 FAST.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
 STUDENT = HfTokenizer(FAST)
+END = STUDENT.decode([STUDENT.eos_id])
 
 
 def stored(folder: Path, *runs: Trajectory) -> str:
@@ -64,7 +65,7 @@ def test_another_agents_run_is_written_in_the_policys_tokens_with_the_policys_pr
     first = next(place for place, segment in enumerate(own.segments) if segment.author is Author.AGENT)
     assert [one.ids for one in ours.segments[:first]] == [one.ids for one in own.segments[:first]]
     for mine, theirs in zip(ours.segments[first:], run.segments[first:], strict=True):
-        assert mine.text == theirs.text
+        assert mine.text.removesuffix(END) == theirs.text
     assert not [what for what in check_trajectory(ours, decode=STUDENT.decode) if "side context" not in what[0]]
 
 
@@ -72,6 +73,18 @@ def test_a_mark_of_the_protocol_is_the_policys_one_token_and_a_role_mark_in_a_pa
     ours = in_tokens_of(right(), load_protocol("search-r1"), STUDENT, WIDE)
     mark, role = STUDENT.encode("<search>")[0], STUDENT.encode("<|user|>")[0]
     assert ours.segments[1].ids.count(mark) == 1 and ours.ids.count(role) == 1  # the chat template's own
+
+
+@pytest.mark.parametrize("end", ["", "<|im_end|>", "</s>\n"])
+def test_a_turn_that_nothing_stopped_ends_with_the_policys_own_end_and_not_with_the_letters_of_anothers(
+    end: str,
+) -> None:
+    run = right("search-o1")
+    last = run.segments[-1]
+    told = replace(run, segments=(*run.segments[:-1], replace(last, text=last.text + end)))
+    ours = in_tokens_of(told, load_protocol("search-o1"), STUDENT, WIDE)
+    assert ours.segments[-1].text == last.text + END and ours.segments[-1].ids[-1] == STUDENT.eos_id
+    assert STUDENT.eos_id not in [ident for one in ours.segments[1:-1] for ident in one.ids]
 
 
 def test_a_run_in_the_policys_own_tokens_keeps_what_was_sampled() -> None:

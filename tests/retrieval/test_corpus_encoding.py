@@ -1,4 +1,3 @@
-import hashlib
 import multiprocessing
 import os
 import signal
@@ -7,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.kill_encoding import digests
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.errors import DiskFault, RunError, SettingError, UserError
@@ -29,15 +29,6 @@ class Stopped(Exception):
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
     return sentences(ROWS)
-
-
-def digest(folder: Path) -> str:
-    """All names and bytes of a folder."""
-    sha = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            sha.update(f"{path.relative_to(folder)}:{path.stat().st_size}\n".encode() + path.read_bytes())
-    return sha.hexdigest()
 
 
 class StopsAfter:
@@ -76,7 +67,7 @@ def test_a_build_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
         (building / ".int8.abc.part" / ".int8.json.def.part").write_text("{")
     build_index(corpus, retriever, target, settings)
     assert began == [0, 0, 256, 256]
-    assert digest(target) == digest(tmp_path / "whole" / "index")
+    assert digests(target) == digests(tmp_path / "whole" / "index")
     assert [path.name for path in target.parent.iterdir()] == ["index"]
 
 
@@ -100,7 +91,7 @@ def test_processes_that_share_a_corpus_write_the_bytes_of_one_also_when_one_is_k
     began: list[int] = []
     build_index(corpus, "dense", target, together, lambda what, done, total: began.append(done))
     assert began[0] >= 256
-    assert digest(target) == digest(tmp_path / "alone" / "index")
+    assert digests(target) == digests(tmp_path / "alone" / "index")
 
 
 def test_devices_of_two_kinds_do_not_share_a_corpus(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:

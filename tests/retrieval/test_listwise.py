@@ -122,7 +122,7 @@ def test_an_answer_that_is_no_ranking_keeps_the_order_and_is_counted() -> None:
 
 def test_a_model_that_fails_fails_the_search() -> None:
     retriever, _ = listwise(by_worth, fault="out of memory")
-    with pytest.raises(RetrieverError, match="the model that ranks failed: out of memory"):
+    with pytest.raises(RetrieverError, match="the model of the retriever listwise failed: out of memory"):
         retriever.search(["q"], 3)
 
 

@@ -106,8 +106,11 @@ def test_hyde_searches_the_made_up_passage_behind_the_query_or_in_its_place() ->
     assert asked.pop() == "who? Ada Lovelace birth"
 
 
-def test_an_output_without_a_text_searches_the_query_as_it_is_and_is_counted() -> None:
-    retriever = expanded(lambda _: "I would rather not.", "reason-rewriter")
+@pytest.mark.parametrize(
+    ("output", "prompt"), [("I would rather not.", "reason-rewriter"), ("<think>Who might it be", "hyde")]
+)
+def test_an_output_without_a_text_searches_the_query_as_it_is_and_is_counted(output: str, prompt: str) -> None:
+    retriever = expanded(lambda _: output, prompt)
     assert [hit.passage.id for hit in retriever.search(["q"], 2)[0]] == ["p0", "p1"]
     assert (retriever.stats.queries, retriever.stats.unexpanded) == (1, 1)
 

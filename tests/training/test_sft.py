@@ -10,7 +10,11 @@ import torch
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 
 from coseek.core.errors import DataError
+from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.models.model import EpisodeState, Request
+from coseek.models.sampler import SamplerSettings
+from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.sft.curriculum import draw_any, draw_by_hops
 from coseek.training.sft.loop import token_weights, train_sft
 from coseek.training.sft.settings import Phase, SftSettings
@@ -100,6 +104,25 @@ def test_a_gate_that_is_never_reached_is_reported_not_hidden(tmp_path: Path) -> 
         evaluate=lambda _: {"exact_match": 0.2},
     )
     assert not ended.passed and ended.rounds == 2
+
+
+def test_a_sampler_that_waits_for_its_evaluation_holds_no_memory_meanwhile(tmp_path: Path) -> None:
+    policy = Policy(tiny_model(), LEARNER, 0)
+    sampler = policy.sampler(ByteTokenizer(), (), SamplerSettings(max_tokens=16, dtype="bfloat16"))
+
+    def write(step: int) -> Mapping[str, float]:
+        sampler.start(Request(0, (1, 2), 4, 0, EpisodeState(Question("q", "?"))))
+        assert sampler.step()
+        sampler.close(0)
+        return {}
+
+    def draw(done: float, rng: random.Random) -> Trajectory:
+        cache = sampler._engine.cache
+        assert not (cache.keys or cache.values or cache.states)
+        return demonstrations()[0]
+
+    write(0)
+    train_sft(policy, draw, settings_of(steps=3, evaluate_every=2), tmp_path, evaluate=write)
 
 
 def test_token_weights_add_up_to_one_and_leave_out_the_first_token_and_the_padding() -> None:

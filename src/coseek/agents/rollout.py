@@ -60,10 +60,12 @@ def rollout(
     concurrency: int = 256,
     overlap: bool = False,
     on_done: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
 ) -> list[Trajectory]:
     """Run the agent once per question; the trajectories come back in the order of `questions`.
 
-    `seeds` holds one seed per question. `on_done` is called with each trajectory as it ends. A fault of the retriever,
+    `seeds` holds one seed per question. `on_done` is called with each trajectory as it ends; without `keep` it alone
+    gets them, none stays in memory and the list is empty. A fault of the retriever,
     the model or a tool ends only its own run, with the reason recorded. At most `concurrency` contexts are open in the
     model at once, and never more than it has rows.
 
@@ -80,7 +82,7 @@ def rollout(
     if agent.protocol.reason_in_documents:  # each episode may need a second context at any time
         concurrency = max(1, concurrency // 2)
     with ThreadPoolExecutor(1, thread_name_prefix="coseek-search") if overlap else nullcontext() as thread:
-        return Driver(agent, retriever, limits, on_done, thread).run(questions, seeds, concurrency)
+        return Driver(agent, retriever, limits, on_done, thread, keep).run(questions, seeds, concurrency)
 
 
 Asking: TypeAlias = tuple[Episode, Tool, ToolRequest]
@@ -99,12 +101,13 @@ class Driver:
         limits: Limits,
         on_done: Callable[[Trajectory], None] | None,
         thread: ThreadPoolExecutor | None,
+        keep: bool = True,
     ) -> None:
         agent.protocol.check_tools()
         self.protocol, self.model = agent.protocol, agent.model
         self.tokenizer = agent.model.tokenizer
         self.prompt_template = agent.protocol.template
-        self.limits, self.on_done = limits, on_done
+        self.limits, self.on_done, self.keep = limits, on_done, keep
         self.context = ToolContext(retriever, limits, agent.protocol.template, agent.model.tokenizer)
         self.thread = thread
         self.sought: list[tuple[Sequence[Asking], Future[Ran]]] = []
@@ -132,7 +135,7 @@ class Driver:
 
         for _ in self._drive(fill):
             pass
-        return [self.done[key] for key in range(len(questions))]
+        return [self.done[key] for key in range(len(questions))] if self.keep else []
 
     def _drive(self, fill: Callable[[], bool]) -> Iterator[None]:
         """Step until no episode is open and `fill`, which opens episodes while there is room, has none left. Yields
@@ -408,6 +411,7 @@ class Driver:
             calls=tuple(row.calls),
             evidence=self._evidence(row),
         )
-        self.done[row.key] = trajectory
+        if self.keep:
+            self.done[row.key] = trajectory
         if self.on_done:
             self.on_done(trajectory)

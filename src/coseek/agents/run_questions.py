@@ -1,7 +1,7 @@
 """Run questions: roll out one agent over many questions into a run folder that can be resumed."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from coseek.agents.protocol import Protocol
@@ -10,7 +10,7 @@ from coseek.agents.unwritable import fault_of, fault_trajectory, mended, storabl
 from coseek.core.errors import RetrieverError
 from coseek.data.identities import Identities, digest, questions_digest
 from coseek.data.question import Question
-from coseek.data.run import Run
+from coseek.data.run import RowKey, Run
 from coseek.data.trajectory import Trajectory
 from coseek.retrieval.retriever import Retriever
 
@@ -18,6 +18,12 @@ from coseek.retrieval.retriever import Retriever
 def row_seed(seed: int, question_id: str, sample: int) -> int:
     """Seed of one trajectory, from its own question and sample alone. 48 bits, which every JSON reader keeps."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{sample}/{question_id}".encode()).digest()[:6], "big")
+
+
+def rows_of(questions: Sequence[Question], seed: int, samples: int) -> list[RowKey]:
+    """The rows of a run of these questions, by question in the given order, then by seed."""
+    ids = [mended(question).id for question in questions]
+    return [row for ident in ids for row in sorted((ident, row_seed(seed, ident, sample)) for sample in range(samples))]
 
 
 def identities_of(
@@ -58,19 +64,23 @@ def run_questions(
     samples: int = 1,
     concurrency: int = 256,
     overlap: bool = False,
+    only: Collection[RowKey] | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> None:
     """Answer the questions that the run does not hold yet, appending each trajectory as it ends.
 
-    `tell` is called with (ended, total). Raises `SettingError` when the run holds trajectories of other questions,
-    another agent or another retriever, and `InUse` when another process is writing it. A question that no file can
-    hold is recorded as a fault and not asked. `concurrency` and `overlap` are passed to `rollout`.
+    `only` leaves out all other rows: another process makes them. `tell` is called with (ended, total). Raises
+    `SettingError` when the run holds trajectories of other questions, another agent or another retriever, and `InUse`
+    when another process is writing it. A question that no file can hold is recorded as a fault and not asked.
+    `concurrency` and `overlap` are passed to `rollout`.
     """
     faults = {mended(question).id: why for question in questions if (why := fault_of(question))}
     asked_for = [mended(question) for question in questions] if faults else questions
     framed = agent.protocol.template.framed(agent.model.tokenizer)
     identities = identities_of(agent.identities, agent.protocol, retriever, asked_for, limits, seed, framed)
     rows = [(question, row_seed(seed, question.id, sample)) for sample in range(samples) for question in asked_for]
+    if only is not None:
+        rows = [row for row in rows if (row[0].id, row[1]) in only]
     with run.open_for_append(identities) as file:
         done = run.done()
         left = [row for row in rows if (row[0].id, row[1]) not in done]
@@ -90,4 +100,14 @@ def run_questions(
                 keep(fault_trajectory(question, agent.protocol.name, own_seed, faults[question.id]))
         left = [row for row in left if row[0].id not in faults]
         asked, seeds = [row[0] for row in left], [row[1] for row in left]
-        rollout(agent, retriever, asked, seeds, limits, concurrency=concurrency, overlap=overlap, on_done=keep)
+        rollout(
+            agent,
+            retriever,
+            asked,
+            seeds,
+            limits,
+            concurrency=concurrency,
+            overlap=overlap,
+            on_done=keep,
+            keep=False,
+        )

@@ -17,6 +17,7 @@ from coseek.data.question import Question, load_questions
 from coseek.data.run import Run
 from coseek.data.selection import EVERY, QuestionFilter, draw
 from coseek.data.trajectory import Trajectory
+from coseek.graders.context_budget import ContextBudget
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.grading import Tell, answer_cache, generate_answers, judge_claims, verdict_cache
@@ -36,7 +37,7 @@ AnswerWith: TypeAlias = Annotated[
     ),
 ]
 BudgetTokens: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Tokens of passages in the generator's prompt, at most.")
+    int, typer.Option(min=1, help="Tokens of passages in the generator's prompt, at most; and of budgeted_recall.")
 ]
 PromptFile: TypeAlias = Annotated[str | None, typer.Option(help="The generator's prompt: a YAML file of your own.")]
 JudgePromptFile: TypeAlias = Annotated[str, typer.Option(help="The judge's prompt: a YAML file of your own.")]
@@ -70,13 +71,15 @@ def open_parts(
         tree = {"model": answer_with, "prompt": prompt, "max_context_tokens": budget}
         generator = open_generator(make_settings(GeneratorSettings, tree), cache, writing)
     asked = (make_settings(JudgeSettings, {"model": name, "prompt": judge_prompt}) for name in judges)
-    return GraderSet(generator, tuple(open_judge(settings, cache, writing) for settings in asked))
+    return GraderSet(budget, generator, tuple(open_judge(settings, cache, writing) for settings in asked))
 
 
 @dataclass(frozen=True)
 class GraderSet:
     """The generator and the judges of a command. Scores use the verdicts of the first judge."""
 
+    budget: int
+    """Tokens of passages for `budgeted_recall`, counted by the rule of `ContextBudget`."""
     generator: Generator | None = None
     judges: tuple[Judge, ...] = ()
 
@@ -95,7 +98,7 @@ class GraderSet:
 
     def to_json(self) -> JsonObject:
         """The same as JSON, with everything that a number depends on."""
-        found: JsonObject = {}
+        found: JsonObject = {"budget_tokens": self.budget}
         if self.generator is not None:
             found["generator"] = {"identity": self.generator.identity, **self.generator.card}
         if self.judges:
@@ -118,8 +121,9 @@ def ask(run: Run, name: str, parts: GraderSet, select: QuestionFilter = EVERY) -
 
     Without generator and judges the trajectories are read once and not kept in memory.
     """
+    budget = ContextBudget(parts.budget).fill
     if parts.generator is None and not parts.judges:
-        return ScoredBothWays(score_run(name, _chosen(run, select)), None)
+        return ScoredBothWays(score_run(name, _chosen(run, select), budget=budget), None)
     trajectories = list(_chosen(run, select))
     answers: Answers = {}
     if parts.generator is not None:
@@ -134,8 +138,8 @@ def ask(run: Run, name: str, parts: GraderSet, select: QuestionFilter = EVERY) -
             verdicts.append(judge_claims(judge, claims, verdict_cache(run.folder, judge), tell))
     first = verdicts[0] if verdicts else None
     return ScoredBothWays(
-        score_run(name, trajectories, first),
-        component_run(name, trajectories, answers, first) if parts.generator is not None else None,
+        score_run(name, trajectories, first, budget),
+        component_run(name, trajectories, answers, first, budget) if parts.generator is not None else None,
         tuple(verdicts),
     )
 

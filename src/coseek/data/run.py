@@ -4,12 +4,12 @@ import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias, cast
 
 import yaml
 
@@ -21,6 +21,7 @@ from coseek.core.files import (
     check_output_folder,
     is_failed_start,
     json_line,
+    parse_line,
     parse_rows,
     read_jsonl,
     read_yaml,
@@ -34,6 +35,8 @@ from coseek.data.trajectory import StopReason, Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
 """Libraries whose versions a run remembers."""
+RowKey: TypeAlias = tuple[str, int]
+"""Question id and seed of a trajectory."""
 
 
 class Run:
@@ -123,9 +126,29 @@ class Run:
             faults = (DataError, KeyError, ValueError, TypeError)
             yield from parse_rows(self.trajectories_path, Trajectory.from_json, faults)
 
-    def done(self) -> set[tuple[str, int]]:
-        """(question id, seed) of every stored trajectory."""
+    def done(self) -> set[RowKey]:
+        """The keys of all stored trajectories."""
         return {(trajectory.question.id, trajectory.seed) for trajectory in self.trajectories()}
+
+    def absorb(self, part: "Run") -> None:
+        """Append the trajectories of a run with the same identities that this one lacks. A line that a kill cut short
+        is left out."""
+        recorded = part.record.get(KEY)
+        with self.open_for_append(cast(Identities, recorded) if isinstance(recorded, dict) else None) as file:
+            done = {key for key, _, _ in _spans(self.trajectories_path)}
+            lacking = [span for span in _spans(part.trajectories_path) if span[0] not in done]
+            file.writelines(_lines_at(part.trajectories_path, lacking))
+
+    def arrange(self, order: Iterable[RowKey]) -> None:
+        """Sort the trajectories by their keys' place in `order`, others behind them; timing changes their order."""
+        place = {key: number for number, key in enumerate(order)}
+        with lock_folder(self.folder):
+            drop_partial_line(self.trajectories_path)
+            spans = _spans(self.trajectories_path)
+            wanted = sorted(spans, key=lambda span: place.get(span[0], len(place)))
+            if wanted != spans:
+                with atomic_write(self.trajectories_path) as file:
+                    file.writelines(_lines_at(self.trajectories_path, wanted))
 
     def drop_faults(self) -> int:
         """Remove the trajectories that a fault ended, so that they are repeated; returns their number."""
@@ -154,6 +177,28 @@ class Run:
     def append(file: IO[str], trajectory: Trajectory) -> None:
         file.write(json_line(trajectory.to_json()))
         file.flush()
+
+
+def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
+    """Key, start and end of every whole line of a trajectories file, which may be missing."""
+    found: list[tuple[RowKey, int, int]] = []
+    at = 0
+    with path.open("rb") if path.exists() else nullcontext(()) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                row = parse_line(line, f"{path}, line {number}")
+                question = cast(JsonObject, row["question"])
+                found.append(((str(question["id"]), cast(int, row["seed"])), at, at + len(line)))
+            at += len(line)
+    return found
+
+
+def _lines_at(path: Path, spans: Iterable[tuple[RowKey, int, int]]) -> Iterator[str]:
+    with path.open("rb") if path.exists() else nullcontext() as file:
+        for _, start, end in spans:
+            assert file is not None
+            file.seek(start)
+            yield file.read(end - start).decode()
 
 
 def _write_record(folder: Path, record: JsonObject) -> None:

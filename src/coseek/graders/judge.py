@@ -21,7 +21,7 @@ from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
 from coseek.graders.grader import Grader, OracleGrader
-from coseek.models.model_text import read_verdict
+from coseek.models.model_text import read_verdict, repeatable
 from coseek.models.text_model import TextModel, generate_each
 
 
@@ -92,7 +92,7 @@ class ModelJudge:
             self.prompt.prompt,
             question=one_line(claim.question.question),
             answers=answers,
-            response=one_line(claim.response),
+            response=repeatable(one_line(claim.response)),
         )
 
     def _verdict(self, claim: Claim, text: str | ModelError) -> Verdict:

@@ -11,8 +11,8 @@ from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.query import Query
 
-SCHEMA = 1
-"""Version of the label set object in `labels.jsonl`."""
+SCHEMA = 2
+"""Version of the label set object in `labels.jsonl`. In schema 1 every text stands in its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class LabelSet:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "LabelSet":
-        if row.get("schema") != SCHEMA:
-            raise DataError(f"a label set of schema {row.get('schema')!r}; this coseek reads schema {SCHEMA}")
+        if row.get("schema") not in (1, SCHEMA):
+            raise DataError(f"a label set of schema {row.get('schema')!r}; this coseek reads schemas 1 and {SCHEMA}")
         question = Question.from_json(cast(JsonObject, row["question"]))
         targets = cast("list[float] | None", row.get("targets"))
         return cls(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from coseek.agents.search_turns import SearchTurn, TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
-from coseek.data.question import Question
 from coseek.graders.call_counts import CallCounts
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.maker import LabelMaker
@@ -89,11 +88,6 @@ def check_distinct(turns: Sequence[SearchTurn]) -> list[TurnId]:
             "apart; make one of the runs with another --seed"
         )
     return order
-
-
-def asked_questions(turns: Sequence[SearchTurn]) -> list[Question]:
-    """The questions of these turns, each once, in order."""
-    return list({turn.question.id: turn.question for turn in turns}.values())
 
 
 def summary(labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts, seconds: float = 0.0) -> LabelSummary:

@@ -73,9 +73,9 @@ class LabelResources:
 
     @property
     def retriever(self) -> Retriever:
+        """It can be searched from several threads."""
         if self.found_by is None:
             raise SettingError("these labels need a retriever, whose passages they score; name one with --retriever")
-        """It can be searched from several threads."""
         return (
             self.found_by if isinstance(self.found_by, Concurrent) else LockedRetriever(self.found_by, self._searching)
         )

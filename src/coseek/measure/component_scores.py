@@ -10,6 +10,7 @@ from typing import TypeAlias
 from coseek.data.grade_cache import GeneratedAnswer
 from coseek.data.trajectory import Trajectory
 from coseek.measure.question_groups import ALL
+from coseek.measure.retrieval import PassageBudget
 from coseek.measure.score import MetricSummary, ScoredRow, ScoredRun, Scores, Verdicts, collect, score_trajectory
 from coseek.measure.table import Table, left_out, show
 
@@ -24,7 +25,11 @@ SUFFIX = " → generator"
 
 
 def component_run(
-    name: str, trajectories: Iterable[Trajectory], answers: Answers, verdicts: Verdicts | None = None
+    name: str,
+    trajectories: Iterable[Trajectory],
+    answers: Answers,
+    verdicts: Verdicts | None = None,
+    budget: PassageBudget | None = None,
 ) -> ScoredRun:
     """A run with the generator's answers instead of the agent's own.
 
@@ -40,7 +45,7 @@ def component_run(
             elif entry is not None and entry.fault is not None:
                 yield question, GENERATOR_FAULT, None
             elif entry is not None:
-                scores = score_trajectory(replace(trajectory, answer=entry.answer), verdicts)
+                scores = score_trajectory(replace(trajectory, answer=entry.answer), verdicts, budget)
                 shown = {
                     "context_passages": float(len(entry.passage_ids)),
                     "context_tokens": float(entry.context_tokens),

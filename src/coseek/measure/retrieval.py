@@ -4,11 +4,17 @@ Passages count once, in the order of retrieval; metrics at k use the run's evide
 failed search is left out of means per search. Recall is `None` for questions without gold passages.
 """
 
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
 from coseek.data.evidence import evidence_of
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Trajectory
 from coseek.measure import rankings
 from coseek.retrieval.fusion import reciprocal_rank_fusion
+
+PassageBudget: TypeAlias = Callable[[Sequence[Passage]], tuple[Sequence[Passage], int]]
+"""The leading passages that a number of tokens admits, and the tokens that they take."""
 
 
 def served(trajectory: Trajectory) -> list[Passage]:
@@ -39,6 +45,16 @@ def searched_ids(trajectory: Trajectory) -> list[list[str]]:
 def recall_at(trajectory: Trajectory, k: int) -> float | None:
     """Recall@k: the share of the gold passages among the first `k` of the run's evidence."""
     return rankings.recall(trajectory.question.gold_ids, evidence_of(trajectory), k)
+
+
+def budgeted_recall(trajectory: Trajectory, budget: PassageBudget) -> float | None:
+    """Share of the gold passages among the first of the run's evidence that `budget` admits, in [0, 1].
+
+    Unlike recall it does not grow with searches × k, so that agents are compared at an equal amount of text.
+    """
+    found = {passage.id: passage for passage in served(trajectory)}
+    admitted, _ = budget([found[ident] for ident in evidence_of(trajectory) if ident in found])
+    return rankings.recall(trajectory.question.gold_ids, (passage.id for passage in admitted))
 
 
 def all_gold_at(trajectory: Trajectory, k: int) -> bool | None:

@@ -40,8 +40,12 @@ Verdicts: TypeAlias = Mapping[tuple[str, str], Verdict]
 """A judge's verdicts by question id and response."""
 
 
-def score_trajectory(trajectory: Trajectory, verdicts: Verdicts | None = None) -> dict[str, float]:
-    """Every metric that is defined for this trajectory, by name (`METRICS`). Judged ones need `verdicts`.
+def score_trajectory(
+    trajectory: Trajectory, verdicts: Verdicts | None = None, budget: retrieval.PassageBudget | None = None
+) -> dict[str, float]:
+    """Every metric that is defined for this trajectory, by name (`METRICS`).
+
+    Judged ones need `verdicts`, `budgeted_recall` needs a `budget` of passages.
 
     Raises `ValueError` for a trajectory that ended with a fault.
     """
@@ -75,7 +79,7 @@ def score_trajectory(trajectory: Trajectory, verdicts: Verdicts | None = None) -
         scores["f1"] = f1(trajectory.answer, question.answers)
         if verdicts is not None:
             scores.update(judged(question, trajectory.answer, verdicts))
-    scores.update({name: value for name, value in _recalls(trajectory).items() if value is not None})
+    scores.update({name: value for name, value in _recalls(trajectory, budget).items() if value is not None})
     return {name: float(scores[name]) for name in METRICS if name in scores}
 
 
@@ -116,6 +120,7 @@ METRICS: dict[str, str] = {
     "judge_acc": "the judge accepts the answer",
     UNREAD: "answers without a readable verdict of the judge",
     "recall": "share of gold passages retrieved in the run",
+    "budgeted_recall": "share of gold passages in the first tokens (`--budget`) of the run's evidence",
     "recall_per_search": "share of gold passages retrieved by one search, mean over the run's searches",
     "recall@5": "share of gold passages among the first five of the run's evidence",
     "recall@10": "share of gold passages among the first ten of the run's evidence",
@@ -209,13 +214,18 @@ class Scores:
         raise KeyError((run, group))
 
 
-def score_run(name: str, trajectories: Iterable[Trajectory], verdicts: Verdicts | None = None) -> ScoredRun:
+def score_run(
+    name: str,
+    trajectories: Iterable[Trajectory],
+    verdicts: Verdicts | None = None,
+    budget: retrieval.PassageBudget | None = None,
+) -> ScoredRun:
     """Score a run. Trajectories are read once and not stored."""
 
     def rows() -> Iterator[ScoredRow]:
         for trajectory in trajectories:
             fault = trajectory.stop.is_fault
-            scores = None if fault else score_trajectory(trajectory, verdicts)
+            scores = None if fault else score_trajectory(trajectory, verdicts, budget)
             yield trajectory.question, str(trajectory.stop), scores
 
     return collect(name, rows())
@@ -432,7 +442,7 @@ def _unknown(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share}
 
 
-def _recalls(trajectory: Trajectory) -> dict[str, float | None]:
+def _recalls(trajectory: Trajectory, budget: retrieval.PassageBudget | None) -> dict[str, float | None]:
     each = retrieval.search_recalls(trajectory)
     first: dict[str, float | None] = {}
     for k in EVIDENCE_CUTS:
@@ -443,6 +453,7 @@ def _recalls(trajectory: Trajectory) -> dict[str, float | None]:
         }
     return {
         "recall": retrieval.run_recall(trajectory),
+        "budgeted_recall": None if budget is None else retrieval.budgeted_recall(trajectory, budget),
         "recall_per_search": fmean(each) if each else None,
         **first,
     }

@@ -11,8 +11,11 @@ from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO
 from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
 
-MAIN = ("em", "cover_em", "f1", "recall", "recall_per_search", "answer_hit", "searches", "agent_tokens")
-"""Default metrics of a table."""
+MAIN = (
+    *("em", "cover_em", "f1", "recall", "budgeted_recall", "recall_per_search", "answer_hit"),
+    *("searches", "agent_tokens"),
+)
+"""Default metrics of a table, which shows those that were computed."""
 PAIRED = ("em", "f1", "recall", "searches", "agent_tokens")
 """Default metrics of a comparison."""
 _COUNTS = frozenset(

@@ -2,7 +2,8 @@
 
 Read are one word, a sentence that begins or ends with one (`Yes, it names the town.`), a labelled line (`Verdict: no`;
 `correct: yes` is BrowseComp-Plus's), and a JSON object with such a label. Thoughts and code fences are left out. Text
-that says both, or neither, has no verdict: it is never guessed.
+that says both, or neither, has no verdict: it is never guessed. Nor is what a judge quotes or reports its verdict: a
+response that says "the answer is yes" is no yes.
 """
 
 import re
@@ -17,18 +18,37 @@ _LABELS = frozenset(
     ("correct", "is_correct", "verdict", "judgement", "judgment", "decision", "answer", "final_answer")
     + ("result", "conclusion", "grade")
 )
-_MARKS = " \t\"'“”‘’`*_.!()[]"
+_QUOTES = "\"'“”‘’`"
+_MARKS = " \t\n*_.!()[]"
+_QUOTED = re.compile(f"[{_QUOTES}][^{_QUOTES}]*[{_QUOTES}]")
 _FENCE = re.compile(r"```[\w-]*+")
-_LABELLED = re.compile(r"(?:[-#>]\s?)?([A-Za-z][A-Za-z_ ]{0,30}):(.*)", re.DOTALL)
+_LABELLED = re.compile(r"(?:[-#]\s?)?([A-Za-z][A-Za-z_ ]{0,30}):(.*)", re.DOTALL)
 _WORD_END = re.compile(r"[\s,.;]")
 _FIRST = re.compile(r"(yes|no)(?:[.!,;:\u2013\u2014]|[ \t]++[-\u2013\u2014]|[ \t]*+(?:\n|$))\s*+(\w*+)", re.I)
 _SENTENCE = re.compile(r"(?<=[.!?\n])\s+")
-_ENDING = re.compile(r"\b(?:answer|verdict|judge?ment|decision|conclusion|response)\s+is:?\s+(\w+)$", re.I)
+_CLAUSE = re.compile(r"[,;]\s")
+_ENDING = re.compile(
+    r"(?:(?:so|and|thus|hence|therefore|overall)\s++)?(?:i\s++(?:think|conclude|judge)\s++(?:that\s++)?)?"
+    r"(?:(?:the|my)\s++)?(?:final\s++)?(?:answer|verdict|judge?ment|decision|conclusion|response)\s++is:?\s++(\w++)"
+)
+"""All of the last clause, in lower case: one inside a longer clause is what somebody else says."""
+
+
+_THOUGHT = "</think>"
+"""The end of thoughts."""
+
+
+def repeatable(text: str) -> str:
+    """A text for a prompt that a model may repeat in its answer: what would end a thought in it is made harmless."""
+    return text.replace(_THOUGHT, "‹/think›")
 
 
 def unfenced(text: str) -> str:
-    """A text without the lines of code fences, and without thoughts between `<think>` and `</think>`."""
-    text = text.rpartition("</think>")[2]
+    """A text without the lines of code fences, and without thoughts between `<think>` and `</think>`; empty where the
+    tokens ran out in the middle of a thought."""
+    text = text.rpartition(_THOUGHT)[2]
+    if text.lstrip().startswith("<think>"):
+        return ""
     return "\n".join(line for line in text.splitlines() if not _FENCE.fullmatch(line.strip())).strip()
 
 
@@ -54,7 +74,7 @@ def _in_json(text: str) -> set[bool]:
     except InvalidJson:
         return set()
     values = [value for name, value in row.items() if _is_label(name)] if isinstance(row, dict) else []
-    words = [value if isinstance(value, bool) else _word(value, _WORDS) for value in values]
+    words = [value if isinstance(value, bool) else _word(value) for value in values]
     return {word for word in words if word is not None}
 
 
@@ -64,30 +84,31 @@ def _labelled(text: str) -> set[bool]:
     for line in text.splitlines():
         match = _LABELLED.fullmatch(line.strip().replace("*", "").replace("`", ""))
         if match and _is_label(match[1]) and match[2].strip():
-            word = _word(_WORD_END.split(match[2].strip(), maxsplit=1)[0], _WORDS)
+            word = _word(_WORD_END.split(match[2].strip(), maxsplit=1)[0])
             found |= set() if word is None else {word}
     return found
 
 
 def _sentences(text: str, plain: tuple[str, ...]) -> set[bool]:
     """The verdict that a text begins with, and the one that it ends with."""
-    bare = text.strip(_MARKS + "\n")
+    bare = text.replace("*", "").strip(_MARKS)
+    if _QUOTED.fullmatch(bare):
+        bare = bare[1:-1].strip(_MARKS)
     found: set[bool] = set()
     first = _FIRST.match(bare)
     if first and first[2].lower() in ("but", "and", "or", "yes", "no", "however"):
         return {True, False}
     if first:
         found.add(_WORDS[first[1].lower()])
-    last = _SENTENCE.split(bare)[-1].strip(_MARKS)
-    ending = _ENDING.search(last)
-    word = _word(ending[1], _WORDS) if ending else _word(last, plain)
-    return found if word is None else found | {word}
+    last = _SENTENCE.split(bare)[-1].strip(_MARKS).lower()
+    ending = _ENDING.fullmatch(_CLAUSE.split(last)[-1])
+    word = ending[1] if ending else last if last in plain else ""
+    return found | {_WORDS[word]} if word in _WORDS else found
 
 
 def _is_label(name: str) -> bool:
     return "_".join(name.strip().lower().split()) in _LABELS
 
 
-def _word(value: object, words: "dict[str, bool] | tuple[str, ...]") -> bool | None:
-    said = value.strip(_MARKS).lower() if isinstance(value, str) else ""
-    return _WORDS[said] if said in words else None
+def _word(value: object) -> bool | None:
+    return _WORDS.get(value.strip(_MARKS + _QUOTES).lower()) if isinstance(value, str) else None

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 from coseek.agents.agent_card import CARD, AgentCard
 from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Agent, Limits, rollout
-from coseek.agents.run_questions import run_questions
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
@@ -47,6 +46,7 @@ from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.resumption import MoreSteps, bound
 from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetriever
 from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.shared_run import share_run
 from coseek.pipelines.stages import Stage, accuracy_of, candidates, metrics_files, right_runs, select, stages_of
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
@@ -78,7 +78,7 @@ class QuestionSet:
 
 @dataclass
 class AgentTraining(TrainingRun[AgentRecipe]):
-    """The training of one agent. All workers train; the first alone makes data, evaluates and samples for rejection."""
+    """The training of one agent. All workers train and sample; the first alone makes data, evaluates and scores."""
 
     workers: Workers = field(default_factory=workers_here)
 
@@ -415,11 +415,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self._keep(backend.save, stage.ends)
 
     def _agent_of(self, backend: TrainingBackend, stage: Stage, temperature: float) -> Agent:
-        """The agent with a backend's policy: on-policy rollouts, or greedy ones (0) for evaluation."""
+        """The agent with a backend's policy: rollouts to train on, or greedy ones (0) for evaluation."""
         settings = self._sampler_settings(temperature, stage.recipe.limits)
         stops = self.protocol.grammar.stops
         if temperature > 0.0:
-            return Agent(self.protocol, backend.sampler(self.tokenizer, stops, settings))
+            top_p = stage.recipe.rl.top_p
+            nucleus = settings.model_copy(update={"top_p": top_p})
+            return Agent(self.protocol, backend.sampler(self.tokenizer, stops, nucleus, on_policy=top_p == 1.0))
         greedy = backend.sampler(self.tokenizer, stops, settings, on_policy=False)
         return Agent(self.protocol, greedy, self.made_of(stage.begins, temperature))
 
@@ -440,15 +442,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self.workers.wait()
 
     def imitate(self, stage: Stage) -> None:
-        """Rejection sampling: sample runs of every training question, then supervised training on the right ones."""
+        """Rejection sampling: sample runs of every training question, then supervised training on the right ones. All
+        workers sample; the first scores."""
         recipe, settings = stage.recipe, stage.recipe.rejection
         scoring = self._first_scoring(recipe)
-
-        def right() -> list[Trajectory]:
-            run = self._samples(stage, self.asked(stage, scoring))
-            return right_runs(run.trajectories(), scoring, settings, stage.seed("kept"))
-
-        kept = self.workers.agree(right)
+        run = self._samples(stage, self.workers.agree(lambda: self.asked(stage, scoring)))
+        kept = self.workers.agree(lambda: right_runs(run.trajectories(), scoring, settings, stage.seed("kept")))
         self.progress.say(f"{len(kept)} runs were right and are learnt from")
         policy = self._opened(stage.begins, settings.sft.learner)
         agent = Agent(self.protocol, self._policy_sampler(policy, recipe.limits), self.made_of(stage.begins, 1.0))
@@ -465,17 +464,19 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         self._keep(policy.save, stage.ends)
 
     def _samples(self, stage: Stage, questions: Sequence[Question]) -> Run:
-        """The runs that rejection sampling chooses from, as a run folder."""
+        """The runs that rejection sampling chooses from, as a run folder. All workers call this."""
         recipe, settings = stage.recipe, stage.recipe.rejection
-        run = Run.begin(stage.folder / "samples", {"agent": stage.begins, **dump_settings(settings)}, resume=True)
         engine = self.engine
         if isinstance(engine, ScheduledRetriever):
             engine.progress(0, 1)  # as in a resumed run, whatever an earlier stage left it at
-        self.progress.stage("samples", len(questions) * settings.samples)
+        # Each worker has every W-th run, and the first, which alone reports, the most.
+        self.progress.stage("samples", -(-len(questions) * settings.samples // self.workers.world))
         model = load_model(self.policy_folder(stage.begins), self.recipe.in_float32())
         sampler = self.sampler(model, self.protocol, settings.temperature, recipe.limits)
-        run_questions(
-            run,
+        return share_run(
+            self.workers,
+            stage.folder / "samples",
+            {"agent": stage.begins, **dump_settings(settings)},
             Agent(self.protocol, sampler, self.made_of(stage.begins, settings.temperature)),
             engine,
             questions,
@@ -486,4 +487,3 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             overlap=recipe.overlap,
             tell=lambda ended, _: self.progress.advance(ended),
         )
-        return run

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_jsonl
-from coseek.core.progress import NoProgress, Progress
+from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
@@ -146,14 +146,15 @@ def _said_of(work: Work) -> str:
     )
 
 
-def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
-    """Make a dry run. Missing paths are reported, not raised: see `DryRun.refuse`."""
+def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
+    """Make a dry run. Missing paths are reported, not raised: see `DryRun.refuse`. The small step is made in `folder`,
+    by default in one that is deleted."""
     recipe = resolve_recipe(recipe)
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
     paths = tuple((named, problem_of(named)) for named in paths_of(recipe))
-    with tempfile.TemporaryDirectory(prefix="coseek-dry-run-") as folder:
-        steps = rehearse(recipe, shape, Path(folder), progress or NoProgress())
+    with tempfile.TemporaryDirectory(prefix="coseek-dry-run-") as deleted:
+        steps = rehearse(recipe, shape, folder or Path(deleted))
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     looks = [
         StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape))
@@ -165,11 +166,11 @@ def dry_run(recipe: AgentRecipe, progress: Progress | None = None) -> DryRun:
 # --- one step in small
 
 
-def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path, progress: Progress) -> list[dict[str, float]]:
+def rehearse(recipe: AgentRecipe, shape: Shape, folder: Path) -> list[dict[str, float]]:
     """Train one small step of every stage; returns the last metrics of each."""
     protocol = recipe.load_protocol()
     small_model(recipe, shape, protocol, folder / "model")
-    training = AgentTraining(small_recipe(recipe, folder), folder / "run", progress)
+    training = AgentTraining(small_recipe(recipe, folder), folder / "run", NoProgress())
     training.begin(resume=False)
     training.train()
     metrics: list[dict[str, float]] = []

@@ -118,16 +118,16 @@ def right_runs(
 
     Raises `DataError` when no run is kept.
     """
-    by_question: dict[str, list[Trajectory]] = {}
+    by_question: dict[tuple[str, str], list[Trajectory]] = {}  # runs of several data sets may share ids
     written = list(runs)
     for start in range(0, len(written), BATCH):
         batch = written[start : start + BATCH]
         for run, paid in zip(batch, scoring(batch), strict=True):
             if isinstance(paid, Reward) and paid.value >= settings.at_least:
-                by_question.setdefault(run.question.id, []).append(run)
+                by_question.setdefault((run.question.id, run.question.question), []).append(run)
     kept: list[Trajectory] = []
-    for ident in sorted(by_question):
-        found = sorted(by_question[ident], key=lambda run: run.seed)  # stored order is that of completion
+    for (ident, _), paid_runs in sorted(by_question.items(), key=lambda item: item[0]):
+        found = sorted(paid_runs, key=lambda run: run.seed)  # stored order is that of completion
         random.Random(f"{seed}/{ident}").shuffle(found)
         kept += found[: settings.keep]
     if not kept:

@@ -4,6 +4,7 @@ A run that was sampled in the policy's own tokens keeps its ledger. Another one 
 every segment keeps its author, so that the loss masks what the environment wrote. The prompt is the recipe's own.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from coseek.agents.protocol import Protocol
 from coseek.agents.rollout import Limits
 from coseek.core.errors import DataError
+from coseek.core.role_marks import ROLE_MARK
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Segment, Trajectory
 from coseek.graders.scoring import EpisodeScorer
@@ -18,6 +20,8 @@ from coseek.models.model import Tokenizer
 from coseek.pipelines.stages import right_runs
 from coseek.rewards.reward import make_reward
 from coseek.training.sft.settings import KeptRunsSettings
+
+_END = re.compile(rf"(?:{ROLE_MARK})\s*+\Z", re.I)
 
 
 def stored_demonstrations(
@@ -43,14 +47,22 @@ def in_tokens_of(run: Trajectory, protocol: Protocol, tokenizer: Tokenizer, limi
     prompt, tail = protocol.template.prompt_ids(tokenizer, run.question)
     segments: list[Segment] = []
     for place, segment in enumerate(run.segments):
-        ids = segment.ids if same else protocol.template.text_ids(tokenizer, segment.text)
+        ours = segment.author is Author.AGENT
+        ids = segment.ids if same else _ids(segment.text, protocol, tokenizer, ours)
         if segment.tag == PROMPT:
             ids = prompt + (() if protocol.opens_with_search else tail)
         elif place == 1 and protocol.opens_with_search:
             opening = [search for search in run.searches if search.turn == 0]
             shown = (limits.max_observation_tokens, limits.max_document_tokens)
             ids = protocol.template.block_ids(tokenizer, opening, *shown) + tail
-        ours = segment.author is Author.AGENT
         logprobs = (segment.logprobs if same else (0.0,) * len(ids)) if ours else ()
         segments.append(Segment(segment.author, segment.tag, tokenizer.decode(ids), ids, logprobs))
     return replace(run, segments=tuple(segments), side_contexts=(), exact=True)
+
+
+def _ids(text: str, protocol: Protocol, tokenizer: Tokenizer, is_turn: bool) -> tuple[int, ...]:
+    """A segment in a tokenizer's ids. A turn that no stop string ended gets the tokenizer's own end of text, in place
+    of another one's."""
+    if not is_turn or any(stop in text for stop in protocol.grammar.stops):
+        return protocol.template.text_ids(tokenizer, text)
+    return (*protocol.template.text_ids(tokenizer, _END.sub("", text)), tokenizer.eos_id)

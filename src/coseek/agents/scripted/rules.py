@@ -24,7 +24,7 @@ from pydantic import Field
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
-from coseek.data.trajectory import Search, Trajectory
+from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 from coseek.retrieval.fusion import reciprocal_rank_fusion
 from coseek.retrieval.lexical.analyzer import words
@@ -73,12 +73,6 @@ class RuleAgent:
         """Ids of all passages found, best first: those taken, in the order taken, then the rest by score."""
         notes = self._read(question, searches)
         return [passage.id for passage in (*notes.taken, *notes.ranked(self.settings))]
-
-    def with_evidence(self, trajectory: Trajectory, count: int = 5) -> Trajectory:
-        """The trajectory with this agent's ranking as its `evidence`, and the `count` best passages as its
-        `selected_ids`: for runs of other agents, and those that are older than `evidence`."""
-        ids = tuple(self.evidence(trajectory.question.question, trajectory.searches))
-        return replace(trajectory, selected_ids=ids[:count], evidence=ids)
 
     def _read(self, question: str, searches: Sequence[Search]) -> "_Notes":
         """Go through the searches as they came and take the best passage after each."""

@@ -131,7 +131,9 @@ class ScoreReport:
         """Heading → table."""
         notes = tuple(self.parts.notes())
         main = main_table(self.own, self.metrics)
-        found = {"Runs": replace(main, notes=main.notes + notes)}
+        tokens = "budgeted_recall" in main.columns
+        said = (f"budgeted_recall: {self.parts.budget:,} tokens of passages (--budget).",) if tokens else ()
+        found = {"Runs": replace(main, notes=main.notes + said + notes)}
         if self.component is not None:
             table = component_table(self.own, self.component, shown_of(self.metrics))
             found["As a component"] = replace(table, notes=table.notes + notes)

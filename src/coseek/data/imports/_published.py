@@ -36,7 +36,7 @@ class Deal:
     train: tuple[str, ...] = ()
     """Data sets whose training questions become `train` and `dev`."""
     test: tuple[str, ...] = ()
-    """Data sets whose test questions become `test`; dev questions where a set has no test questions with answers."""
+    """Data sets whose test questions become `test`; dev questions where a set has no test questions."""
     dev_share: float = 0.01
     """Share of the training questions that becomes `dev`, drawn with every data set in its share."""
 

@@ -4,38 +4,25 @@ RankGPT (Sun et al., EMNLP 2023): windows slide from the end of the candidates t
 order such as `[2] > [1] > [3]` for each. An unreadable answer keeps the order and is counted.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
 
-from coseek.core.errors import ModelError, RetrieverError, SettingError
-from coseek.core.fingerprint import digest_of
-from coseek.core.prompt_file import count_words, load_prompt
-from coseek.core.settings import Settings
+from coseek.core.errors import SettingError
 from coseek.data.passage import Hit, Passage
-from coseek.models.local_text import TextModelSettings
 from coseek.models.text_model import TextModel
-from coseek.retrieval.factory import OpenContext
-from coseek.retrieval.llm import PROMPTS
 from coseek.retrieval.llm.listwise_prompt import LISTWISE_FIELDS, ListwisePrompt, ParsedRanking, parse_ranking, show
+from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.llm.sliding_window import sliding_together
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
-from coseek.retrieval.retriever import LayeredRetriever, Retriever
-from coseek.retrieval.views import View, render_view
+from coseek.retrieval.retriever import Retriever
 
 
-class ListwiseSettings(Settings):
-    """The retriever of the candidates, and the prompts of the model."""
+class ListwiseSettings(ModelRetrieverSettings):
+    """The retriever of the candidates, and the prompts of the model that ranks them."""
 
-    over: str | dict[str, object]
-    """The retriever of the candidates: an index folder, a URL, a YAML file, or settings."""
-    model: str
-    """The language model that ranks."""
-    local: TextModelSettings = TextModelSettings()
-    """Limits and placement of a model folder."""
     depth: int = Field(default=100, ge=1)
     """Candidates per query, or `k` if that is more."""
     window: int = Field(default=20, ge=2)
@@ -44,14 +31,10 @@ class ListwiseSettings(Settings):
     """Passages that the window moves, less than `window`. One pass moves the best `window - step` to the front."""
     passage_words: int = Field(default=150, ge=1)
     """Passages are truncated to this many words."""
-    query_words: int = Field(default=300, ge=1)
-    """The view is truncated to this many words, but never the query itself."""
     answer_tokens: int = Field(default=200, ge=1)
     """Tokens that the model may write: about six per passage of the window, more for a model that reasons first."""
     prompt: str = "listwise"
     """The name of a built-in prompt, or a YAML file with `prompt` and `passage`."""
-    view: View = "query"
-    """The view of a search turn for the model; candidates are found with the other retriever's view."""
 
 
 @dataclass
@@ -75,35 +58,24 @@ class ListwiseStats:
             self.repeated += reading.repeated
 
 
-class ListwiseReranker(LayeredRetriever):
+class ListwiseReranker(ModelRetriever):
     """A retriever ranked by a language model. Scores are 1, 1/2, 1/3, …, since the model gives an order only."""
 
     name = "listwise"
+    PROMPT, FIELDS = ListwisePrompt, LISTWISE_FIELDS
+    settings: ListwiseSettings
+    _prompt: ListwisePrompt
 
     def __init__(self, over: Retriever, settings: ListwiseSettings, model: TextModel, prompt: ListwisePrompt) -> None:
         if settings.step >= settings.window:
             raise SettingError(f"step {settings.step} skips passages; it must be less than window {settings.window}")
-        super().__init__(over)
-        self.settings = settings
+        super().__init__(over, settings, model, prompt)
         self.stats = ListwiseStats()
-        self._model = model
-        self._prompt = prompt
-
-    @property
-    def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"over", "model", "local", "prompt"})
-        prompt = self._prompt.model_dump_json(exclude={"about"})
-        return digest_of(self.name, settings, prompt, self._model.identity, self.over.identity)
-
-    def seen(self, query: QueryLike) -> str:
-        """What the other retriever sees, and the untruncated view of the model."""
-        return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
-        limit = self.settings.query_words
-        shown = [render_view(self.settings.view, query, limit=limit, count=count_words) for query in queries]
+        shown = self._shown(queries)
 
         def rank(windows: list[tuple[int, list[Passage]]]) -> list[tuple[int, ...]]:
             return self._rank([(shown[number], passages) for number, passages in windows])
@@ -115,11 +87,7 @@ class ListwiseReranker(LayeredRetriever):
     def _rank(self, windows: Sequence[tuple[str, list[Passage]]]) -> list[tuple[int, ...]]:
         """The model's order of each window."""
         prompts = [show(self._prompt, query, passages, self.settings.passage_words) for query, passages in windows]
-        try:
-            answers = self._model.write(prompts, self.settings.answer_tokens)
-        except ModelError as error:
-            raise RetrieverError(f"the model that ranks failed: {error}") from error
-        pairs = zip(answers, windows, strict=True)
+        pairs = zip(self._write(prompts, self.settings.answer_tokens), windows, strict=True)
         readings = [parse_ranking(answer, len(passages)) for answer, (_, passages) in pairs]
         for reading in readings:
             self.stats.add(reading)
@@ -127,10 +95,4 @@ class ListwiseReranker(LayeredRetriever):
 
 
 SETTINGS = ListwiseSettings
-
-
-def open(settings: ListwiseSettings, opening: OpenContext) -> ListwiseReranker:
-    """Open the other retriever, the prompt and the model."""
-    prompt = load_prompt(ListwisePrompt, settings.prompt, opening.folder, LISTWISE_FIELDS, PROMPTS)
-    model = opening.writer(settings.model, settings.local)
-    return ListwiseReranker(opening.open(settings.over), settings, model, prompt)
+open = ListwiseReranker.open

@@ -5,7 +5,6 @@ of `true`; models behind a text interface give the word alone). A passage whose 
 place: it is counted, and never ranked as if it were of no use.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +12,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from coseek.core.errors import ModelError, RetrieverError
-from coseek.core.fingerprint import digest_of
-from coseek.core.prompt_file import PromptFile, count_words, fill_template, load_prompt, one_line
-from coseek.core.settings import Settings
+from coseek.core.prompt_file import PromptFile, fill_template, one_line
 from coseek.data.passage import Hit
-from coseek.models.local_text import TextModelSettings
-from coseek.models.model_text import read_verdict, unfenced
+from coseek.models.model_text import read_verdict, repeatable, unfenced
 from coseek.models.text_model import TextModel
-from coseek.retrieval.factory import OpenContext
-from coseek.retrieval.llm import PROMPTS
+from coseek.retrieval.llm.model_retriever import ModelRetriever, ModelRetrieverSettings
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import rank_hits
-from coseek.retrieval.retriever import LayeredRetriever, Retriever
-from coseek.retrieval.views import View, render_view
+from coseek.retrieval.retriever import Retriever
 
 _SCORE = re.compile(r"(?:[A-Za-z ]{1,40}:\s*+)?([0-9]{1,3})(?:\s?/\s?100)?\.?")
 HIGHEST = 100
@@ -44,27 +37,17 @@ class PointwisePrompt(PromptFile):
 POINTWISE_FIELDS = {"prompt": {"query", "title", "text"}}
 
 
-class PointwiseSettings(Settings):
-    """The retriever of the candidates, and the prompts of the model."""
+class PointwiseSettings(ModelRetrieverSettings):
+    """The retriever of the candidates, and the prompts of the model that judges them."""
 
-    over: str | dict[str, object]
-    """The retriever of the candidates: an index folder, a URL, a YAML file, or settings."""
-    model: str
-    """The language model that judges."""
-    local: TextModelSettings = TextModelSettings()
-    """Limits and placement of a model folder."""
     depth: int = Field(default=20, ge=1)
     """Candidates per query, or `k` if that is more."""
     passage_words: int = Field(default=300, ge=1)
     """A passage is truncated to this many words."""
-    query_words: int = Field(default=300, ge=1)
-    """The view is truncated to this many words, but never the query itself."""
     max_tokens: int = Field(default=16, ge=1)
     """Tokens that the model may write: some hundreds for one that reasons first."""
     prompt: str = "pointwise"
     """`pointwise`, `rank1`, or a YAML file with `prompt` and `form`."""
-    view: View = "query"
-    """The view of a search turn for the model; candidates are found with the other retriever's view."""
 
 
 @dataclass
@@ -76,43 +59,29 @@ class PointwiseStats:
     """Judgements that could not be read, so that their passages kept their places."""
 
 
-class PointwiseReranker(LayeredRetriever):
+class PointwiseReranker(ModelRetriever):
     """A retriever ranked passage by passage. Scores are 1, 1/2, 1/3, …; ties keep the candidates' order."""
 
     name = "pointwise"
+    PROMPT, FIELDS = PointwisePrompt, POINTWISE_FIELDS
+    settings: PointwiseSettings
+    _prompt: PointwisePrompt
 
     def __init__(self, over: Retriever, settings: PointwiseSettings, model: TextModel, prompt: PointwisePrompt) -> None:
-        super().__init__(over)
-        self.settings = settings
+        super().__init__(over, settings, model, prompt)
         self.stats = PointwiseStats()
-        self._model = model
-        self._prompt = prompt
-
-    @property
-    def identity(self) -> str:
-        settings = self.settings.model_dump_json(exclude={"over", "model", "local", "prompt"})
-        prompt = self._prompt.model_dump_json(exclude={"about"})
-        return digest_of(self.name, settings, prompt, self._model.identity, self.over.identity)
-
-    def seen(self, query: QueryLike) -> str:
-        """What the other retriever sees, and the untruncated view of the model."""
-        return json.dumps([self.over.seen(query), render_view(self.settings.view, query)], ensure_ascii=False)
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
-        limit = self.settings.query_words
-        views = [render_view(self.settings.view, query, limit=limit, count=count_words) for query in queries]
-        prompts = [self._asked(view, hit) for view, hits in zip(views, candidates, strict=True) for hit in hits]
-        try:
-            outputs = iter(self._model.write(prompts, self.settings.max_tokens) if prompts else [])
-        except ModelError as error:
-            raise RetrieverError(f"the model that judges passages failed: {error}") from error
+        shown = zip(self._shown(queries), candidates, strict=True)
+        prompts = [self._asked(query, hit) for query, hits in shown for hit in hits]
+        outputs = iter(self._write(prompts, self.settings.max_tokens))
         return [self._order(hits, [self._read(next(outputs)) for _ in hits])[:k] for hits in candidates]
 
     def _asked(self, query: str, hit: Hit) -> str:
         words = self.settings.passage_words
-        title, text = one_line(hit.passage.title, words), one_line(hit.passage.text, words)
+        title, text = (repeatable(one_line(part, words)) for part in (hit.passage.title, hit.passage.text))
         return fill_template(self._prompt.prompt, query=one_line(query), title=title, text=text)
 
     def _read(self, output: str) -> float | None:
@@ -133,11 +102,4 @@ class PointwiseReranker(LayeredRetriever):
 
 
 SETTINGS = PointwiseSettings
-
-
-def open(settings: PointwiseSettings, opening: OpenContext) -> PointwiseReranker:
-    """Open the other retriever, the prompt and the model."""
-    prompt = load_prompt(PointwisePrompt, settings.prompt, opening.folder, POINTWISE_FIELDS, PROMPTS)
-    return PointwiseReranker(
-        opening.open(settings.over), settings, opening.writer(settings.model, settings.local), prompt
-    )
+open = PointwiseReranker.open

@@ -94,6 +94,9 @@ class RlSettings(Settings):
     """Passes over a step's runs."""
     temperature: float = Field(default=1.0, gt=0.0)
     """Sampling temperature of the rollouts (s3: 0.6). The trainer divides logits by it too."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus of the rollouts (Search-R1's code: 0.95). Below 1 the sampler's log-probabilities are of the nucleus and
+    the trainer's of the whole softmax, so that `old_logprobs: recompute` is needed."""
     seed: int = 0
     """Seed of all randomness in the run."""
 
@@ -152,6 +155,15 @@ class RlSettings(Settings):
     def _has_groups_to_resample(self) -> "RlSettings":
         if self.resample and self.group_size == 1:
             raise ValueError("resample needs several runs of a question to compare; give a group_size above 1")
+        return self
+
+    @model_validator(mode="after")
+    def _has_old_logprobs_of_the_softmax_that_it_trains(self) -> "RlSettings":
+        if self.top_p < 1.0 and self.old_logprobs == "rollout":
+            raise ValueError(
+                f"rollouts with top_p={self.top_p:g} have log-probabilities of a part of the softmax that is trained; "
+                "add old_logprobs=recompute"
+            )
         return self
 
     @property

@@ -87,7 +87,7 @@ def _round(
     policy.restart(_scaled_lr(settings.learner, settings.later_lr ** (number - 1)), total)
     workers = policy.workers
     state = RunState(folder, dump_settings(settings), {"policy": policy}, {}, resume=resume, free=FREE, workers=workers)
-    policy.refresh()
+    policy.release()  # what samplers hold is not needed until the first evaluation
     feed = BatchFeed(draw, settings, number, repeats, policy.model.config.get_text_config().vocab_size, state)
     progress.stage("SFT" if number == 1 else f"SFT, round {number}", total)
     began, tokens = time.perf_counter(), 0

@@ -1,0 +1,45 @@
+"""Fears about label files: a text that was lost read as another one, rows that an older coseek misreads."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coseek.agents.search_turns import TurnId
+from coseek.core.errors import DataError
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import SCHEMA, Candidate, LabelSet
+from coseek.retrieval.query import Query
+
+PAGES = [Passage(f"p{n}", f"Page {n}", f"word{n} " * 100) for n in range(3)]
+LABEL = LabelSet(
+    TurnId("q", 0, 0), Question("q", "Who?", ("Ada",)), Query("who"),
+    tuple(Candidate(page, rank) for rank, page in enumerate(PAGES, start=1)), "p0", ("p1", "p2"),
+)  # fmt: skip
+
+
+def made(folder: Path) -> LabelFolder:
+    with LabelFolder.create(folder, {}, "by hand").appending() as append:
+        append(LABEL)
+    return LabelFolder(folder)
+
+
+def test_a_text_that_was_lost_is_missed_and_nothing_takes_its_place(tmp_path: Path) -> None:
+    labels = made(tmp_path)
+    kept = labels.texts.path.read_text(encoding="utf-8").splitlines(keepends=True)
+    labels.texts.path.write_text("".join(kept[:2]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"texts\.jsonl lacks the text [0-9a-f]{32}, which a row names"):
+        list(LabelFolder(tmp_path).sets())
+    with pytest.raises(DataError, match="lacks the text"):
+        LabelFolder(tmp_path).arrange([LABEL.turn])
+    assert labels.texts.path.read_text(encoding="utf-8") == "".join(kept[:2])
+
+
+def test_a_row_that_names_texts_does_not_claim_the_schema_of_rows_that_hold_them(tmp_path: Path) -> None:
+    labels = made(tmp_path)
+    (line,) = labels.sets_path.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["schema"] == SCHEMA == 2
+    labels.sets_path.write_text(json.dumps({**LABEL.to_json(), "schema": 1}) + "\n", encoding="utf-8")
+    assert list(LabelFolder(tmp_path).sets()) == [LABEL]
