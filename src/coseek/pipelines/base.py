@@ -71,7 +71,9 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json` of the abilities; returns the table of abilities."""
         model = load_model(self.trained_folder, self.recipe)
-        found = abilities(self, model)
+        generator = self.generator_of(model, "trained")
+        worlds = {"drawn": self.held_out, "laptop": self.laptop_world}
+        found = abilities(self, model, generator, self.tasks(generator), worlds)
         table = abilities_table(found)
         text = f"# {self.TITLE}\n\n{table.markdown()}\n## The world of drawn words\n\n{group_table(scores).markdown()}"
         write_tables(self.folder, text, {"abilities": abilities_json(found), **scores_json(scores)})

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,11 +13,11 @@ from coseek.graders.generator import Generator
 from coseek.measure.intervals import Interval, bootstrap_mean
 from coseek.measure.table import Table
 from coseek.models.text_model import generate_each
-from coseek.training.sft.base_tasks import CUES
+from coseek.pipelines.base_recipe import BaseRecipe
+from coseek.pipelines.reader import ReaderTraining
+from coseek.training.sft.base_tasks import CUES, BaseTasks
 from coseek.training.sft.synthetic import WorldSampler
-
-if TYPE_CHECKING:
-    from coseek.pipelines.base import BaseTraining
+from coseek.world.world import World
 
 DISTANCES = (10, 50, 100, 200, 300)
 """Tokens between the copies of a sequence."""
@@ -29,17 +28,20 @@ Abilities = dict[str, Interval]
 """Ability → the share of cases that are right."""
 
 
-def abilities(training: "BaseTraining", model: PreTrainedModel) -> Abilities:
-    """Measure every ability of a model on the recipe's held-out worlds."""
-    recipe = training.recipe
-    count, seed = recipe.table.questions, recipe.table.seed
-    generator = training.generator_of(model, "trained")
+def abilities(
+    reader: ReaderTraining[BaseRecipe],
+    model: PreTrainedModel,
+    generator: Generator,
+    tasks: BaseTasks,
+    worlds: Mapping[str, World],
+) -> Abilities:
+    """Measure every ability of a model: reading in each of the worlds by name, and the tasks in the first of them."""
+    count, seed = reader.recipe.table.questions, reader.recipe.table.seed
     right: dict[str, Sequence[float]] = {}
-    for name, world in (("drawn", training.held_out), ("laptop", training.laptop_world)):
-        for hops, values in training.right_by_hops(generator, world, "test", count).items():
+    for name, world in worlds.items():
+        for hops, values in reader.right_by_hops(generator, world, "test", count).items():
             right[f"read a {name} world, hops: {hops}"] = values
-    tasks = training.tasks(generator)
-    sampler = WorldSampler(training.held_out, "test")
+    sampler = WorldSampler(next(iter(worlds.values())), "test")
     for task in CUES:
         rng = random.Random(f"{seed}/{task}")
         examples = [tasks.example(task, sampler, 1.0, rng) for _ in range(count // 4)]

@@ -47,7 +47,7 @@ from coseek.training.encoder.laptop_encoder import make_laptop_encoder
 from coseek.training.encoder.loss import RetrieverObjective, checkpoint_activations
 from coseek.training.encoder.recipe import RetrieverRecipe
 from coseek.training.encoder.results import results_json, results_table
-from coseek.training.encoder.synthetic import TOKENIZER_WORLDS, synthetic_labels, texts_of, throw_away_worlds
+from coseek.training.encoder.synthetic import synthetic_labels, texts_of, throw_away_worlds
 from coseek.training.encoder.trainer import (
     CheckpointNotes,
     RetrieverTrainer,
@@ -116,7 +116,9 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 for candidate in label.candidates
                 for text in (candidate.passage.title, candidate.passage.text, label.question.question)
             ]
-        few = self.recipe.lessons.model_copy(update={"worlds": min(TOKENIZER_WORLDS, self.recipe.lessons.worlds)})
+        few = self.recipe.lessons.model_copy(
+            update={"worlds": min(self.recipe.lessons.tokenizer_worlds, self.recipe.lessons.worlds)}
+        )
         return [text for world in throw_away_worlds(few, self.recipe.seed) for text in texts_of(world)]
 
     @cached_property

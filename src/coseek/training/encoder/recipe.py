@@ -44,6 +44,8 @@ class SyntheticSettings(Settings):
 
     worlds: int = Field(default=16, ge=1)
     """Number of worlds. They share no fact with a world used for evaluation."""
+    tokenizer_worlds: int = Field(default=6, ge=1)
+    """Worlds whose texts a new tokenizer is trained on. Six hold every word of the laptop lexicon."""
     world: WorldSettings = WorldSettings(size="compact", train=500, dev=0, test=0)
     """Settings of a world; each has a different seed."""
     held_out: WorldSettings = WorldSettings(seed=8, size="small", train=0, dev=400, test=0)

@@ -20,9 +20,6 @@ from coseek.world.oracle import SUPPORT
 from coseek.world.questions import Step, kind_of, plan_of
 from coseek.world.world import World, make_world
 
-TOKENIZER_WORLDS = 6
-"""Worlds whose texts the tokenizer is trained on. They contain every word of the language."""
-
 
 def _short(step: Step) -> str:
     """Return the last capitalised word of the mention, a name that several entities share."""
