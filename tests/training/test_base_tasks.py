@@ -39,7 +39,7 @@ def gold_shown(question: Question, shown: str) -> list[bool]:
 
 def examples(task: str) -> list[tuple[Question, str, str]]:
     made = [tasks().example(task, sampler(), 1.0, random.Random(number)) for number in range(EXAMPLES)]
-    return [(asked(shown), shown, written) for shown, written in made]
+    return [(asked(one.shown), one.shown, one.written) for one in made]
 
 
 def test_the_answer_follows_from_the_passages_that_are_shown() -> None:

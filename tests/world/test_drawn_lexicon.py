@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from coseek.world import english
 from coseek.world.drawn_lexicon import drawn_lexicon
 from coseek.world.lexicon import LAPTOP, Lexicon
 from coseek.world.settings import Size
@@ -38,7 +39,7 @@ def drawn(seed: int, size: Size = "tiny") -> World:
 def test_no_word_of_a_measured_world_is_learnt_before() -> None:
     measured = words_of(LAPTOP) - set(FUNCTION_WORDS.split())
     for seed in range(60):
-        assert measured & words_of(drawn_lexicon(seed)) == set(), seed
+        assert measured & words_of(drawn_lexicon(seed, held_out=seed % 2 == 0)) == set(), seed
 
 
 def test_relations_names_and_wordings_differ_between_drawn_worlds() -> None:
@@ -47,6 +48,15 @@ def test_relations_names_and_wordings_differ_between_drawn_worlds() -> None:
     nouns = [{relation.noun for relation in drawn_lexicon(seed).relations} for seed in (1, 2)]
     assert len(nouns[0] & nouns[1]) < 0.2 * len(nouns[0])
     assert len(one & other) < 0.3 * len(one)
+
+
+def test_no_relation_of_a_held_out_world_is_learnt() -> None:
+    learnt = {relation.noun for seed in range(60) for relation in drawn_lexicon(seed).relations}
+    held_out = [relation.noun for seed in range(20) for relation in drawn_lexicon(seed, held_out=True).relations]
+    common = [noun for noun in held_out if noun in learnt]
+    assert len(common) < 0.03 * len(held_out)  # two lexicons may invent one short word
+    english_nouns = {row.split()[0] for row in (english.ROOTS + " | " + english.BARE_ROOTS).split(" | ")}
+    assert not english_nouns & set(common) and english_nouns & set(held_out)
 
 
 @pytest.mark.parametrize("seed", range(12))

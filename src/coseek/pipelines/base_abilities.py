@@ -15,7 +15,7 @@ from coseek.measure.table import Table
 from coseek.models.text_model import generate_each
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.reader import ReaderTraining
-from coseek.training.sft.base_tasks import CUES, BaseTasks
+from coseek.training.sft.base_tasks import CUES, BaseExample, BaseTasks
 from coseek.training.sft.synthetic import WorldSampler
 from coseek.world.world import World
 
@@ -64,12 +64,12 @@ def abilities_json(found: Mapping[str, Interval]) -> JsonObject:
     }
 
 
-def _same_end(generator: Generator, examples: Sequence[tuple[str, str]]) -> list[float]:
+def _same_end(generator: Generator, examples: Sequence[BaseExample]) -> list[float]:
     """1 for each example whose text ends as its target: what is said after the last fact (" … . Next : X .")."""
-    written = generate_each(generator.model, [shown for shown, _ in examples], generator.settings.max_answer_tokens)
+    written = generate_each(generator.model, [one.shown for one in examples], generator.settings.max_answer_tokens)
     return [
-        float(isinstance(text, str) and _end(text) == _end(target))
-        for text, (_, target) in zip(written, examples, strict=True)
+        float(isinstance(text, str) and _end(text) == _end(one.written))
+        for text, one in zip(written, examples, strict=True)
     ]
 
 

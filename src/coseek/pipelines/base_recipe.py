@@ -16,9 +16,9 @@ class BaseRecipe(ReaderRecipe):
     tasks: BaseTaskSettings = BaseTaskSettings()
     """What it learns."""
     held_out: WorldSettings = WorldSettings(
-        seed=1, lexicon="drawn", size="small", train=0, aliases=0.2, alias_use=0.15, paraphrases=2
+        seed=1, lexicon="held-out", size="small", train=0, aliases=0.2, alias_use=0.15, paraphrases=2
     )
-    """The world of the measurements; its relations, names and wordings are in no other."""
+    """The world of the measurements; its relations and names are in no world of training."""
     laptop_world: WorldSettings = WorldSettings(seed=8, size="small", train=0, aliases=0.2, alias_use=0.15)
     """A laptop world: what is read there without training on its words."""
     laptop: LaptopSettings = LaptopSettings(

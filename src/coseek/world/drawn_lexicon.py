@@ -1,8 +1,8 @@
 """Drawn lexicons: invented names, relations and wordings for worlds that models are trained in before any other.
 
 A drawn lexicon shares the kinds and literals of the laptop lexicon as keys, and none of its content words. About half
-of its relations are English, the others invented. Question and passage mostly name a relation by words of one root,
-sometimes by a synonym, so that a model learns to match words first, and to infer the rest from the type of a value.
+of its relations are English, the others invented. Question and passage mostly name a relation by words of one root;
+an English relation sometimes has a synonym, which is the same in all worlds.
 """
 
 import random
@@ -19,7 +19,9 @@ from coseek.world.settings import KINDS, WorldSettings
 INVENTED = 0.5
 """Share of relations, kinds and title words that are invented."""
 SYNONYM = 0.25
-"""Share of relations with a second noun that shares no letters with the first on purpose."""
+"""Share of English relations that have a second noun. Invented ones have none: nothing would tell what it means."""
+HELD_OUT = 5
+"""Every fifth English relation is in held-out lexicons alone."""
 RELATIONS_PER_KIND = 5
 ENTITY_VALUES = 0.65
 """Share of relations whose value is an entity, so that chains can go on."""
@@ -131,6 +133,7 @@ def _measured() -> frozenset[str]:
     """The words of the laptop lexicon, which measures: an invented word must be none of them."""
     texts = [name for pools in LAPTOP.pools.values() for pool in pools for name in pool]
     texts += [*LAPTOP.words.values(), *LAPTOP.occupations, *(form for forms in LAPTOP.forms.values() for form in forms)]
+    texts += [LAPTOP.beside, *LAPTOP.apart, *LAPTOP.introductions, *LAPTOP.frames, *LAPTOP.same]
     for relation in LAPTOP.relations:
         texts += [relation.noun, relation.first, *relation.clauses, *relation.synonyms, *relation.asks]
     return frozenset(" ".join(texts).lower().split())
@@ -138,19 +141,19 @@ def _measured() -> frozenset[str]:
 
 def lexicon_of(settings: WorldSettings) -> Lexicon:
     """The lexicon of a world."""
-    return LAPTOP if settings.lexicon == "laptop" else drawn_lexicon(settings.seed)
+    return LAPTOP if settings.lexicon == "laptop" else drawn_lexicon(settings.seed, settings.lexicon == "held-out")
 
 
-def drawn_lexicon(seed: int) -> Lexicon:
-    """The lexicon of a seed."""
-    return _Drawer(random.Random(f"{seed} lexicon")).lexicon()
+def drawn_lexicon(seed: int, held_out: bool = False) -> Lexicon:
+    """The lexicon of a seed, with the English relations that are held out or with the others."""
+    return _Drawer(random.Random(f"{seed} lexicon {held_out}"), held_out).lexicon()
 
 
 class _Drawer:
     """Draws one lexicon; no word has two meanings in it."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
+    def __init__(self, rng: random.Random, held_out: bool) -> None:
+        self._rng, self._held_out = rng, held_out
         self._onsets = rng.sample(_ONSETS, 14)
         self._vowels = rng.sample(_VOWELS, 7)
         self._codas = rng.sample(_CODAS, 9)
@@ -241,21 +244,23 @@ class _Drawer:
     def _roots(self) -> Iterator[_Root]:
         """Roots without end, English ones at most once."""
         rng = self._rng
-        known = [row.split() for row in (*english.ROOTS.split(" | "), *english.BARE_ROOTS.split(" | "))]
+        rows = [row.split() for row in (*english.ROOTS.split(" | "), *english.BARE_ROOTS.split(" | "))]
+        known = [row for number, row in enumerate(rows) if (number % HELD_OUT == 0) == self._held_out]
         rng.shuffle(known)
         while True:
             if known and rng.random() >= INVENTED:
                 row = known.pop()
                 if not self._used.isdisjoint(row):
                     continue
+                noun, other, *verb = row
+                root = _Root(noun, other if rng.random() < SYNONYM else noun, *verb)
             else:
                 stem = self._invent(rng.choice((1, 2)))
-                other = self._invent()
-                row = [stem, other] if rng.random() < 0.4 else [f"{stem}{rng.choice(('er', 'or', 'ist', ''))}", other,
-                                                                f"{stem}ed", f"{stem}s"]  # fmt: skip
+                noun = stem if rng.random() < 0.4 else f"{stem}{rng.choice(('er', 'or', 'ist', ''))}"
+                root = _Root(noun, noun) if noun == stem else _Root(noun, noun, f"{stem}ed", f"{stem}s")
+                row = [noun, root.past, root.present]
             self._used.update(row)
-            noun, other, *verb = row
-            yield _Root(noun, other if rng.random() < SYNONYM else noun, *verb)
+            yield root
 
     def _target(self) -> str:
         if self._rng.random() < ENTITY_VALUES:

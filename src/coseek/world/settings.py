@@ -37,8 +37,9 @@ class WorldSettings(Settings):
 
     seed: int = 0
     """Seed of the facts."""
-    lexicon: Literal["laptop", "drawn"] = "laptop"
-    """The words: those that all laptop worlds share, or names, relations and wordings drawn by the seed."""
+    lexicon: Literal["laptop", "drawn", "held-out"] = "laptop"
+    """The words: those that all laptop worlds share, or names, relations and wordings drawn by the seed. No relation is
+    in a `drawn` lexicon and in a `held-out` one."""
     size: Size = "small"
     """tiny 306, compact 904, small 2,760 or large 6,560 entities."""
     train: int | None = Field(default=None, ge=0)

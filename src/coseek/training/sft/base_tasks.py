@@ -13,7 +13,7 @@ prompt of the laptop generator, so a base model answers with it as it is.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -26,7 +26,7 @@ from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import GeneratorPrompt
 from coseek.models.model import Tokenizer
 from coseek.training.sft.settings import Weight
-from coseek.training.sft.synthetic import WorldSampler
+from coseek.training.sft.synthetic import DRILL_FACTS, WorldSampler, drill_of
 from coseek.world.passages import spaced
 from coseek.world.questions import Step, kind_of, plan_of
 from coseek.world.rationales import MARK, line, rationale
@@ -40,6 +40,8 @@ LIVE_WORLDS = 12
 """Worlds that examples are drawn from at one time; the oldest is replaced as training goes on."""
 GROWN = 0.3
 """Share of training after which examples may have the maximum number of passages."""
+FOLLOWED = 0.7
+"""Share of examples that are followed by a drill about the same passages: more to learn from one context."""
 MISSING = 0.6
 """Share of `next` and `enough` examples in which a passage of the plan is missing."""
 COPY_LENGTHS = (4, 40)
@@ -67,6 +69,15 @@ class BaseTaskSettings(Settings):
     """Share of training in which drills and copies give way to the other tasks."""
 
 
+@dataclass(frozen=True, slots=True)
+class BaseExample:
+    """What is shown, what is to be written, and the passages in it."""
+
+    shown: str
+    written: str
+    passages: tuple[Passage, ...]
+
+
 @dataclass(frozen=True)
 class BaseTasks:
     """Draws examples. A draw is a function of the share of training and the random generator alone."""
@@ -85,8 +96,12 @@ class BaseTasks:
         if task == "copy":
             return self._copy(rng)
         sampler = self.sampler(int(done * self.settings.worlds) + rng.randrange(LIVE_WORLDS))
-        shown, written = self.example(task, sampler, done, rng)
-        return self._trajectory(task, self.tokenizer.encode_data(shown), self.tokenizer.encode_data(written))
+        example = self.example(task, sampler, done, rng)
+        turns = [(example.shown, example.written)]
+        if rng.random() < FOLLOWED:
+            turns += self._facts(sampler, example.passages, rng)
+        encode = self.tokenizer.encode_data
+        return self._trajectory(task, [(encode(shown), encode(written)) for shown, written in turns])
 
     def shares(self, done: float) -> dict[str, float]:
         """Task → its share of the examples: drills and copies first."""
@@ -112,13 +127,13 @@ class BaseTasks:
         """The seed of the world of this number."""
         return random.Random(f"{self.seed}/base world/{number}").getrandbits(31)
 
-    def example(self, task: str, sampler: WorldSampler, done: float, rng: random.Random) -> tuple[str, str]:
-        """The prompt and the target of one example."""
+    def example(self, task: str, sampler: WorldSampler, done: float, rng: random.Random) -> BaseExample:
+        """One example of a task with text."""
         fewest, most = self.settings.passages
         count = rng.randint(fewest, fewest + round((most - fewest) * min(1.0, done / GROWN)))
         if task == "drill":
             drill = sampler.drill(count, rng)
-            return self.shown(drill.question.question, drill.passages, CUES[task]), drill.written
+            return self._example(drill.question, drill.passages, CUES[task], drill.written)
         question = rng.choice(sampler.questions)
         if task in ("next", "enough"):
             return self._partly(task, sampler, question, count, rng)
@@ -127,26 +142,36 @@ class BaseTasks:
         if task == "support":
             numbers = [number for number, one in enumerate(lesson.passages, 1) if one.id in question.gold_ids]
             written = "".join(f" # {number}" for number in numbers) + " ."
-            return self.shown(question.question, lesson.passages, CUES[task]), written
+            return self._example(question, lesson.passages, CUES[task], written)
         if task == "check":
             right = rng.random() < 0.5
             claim = answer if right else spaced(self._wrong(sampler, question, rng))
             cue = f" Claim :{claim} .{CUES[task]}"
-            return self.shown(question.question, lesson.passages, cue), f"{facts}{' right .' if right else ' wrong .'}"
-        return self.shown(question.question, lesson.passages, CUES[task]), lesson.written
+            verdict = " right ." if right else " wrong ."
+            return self._example(question, lesson.passages, cue, f"{facts}{verdict}")
+        return self._example(question, lesson.passages, CUES[task], lesson.written)
 
-    def shown(self, question: str, passages: tuple[Passage, ...], cue: str) -> str:
-        """The prompt of the generator with another cue at its end."""
+    def _example(self, question: Question, passages: tuple[Passage, ...], cue: str, written: str) -> BaseExample:
+        """An example in the prompt of the generator with another cue at its end."""
         listed = "".join(
             self.prompt.passage.format(title=passage.title, number=number, text=passage.text)
             for number, passage in enumerate(passages, 1)
         )
-        given = self.prompt.prompt.format(question=question, passages=listed or self.prompt.no_passages)
-        return given.removesuffix(CUES["read"]) + cue
+        given = self.prompt.prompt.format(question=question.question, passages=listed or self.prompt.no_passages)
+        return BaseExample(given.removesuffix(CUES["read"]) + cue, written, passages)
+
+    def _facts(self, sampler: WorldSampler, passages: tuple[Passage, ...], rng: random.Random) -> list[tuple[str, str]]:
+        """A second question about the same passages, for some of their facts."""
+        numbered = [(number, sampler.world.oracle.facts.get(one.id)) for number, one in enumerate(passages, 1)]
+        facts = [(number, entity, fact) for number, entity in numbered if entity for fact in entity.facts]
+        if not facts:
+            return []
+        drill = drill_of(rng.sample(facts, min(len(facts), DRILL_FACTS)))
+        return [(f" Question : {drill.question.question}{CUES['drill']}", drill.written)]
 
     def _partly(
         self, task: str, sampler: WorldSampler, question: Question, count: int, rng: random.Random
-    ) -> tuple[str, str]:
+    ) -> BaseExample:
         """An example in which the passages of some steps may be missing."""
         plan = plan_of(question)
         whole = sampler.passages(question, max(count, 2), rng)
@@ -168,8 +193,9 @@ class BaseTasks:
             )
             written = f"{facts} Next :{wanted(question, plan[found])} ."
         if task == "enough":
-            return self.shown(question.question, shown, CUES[task]), f"{facts}{' yes .' if complete else ' no .'}"
-        return self.shown(question.question, shown, CUES[task]), written
+            verdict = " yes ." if complete else " no ."
+            return self._example(question, shown, CUES[task], f"{facts}{verdict}")
+        return self._example(question, shown, CUES[task], written)
 
     def _wrong(self, sampler: WorldSampler, question: Question, rng: random.Random) -> str:
         """An answer of the same type that is wrong."""
@@ -188,20 +214,20 @@ class BaseTasks:
         # The first two ids are padding and end of text.
         drawn = [2 + rng.randrange(self.vocabulary - 2) for _ in range(length + gap)]
         sequence = drawn[:length]
-        return self._trajectory("copy", [*drawn, sequence[0]], sequence[1:], end=False)
+        return self._trajectory("copy", [([*drawn, sequence[0]], sequence[1:])], ends=())
 
-    def _trajectory(self, task: str, shown: list[int], written: list[int], end: bool = True) -> Trajectory:
-        ids = (*written, self.tokenizer.eos_id) if end else tuple(written)
-        return Trajectory(
-            question=Question(task, "", hops=0),
-            protocol="base",
-            segments=(
+    def _trajectory(
+        self, task: str, turns: Sequence[tuple[list[int], list[int]]], ends: tuple[int, ...] | None = None
+    ) -> Trajectory:
+        """A trajectory of prompts and targets; each target ends with the end of text or with `ends`."""
+        segments: list[Segment] = []
+        for shown, written in turns:
+            ids = (*written, *((self.tokenizer.eos_id,) if ends is None else ends))
+            segments += [
                 Segment(Author.ENVIRONMENT, "prompt", self.tokenizer.decode(shown), tuple(shown)),
                 Segment(Author.AGENT, "", self.tokenizer.decode(ids), ids, (0.0,) * len(ids)),
-            ),
-            searches=(),
-            stop=StopReason.COMPLETE,
-        )
+            ]
+        return Trajectory(Question(task, "", hops=0), "base", tuple(segments), (), StopReason.COMPLETE)
 
 
 def wanted(question: Question, step: Step) -> str:

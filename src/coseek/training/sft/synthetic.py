@@ -8,7 +8,7 @@ questions must be understood.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from coseek.data.passage import Passage
@@ -19,7 +19,7 @@ from coseek.models.model import Tokenizer
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.sft.curriculum import hops_at
 from coseek.training.sft.settings import Phase
-from coseek.world.facts import Entity
+from coseek.world.facts import Entity, Fact
 from coseek.world.rationales import line, rationale
 from coseek.world.world import World
 
@@ -93,11 +93,15 @@ class WorldSampler:
         numbered = list(enumerate(dict.fromkeys(chosen), start=1))
         facts = [(number, entity, fact) for number, entity in numbered for fact in entity.facts]
         rng.shuffle(facts)
-        asked = facts[: rng.randint(1, DRILL_FACTS)]
-        names = " ;".join(f" {entity.title.strip()} , {fact.noun}" for _, entity, fact in asked)
-        lines = [line(entity.title, number, (fact.noun, fact.value)) for number, entity, fact in asked]
         passages = tuple(self.world.corpus.by_id(entity.id) for _, entity in numbered)
-        return SyntheticExample(Question("drill", names.strip(), hops=0), passages, "".join(lines))
+        return replace(drill_of(facts[: rng.randint(1, DRILL_FACTS)]), passages=passages)
+
+
+def drill_of(facts: Sequence[tuple[int, Entity, Fact]]) -> SyntheticExample:
+    """Ask for facts by name and relation; each has the number of its passage. The example has no passages yet."""
+    names = " ;".join(f" {entity.title.strip()} , {fact.noun}" for _, entity, fact in facts)
+    lines = [line(entity.title, number, (fact.noun, fact.value)) for number, entity, fact in facts]
+    return SyntheticExample(Question("drill", names.strip(), hops=0), (), "".join(lines))
 
 
 @dataclass(frozen=True)
