@@ -50,7 +50,7 @@ def tiny() -> BaseRecipe:
 
 def test_a_base_model_is_measured_where_it_never_learnt() -> None:
     recipe = BaseRecipe()
-    assert recipe.held_out.lexicon == recipe.tasks.world.lexicon == "drawn"
+    assert recipe.held_out.lexicon == "held-out" and recipe.tasks.world.lexicon == "drawn"
     assert recipe.held_out.train == recipe.laptop_world.train == 0
     assert recipe.tasks.world.dev == recipe.tasks.world.test == 0
     assert make_settings(BaseRecipe, dump_settings(recipe)) == recipe
