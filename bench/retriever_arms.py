@@ -287,7 +287,7 @@ class Place:
             maker = self._maker(method, self._parts(self.asked, 1.0 if method.maker == "dr_synth" else 0.0, tally))
         labels = LabelFolder.begin(folder, {"method": name, **method.settings}, maker.identity, resume=True)
         if isinstance(maker, RolloutMaker):
-            turns = maker.roll_out(self.labelled, _unheard)
+            turns = [*maker.roll_out(self.labelled, _unheard)]
         return make_labels(labels, maker, turns, tally)
 
     def _parts(self, retriever: Retriever, temperature: float, tally: CallCounts) -> LabelResources:
@@ -318,7 +318,7 @@ class Place:
         parts = self._parts(self.asked, 1.0, CallCounts())
         maker = self._maker(METHODS["dr-synth"], parts)
         assert isinstance(maker, DrSynth)
-        return maker.roll_out(self.labelled, _unheard), OracleRetriever(maker.rankings, self.labelled)
+        return [*maker.roll_out(self.labelled, _unheard)], OracleRetriever(maker.rankings, self.labelled)
 
     def worth(self, name: str) -> "Worth":
         """What a method's labels are."""

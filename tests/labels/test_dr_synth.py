@@ -2,6 +2,7 @@
 
 The checks read the run and the world, and derive every rule anew."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -138,6 +139,23 @@ def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: 
     everything = labels_of(maker(tmp_path, reject=False))
     assert len(everything) == len(made[1])
     assert all(isinstance(one, LabelSet) for one in everything)
+
+
+def test_neither_its_runs_nor_its_labels_hold_all_trajectories_in_memory(tmp_path: Path) -> None:
+    """With pages all of them would be gigabytes. Of 120 runs here, a batch of labels has 64 turns."""
+    held: list[int] = []
+
+    def look(*_: object) -> None:
+        held.append(sum(type(one) is Trajectory for one in gc.get_objects()))
+
+    made = maker(tmp_path, samples=5)
+    before = sum(type(one) is Trajectory for one in gc.get_objects())
+    turns = made.roll_out(questions(), look)
+    assert len(held) == 121 and max(held) - before <= 2
+    held.clear()
+    for _ in made.label(turns):
+        look()
+    assert len(held) > 150 and max(held) - before < 60
 
 
 def test_a_killed_start_goes_on_to_the_same_labels(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:

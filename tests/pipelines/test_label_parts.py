@@ -4,12 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.pipelines.round_labels_run import course
 from tests.source_tree import ROOT
 
+from coseek.data.run import Run
 from coseek.labels.label_folder import LabelFolder
 from coseek.pipelines.together.labelling import label_round, take_over_parts
 
@@ -87,7 +89,7 @@ def test_two_workers_write_the_bytes_that_one_writes(alone: Path, tmp_path: Path
 @pytest.mark.slow
 def test_what_a_killed_worker_labelled_is_taken_over_by_another_number_of_workers(alone: Path, tmp_path: Path) -> None:
     method = "agentic-r"
-    assert torchrun(2, "die", tmp_path, method).returncode != 0
+    assert torchrun(2, "labels", tmp_path, method).returncode != 0
     part = LabelFolder(labels_in(tmp_path, method) / "parts" / "1")
     turns = {row.turn for row in part.sets()} | {row.turn for row in part.dropped()}
     assert len(turns) == 6 and not (tmp_path / method / "round-1" / "labels.json").exists()
@@ -99,6 +101,23 @@ def test_what_a_killed_worker_labelled_is_taken_over_by_another_number_of_worker
     label_round(course(tmp_path, method), 1)
     assert written(tmp_path, method) == written(alone, method)
     assert scored_once(labels_in(tmp_path, method) / "scores") > 8
+
+
+@pytest.mark.slow
+def test_runs_of_a_method_s_own_that_a_killed_worker_made_are_taken_over_and_ranked_once(
+    alone: Path, tmp_path: Path
+) -> None:
+    method = "dr-synth"
+    assert torchrun(2, "runs", tmp_path, method).returncode != 0
+    labels = labels_in(tmp_path, method)
+    made = {worker: Run(folder).done() for worker, folder in ((0, labels / "run"), (1, labels / "parts" / "1" / "run"))}
+    assert 6 <= len(made[1]) < 16 and not made[0] & made[1] and not (labels / "labels.yaml").exists()
+    run_well(3, tmp_path, method)
+    assert written(tmp_path, method) == written(alone, method)
+    runs = [Run(labels_in(folder, method) / "run") for folder in (tmp_path, alone)]
+    rows = [[replace(one, timings={}) for one in run.trajectories()] for run in runs]
+    assert rows[0] == rows[1] and len(rows[0]) == 32
+    assert scored_once(labels / "scores") == scored_once(labels_in(alone, method) / "scores") > 8
 
 
 def scored_once(folder: Path) -> int:

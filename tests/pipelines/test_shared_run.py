@@ -85,7 +85,7 @@ def test_a_kill_while_parts_are_taken_over_doubles_no_row_and_other_weights_are_
     shutil.copytree(tmp_path / "parts", part.folder.parent)
     take_over_runs(whole, part.folder.parent)
     assert sorted(whole.trajectories_path.read_text().splitlines()) == lines
-    whole.arrange([(f"q{number}", 7) for number in (5, 4, 3)])
+    whole.arrange(["q5", "q4", "q3"])
     order = [json.loads(line)["question"]["id"] for line in whole.trajectories_path.read_text().splitlines()]
     assert order[:3] == ["q5", "q4", "q3"] and sorted(order[3:]) == ["q0", "q1", "q2"]
     other = Run.create(tmp_path / "run" / "parts" / "2", {})

@@ -139,13 +139,14 @@ class Run:
             lacking = [span for span in _spans(part.trajectories_path) if span[0] not in done]
             file.writelines(_lines_at(part.trajectories_path, lacking))
 
-    def arrange(self, order: Iterable[RowKey]) -> None:
-        """Sort the trajectories by their keys' place in `order`, others behind them; timing changes their order."""
-        place = {key: number for number, key in enumerate(order)}
+    def arrange(self, question_ids: Iterable[str]) -> None:
+        """Sort the trajectories by question in this order, others behind them, then by seed: they are stored as they
+        end."""
+        place = {ident: number for number, ident in enumerate(question_ids)}
         with lock_folder(self.folder):
             drop_partial_line(self.trajectories_path)
             spans = _spans(self.trajectories_path)
-            wanted = sorted(spans, key=lambda span: place.get(span[0], len(place)))
+            wanted = sorted(spans, key=lambda span: (place.get(span[0][0], len(place)), span[0][1]))
             if wanted != spans:
                 with atomic_write(self.trajectories_path) as file:
                     file.writelines(_lines_at(self.trajectories_path, wanted))
@@ -153,12 +154,12 @@ class Run:
     def drop_faults(self) -> int:
         """Remove the trajectories that a fault ended, so that they are repeated; returns their number."""
         with lock_folder(self.folder):
-            drop_partial_line(self.trajectories_path)
-            rows = [row for _, row in read_jsonl(self.trajectories_path)] if self.trajectories_path.exists() else []
-            kept = [row for row in rows if not StopReason(str(row["stop"])).is_fault]
-            if len(kept) < len(rows):
-                write_jsonl(self.trajectories_path, kept)
-            return len(rows) - len(kept)
+            path = self.trajectories_path
+            drop_partial_line(path)
+            faults = sum(map(_is_fault, _rows(path)))
+            if faults:
+                write_jsonl(path, (row for row in _rows(path) if not _is_fault(row)))
+            return faults
 
     @contextmanager
     def open_for_append(self, identities: Identities | None = None) -> Iterator[IO[str]]:
@@ -177,6 +178,14 @@ class Run:
     def append(file: IO[str], trajectory: Trajectory) -> None:
         file.write(json_line(trajectory.to_json()))
         file.flush()
+
+
+def _rows(path: Path) -> Iterator[JsonObject]:
+    return (row for _, row in read_jsonl(path)) if path.exists() else iter(())
+
+
+def _is_fault(row: JsonObject) -> bool:
+    return StopReason(str(row["stop"])).is_fault
 
 
 def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
@@ -224,18 +233,23 @@ def drop_partial_line(path: Path) -> None:
     """Truncate a JSONL file to its last whole line; a whole last line without its newline is completed."""
     if not path.exists():
         return
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        tail = data[len(whole) :]
+    with path.open("r+b") as file:
+        begins = file.seek(0, 2)
+        tail = b""
+        while begins and b"\n" not in tail:  # from the end: the file may be larger than memory
+            size = min(begins, 2**20)
+            begins = file.seek(begins - size)
+            tail = file.read(size) + tail
+        last = tail[tail.rfind(b"\n") + 1 :]
+        if not last:
+            return
         try:
-            json.loads(tail)
+            json.loads(last)
         except ValueError:
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
+            file.truncate(begins + len(tail) - len(last))
         else:
-            with path.open("ab") as file:
-                file.write(b"\n")
+            file.seek(0, 2)
+            file.write(b"\n")
 
 
 def provenance() -> JsonObject:

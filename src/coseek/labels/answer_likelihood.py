@@ -5,7 +5,7 @@ accepted answer, or of the likeliest one.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -171,7 +171,7 @@ class LikelihoodMaker:
         settings = self.settings.model_dump_json(exclude={"prompt"})  # the scorer's identity holds its text
         return digest_of(self.rule.name, settings, self.scorer.kept.cache.identity, self.parts.retriever.identity)
 
-    def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+    def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         with self.parts.ahead(self._labels, turns, self.parts.likelihood) as ahead:
             for rows in ahead:
                 yield from rows

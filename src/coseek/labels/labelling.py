@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coseek.agents.search_turns import SearchTurn, TurnId
@@ -47,38 +47,45 @@ class LabelSummary:
 
 
 def make_labels(
-    labels: LabelFolder, maker: LabelMaker, turns: Sequence[SearchTurn], tally: CallCounts, tell: Tell | None = None
+    labels: LabelFolder, maker: LabelMaker, turns: Iterable[SearchTurn], tally: CallCounts, tell: Tell | None = None
 ) -> LabelSummary:
-    """Label the turns without labels. Rows are appended as they are known and sorted by turn at the end, so that the
-    files do not depend on timing."""
+    """Label the turns without labels; `turns` are read twice. Rows are appended as they are known and sorted by turn at
+    the end, so that the files do not depend on timing."""
     began = time.perf_counter()
     order = check_distinct(turns)
-    left = unlabelled(labels, turns)
-    over = len(turns) - len(left)
-    label_turns(labels, maker, left, lambda done, _: tell(over + done, len(turns)) if tell is not None else None)
+    left = unlabelled(labels, order)
+    over = len(order) - len(left)
+
+    def told(done: int, _: int) -> None:
+        if tell is not None:
+            tell(over + done, len(order))
+
+    label_turns(labels, maker, (turn for turn in turns if turn.id in left), len(left), told)
     labels.arrange(order)
     return summary(labels, order, tally, time.perf_counter() - began)
 
 
-def unlabelled(labels: LabelFolder, turns: Sequence[SearchTurn]) -> list[SearchTurn]:
-    """The turns without a label in the folder, which is mended after a kill."""
+def unlabelled(labels: LabelFolder, order: Iterable[TurnId]) -> dict[TurnId, None]:
+    """The turns without a label in the folder, which is mended after a kill, in order."""
     done = labels.recover()
-    return [turn for turn in turns if turn.id not in done]
+    return dict.fromkeys(turn for turn in order if turn not in done)
 
 
-def label_turns(labels: LabelFolder, maker: LabelMaker, turns: Sequence[SearchTurn], tell: Tell) -> None:
-    """Label these turns. Rows are appended as they are known."""
-    tell(0, len(turns))
+def label_turns(
+    labels: LabelFolder, maker: LabelMaker, turns: Iterable[SearchTurn], count: int, tell: Tell = lambda *_: None
+) -> None:
+    """Label these `count` turns. Rows are appended as they are known."""
+    tell(0, count)
     labelled: set[TurnId] = set()
     with labels.appending() as append:
         for row in maker.label(turns):
             append(row)
             labelled.add(row.turn)
-            tell(len(labelled), len(turns))
-    tell(len(turns), len(turns))
+            tell(len(labelled), count)
+    tell(count, count)
 
 
-def check_distinct(turns: Sequence[SearchTurn]) -> list[TurnId]:
+def check_distinct(turns: Iterable[SearchTurn]) -> list[TurnId]:
     """The ids of the turns. Raises `DataError` for a duplicate."""
     order = [turn.id for turn in turns]
     if len(set(order)) < len(order):

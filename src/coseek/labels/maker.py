@@ -8,7 +8,7 @@ A module of `coseek.labels.makers` defines three names:
                                       that the user did not name
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
@@ -16,10 +16,12 @@ from coseek.agents.search_turns import SearchTurn
 from coseek.core.plugins import PluginSpec
 from coseek.core.settings import Settings
 from coseek.data.question import Question
+from coseek.data.run import RowKey
 from coseek.labels.label_set import DroppedTurn, LabelSet
 
 if TYPE_CHECKING:  # resources import this module
     from coseek.labels.resources import LabelResources
+    from coseek.labels.stored_turns import StoredTurns
 
 PACKAGE = "coseek.labels.makers"
 OFFERS: PluginSpec = {"SETTINGS": Settings, "terms": None, "open": None}
@@ -54,9 +56,10 @@ class LabelMaker(Protocol):
         """Digest of everything that labels depend on besides trajectories: settings, retriever, scorers, weights."""
         ...
 
-    def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+    def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         """Label sets, or one dropped turn with its reason, for every turn, in any order. A turn with a fault yields
-        nothing: the fault is counted, and the next start repeats the turn."""
+        nothing: the fault is counted, and the next start repeats the turn. The turns of a run come together, and can
+        be read once."""
         ...
 
 
@@ -64,9 +67,19 @@ class LabelMaker(Protocol):
 class RolloutMaker(Protocol):
     """A maker that changes the agent's context, so that its labels come from its own runs."""
 
-    def roll_out(self, questions: Sequence[Question], tell: Callable[[int, int], None]) -> list[SearchTurn]:
+    def left(self, questions: Sequence[Question]) -> list[RowKey]:
+        """The rows of these questions that the label folder's `run` lacks. Those that a fault ended are removed."""
+        ...
+
+    def roll_out(
+        self,
+        questions: Sequence[Question],
+        tell: Callable[[int, int], None],
+        only: Collection[RowKey] | None = None,
+    ) -> "StoredTurns":
         """Run the agent on these questions into the label folder's `run`, and return the search turns to be labelled.
-        Resumes an unfinished run and repeats runs that ended with a fault. `tell` is called with (finished, total)."""
+        Resumes an unfinished run and repeats runs that ended with a fault. `only` leaves out all other rows, which
+        other workers make. `tell` is called with (finished, total)."""
         ...
 
 

@@ -118,7 +118,7 @@ def label_runs(
         questions = run_questions(settings)
         parts = stack.enter_context(closing(open_parts(settings, out, questions, cache)))
         maker = module.open(make_settings(module.SETTINGS, own), parts)
-        turns = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
+        turns: Iterable[SearchTurn] = [] if isinstance(maker, RolloutMaker) else run_turns(settings, questions)
         check_distinct(turns)  # what is refused is refused before there is a folder
         recorded: JsonObject = {**dump_settings(settings), settings.method: own}
         labels = LabelFolder.begin(out, recorded, maker.identity, resume)

@@ -71,7 +71,7 @@ def share_run(
     workers.wait()
     if workers.first:
         take_over_runs(own, folder / PARTS)
-        own.arrange(order)
+        own.arrange(ident for ident, _ in order)
     workers.wait()
     return Run(folder)
 

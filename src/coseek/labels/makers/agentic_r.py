@@ -18,7 +18,7 @@ that equal the best in both scores are positives, each in its own label set. `ga
 by GAC alone (the paper's two ablations).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -133,7 +133,8 @@ class AgenticR:
         settings = self.settings.model_dump_json(exclude={"exhaustive"})
         return digest_of("agentic-r", settings, self.parts.retriever.identity, local, agent)
 
-    def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+    def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
+        turns = [*turns]
         # GAC is undefined without an accepted answer.
         answered = [turn for turn in turns if turn.question.answers or self.agent is None]
         yield from (

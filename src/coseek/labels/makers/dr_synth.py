@@ -13,7 +13,7 @@ without an order from the ranker the agent reads the retriever's, and the turn i
 gives no labels and is repeated at the next start.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +22,14 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from coseek.agents.limits import Limits
-from coseek.agents.run_questions import run_questions
-from coseek.agents.search_turns import SearchTurn, search_turns
+from coseek.agents.run_questions import rows_of, run_questions
+from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, RetrieverError, SettingError
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
-from coseek.data.run import Run
+from coseek.data.run import RowKey, Run
 from coseek.data.trajectory import Trajectory
 from coseek.graders.call_counts import FAULT
 from coseek.graders.factory import open_judge
@@ -42,6 +42,7 @@ from coseek.labels.negatives import not_equal_to
 from coseek.labels.oracle_retriever import OracleRanking, OracleRetriever, OracleSearch, StoredRanking
 from coseek.labels.resources import GOLD, ORACLE, LabelResources, by_run
 from coseek.labels.score_cache import ScoreCache
+from coseek.labels.stored_turns import StoredTurns
 from coseek.labels.text_store import TextStore
 from coseek.measure.answers import cover_match, exact_match
 
@@ -150,7 +151,19 @@ class DrSynth:
     def limits(self) -> Limits:
         return self.parts.limits.model_copy(update={"passages_per_search": self.settings.shown})
 
-    def roll_out(self, questions: Sequence[Question], tell: Callable[[int, int], None]) -> list[SearchTurn]:
+    def left(self, questions: Sequence[Question]) -> list[RowKey]:
+        self._check(questions)
+        run = self._run(self.parts.folder / "run")
+        run.drop_faults()
+        done = run.done()
+        return [row for row in rows_of(questions, self.settings.seed, self.settings.samples) if row not in done]
+
+    def roll_out(
+        self,
+        questions: Sequence[Question],
+        tell: Callable[[int, int], None],
+        only: Collection[RowKey] | None = None,
+    ) -> StoredTurns:
         """Turns by question in the given order, then by seed."""
         self._check(questions)
         settings, agent = self.settings, self.parts.agent
@@ -166,13 +179,14 @@ class DrSynth:
             seed=settings.seed,
             samples=settings.samples,
             overlap=retriever.concurrency > 1,
+            only=only,
             tell=tell,
         )
-        place_of = {question.id: place for place, question in enumerate(questions)}
-        ended = [one for one in run.trajectories() if one.question.id in place_of]
-        self.parts.tally.add(FAULT + RUN, sum(one.stop.is_fault for one in ended))
-        ended.sort(key=lambda one: (place_of[one.question.id], one.seed))
-        return [turn for trajectory in ended for turn in search_turns(trajectory, agent.protocol)]
+        run.arrange(question.id for question in questions)
+        asked = {question.id for question in questions}
+        faults = sum(one.stop.is_fault for one in run.trajectories() if one.question.id in asked)
+        self.parts.tally.add(FAULT + RUN, faults)
+        return StoredTurns(run, agent.protocol, asked)
 
     def _check(self, questions: Sequence[Question]) -> None:
         bare = next((question for question in questions if not question.gold_ids), None)
@@ -195,7 +209,7 @@ class DrSynth:
             raise SettingError(f"{folder} was begun with other settings or parts; use the same ones, or another --out")
         return run
 
-    def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+    def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         for some in by_run(turns, BATCH):
             yield from self._labels([turn for turn in some if not turn.trajectory.stop.is_fault])
 

@@ -8,7 +8,7 @@ negatives are drawn from the candidates that are neither gold passages nor copie
 passages are positives in that order, each in its own label set.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,7 +56,7 @@ class GoldMaker:
     def identity(self) -> str:
         return digest_of("gold", self.settings.model_dump_json(), self.parts.retriever.identity)
 
-    def label(self, turns: Sequence[SearchTurn]) -> Iterator[Labelled]:
+    def label(self, turns: Iterable[SearchTurn]) -> Iterator[Labelled]:
         with self.parts.ahead(self._rows, turns, self.parts.retriever) as ahead:
             for rows in ahead:
                 yield from rows

@@ -5,19 +5,19 @@ The candidates come from the retriever of the round before, over which the agent
 
 import shutil
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from coseek.agents.run_questions import run_questions
-from coseek.agents.search_turns import SearchTurn, search_turns
+from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError, RunError
 from coseek.core.files import JsonObject, read_json, write_json
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.core.lock import lock_folder
 from coseek.core.settings import dump_settings
 from coseek.data.question import Question, save_questions
-from coseek.data.run import Run
+from coseek.data.run import RowKey, Run
 from coseek.data.selection import draw
 from coseek.graders.call_counts import FAULT, CallCounts
 from coseek.graders.judge import is_world
@@ -25,31 +25,46 @@ from coseek.hardware.placement import Placement
 from coseek.labels.label_folder import LabelFolder, absorb_lines
 from coseek.labels.labelling import check_distinct, label_turns, summary, unlabelled
 from coseek.labels.maker import RUN, LabelMaker, RolloutMaker
-from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources, by_run
+from coseek.labels.resources import ORACLE, AgentWithLimits, LabelResources
+from coseek.labels.stored_turns import StoredTurns
 from coseek.pipelines.grader_settings import CACHE
+from coseek.pipelines.shared_run import PARTS, share_run
 from coseek.pipelines.together.checks import maker_module, own_settings, terms_of
 from coseek.pipelines.together.paths import SHORT, CoTrainingPaths
 from coseek.training.trainer.data_order import derive_seed
+from coseek.training.trainer.workers import Workers
 
-PARTS = "parts"
-"""The folder of the other workers' parts, in a label folder."""
+OWN_RUN = "run"
+"""The run of a method that makes its own, in a label folder."""
+
+
+@dataclass(frozen=True)
+class RoundTurns:
+    """The search turns of a round's runs."""
+
+    turns: StoredTurns
+    shares: tuple[frozenset[RowKey], ...] = ()
+    """The runs that each worker has made in this start, by rank, where their rankings lie in its part."""
 
 
 @dataclass(frozen=True)
 class RoundLabels:
-    """The labels of a round, on the first worker."""
+    """What the first worker tells the others."""
 
-    labels: LabelFolder
-    maker: LabelMaker
-    turns: list[SearchTurn]
+    record: JsonObject
+    """`labels.yaml`."""
+    order: tuple[TurnId, ...]
+    """All search turns."""
+    left: Mapping[TurnId, None]
+    """Those without a label."""
 
 
 def label_round(course: CoTrainingPaths, number: int) -> None:
     """Run agent `number` on its questions and label its searches; writes the label counts at the end.
 
-    The first worker makes the runs, and each labels every W-th run: the first into the label folder, the others into
-    `parts` in it, which the first takes over at the end, or at the next start. The labels do not depend on the number
-    of workers. All workers call this.
+    Every worker makes and labels its share of the runs: the first in the label folder, the others in `parts` in it,
+    which the first takes over at the end, or at the next start. The labels do not depend on the number of workers. All
+    workers call this.
 
     Raises `DataError` when no run searched, and `RunError` when faults left turns without a label.
     """
@@ -59,67 +74,70 @@ def label_round(course: CoTrainingPaths, number: int) -> None:
     own = place.labels if workers.first else place.labels / PARTS / str(workers.rank)
     if workers.first:
         take_over_parts(place.labels)
-    parts = parts_of(course, number, own)
-    begun = _begin(course, number, parts) if workers.first else None
-    left, record = workers.agree(lambda: _left(begun))
-    share = [turn for run in workers.mine(list(by_run(left, 1))) for turn in run]
-    labels, maker = (
-        (begun.labels, begun.maker) if begun is not None else _begin_part(course, place.labels, parts, record)
-    )
+    workers.wait()
+    if not workers.first:
+        absorb_lines(place.labels / "scores", own / "scores")  # what is known so far
     workers.wait()  # until the others have copied the scores, to which the first appends
+    parts = parts_of(course, number, own)
+    maker = maker_module(course.recipe.labels.method).open(own_settings(course.recipe.labels), parts)
+    made = rolled_out(course, number, maker, parts)
+    labels, told = _begin(course, number, maker, made, parts)
+    share = _share(workers, made, told)
     course.progress.stage(f"labels of round {number}", len(share))
-    label_turns(labels, maker, share, lambda over, _: course.progress.advance(over))
+    turns = (turn for turn in made.turns if turn.id in share)
+    label_turns(labels, maker, turns, len(share), lambda over, _: course.progress.advance(over))
     parts.close()
-    if begun is None:
+    if not workers.first:
         labels.release()
     tally = CallCounts(sum(workers.gather(parts.tally.counts), Counter()))
-    if begun is not None:
-        _finish(course, number, begun, tally)
+    if workers.first:
+        _finish(course, number, labels, told.order, tally)
     workers.wait()
 
 
-def _begin(course: CoTrainingPaths, number: int, parts: LabelResources) -> RoundLabels:
-    """Make the runs and begin the label folder."""
-    place, settings = course.round(number), course.recipe.labels
-    questions, own = drawn(course, number), own_settings(settings)
-    maker = maker_module(settings.method).open(own, parts)
-    if isinstance(maker, RolloutMaker):
-        course.progress.stage(f"runs of agent {number}", len(questions) * settings.samples)
-        turns = maker.roll_out(questions, lambda ended, _: course.progress.advance(ended))
-    else:
-        turns = rolled_out(course, number, questions, parts.tally)
-    if not turns:
-        refuse_faults(number, 0, 0, parts.tally)
-        raise DataError(
-            f"agent {number} searched in none of its {len(questions)} runs ({place.run}), so there is nothing to "
-            "label; see to its training first"
-        )
-    check_distinct(turns)
-    recorded: JsonObject = {**dump_settings(settings), settings.method: dump_settings(own)}
-    return RoundLabels(LabelFolder.begin(place.labels, recorded, maker.identity, resume=True), maker, turns)
+def _begin(
+    course: CoTrainingPaths, number: int, maker: LabelMaker, made: RoundTurns, parts: LabelResources
+) -> tuple[LabelFolder, RoundLabels]:
+    """Begin the label folder, and in it the parts of the other workers."""
+    settings, method = course.recipe.labels, course.recipe.labels.method
+    recorded: JsonObject = {**dump_settings(settings), method: dump_settings(own_settings(settings))}
+    begun: list[LabelFolder] = []
+
+    def begin() -> RoundLabels:
+        order = check_distinct(made.turns)
+        if not order:
+            refuse_faults(number, 0, 0, parts.tally)
+            raise DataError(
+                f"agent {number} searched in none of its {len(made.turns.question_ids)} runs "
+                f"({made.turns.run.folder}), so there is nothing to label; see to its training first"
+            )
+        begun.append(LabelFolder.begin(course.round(number).labels, recorded, maker.identity, resume=True))
+        return RoundLabels(begun[0].record, tuple(order), unlabelled(begun[0], order))
+
+    told = course.workers.agree(begin)
+    if begun:
+        return begun[0], told
+    settings_of, identity = cast(JsonObject, told.record["settings"]), cast(str, told.record["identity"])
+    return LabelFolder.begin(parts.folder, settings_of, identity, resume=True), told
 
 
-def _left(begun: RoundLabels | None) -> tuple[list[SearchTurn], JsonObject]:
-    """The turns without a label, and the record of the label folder."""
-    assert begun is not None
-    return unlabelled(begun.labels, begun.turns), begun.labels.record
+def _share(workers: Workers, made: RoundTurns, told: RoundLabels) -> frozenset[TurnId]:
+    """The turns that this worker labels: those of the runs that it has made, and of every W-th of the others."""
+    by_run: dict[RowKey, list[TurnId]] = {}
+    for turn in told.left:
+        by_run.setdefault((turn.question_id, turn.seed), []).append(turn)
+    fresh = frozenset[RowKey]().union(*made.shares)
+    old = workers.mine([row for row in by_run if row not in fresh])
+    mine = (*old, *(made.shares[workers.rank] if made.shares else ()))
+    return frozenset(turn for row in mine for turn in by_run.get(row, ()))
 
 
-def _begin_part(
-    course: CoTrainingPaths, whole: Path, parts: LabelResources, record: JsonObject
-) -> tuple[LabelFolder, LabelMaker]:
-    """Begin the part of a worker other than the first, with the scores that are known so far."""
-    absorb_lines(whole / "scores", parts.folder / "scores")
-    settings, identity = cast(JsonObject, record["settings"]), cast(str, record["identity"])
-    maker = maker_module(course.recipe.labels.method).open(own_settings(course.recipe.labels), parts)
-    return LabelFolder.begin(parts.folder, settings, identity, resume=True), maker
-
-
-def _finish(course: CoTrainingPaths, number: int, begun: RoundLabels, tally: CallCounts) -> None:
+def _finish(
+    course: CoTrainingPaths, number: int, labels: LabelFolder, order: Sequence[TurnId], tally: CallCounts
+) -> None:
     """Take over the parts, and write the label counts where no fault left turns undone."""
-    labels, order = begun.labels, [turn.id for turn in begun.turns]
-    for part in label_parts(labels.folder):
-        labels.absorb(part)
+    for path in part_folders(labels.folder):
+        labels.absorb(LabelFolder(path))
     shutil.rmtree(labels.folder / PARTS, ignore_errors=True)
     labels.arrange(order)
     done = summary(labels, order, tally)
@@ -131,23 +149,35 @@ def _finish(course: CoTrainingPaths, number: int, begun: RoundLabels, tally: Cal
     course.progress.say(f"round {number}: {done.sets} label sets from {done.turns} search turns")
 
 
-def label_parts(folder: Path) -> list[LabelFolder]:
-    """The parts of a label folder."""
-    return [LabelFolder(path.parent) for path in sorted((folder / PARTS).glob("*/labels.yaml"))]
+def part_folders(folder: Path) -> list[Path]:
+    """The other workers' parts of a label folder."""
+    return sorted((folder / PARTS).glob("*"))
 
 
 def take_over_parts(folder: Path) -> None:
-    """Merge the parts that a killed start left in a label folder, and remove them."""
+    """Merge the parts that a killed start left in a label folder, with their runs and scores, and remove them."""
     if not (folder / PARTS).exists():
         return
     with lock_folder(folder):
-        labels = LabelFolder(folder)
-        labels.recover()
-        for part in label_parts(folder):
-            with lock_folder(part.folder):
-                part.recover()
-                labels.absorb(part)
+        labels = LabelFolder(folder) if (folder / "labels.yaml").exists() else None
+        if labels is not None:
+            labels.recover()
+        for path in part_folders(folder):
+            take_over_run(folder, path)
+            absorb_lines(path / "scores", folder / "scores")
+            if labels is not None and (path / "labels.yaml").exists():
+                with lock_folder(path):
+                    part = LabelFolder(path)
+                    part.recover()
+                    labels.absorb(part)
         shutil.rmtree(folder / PARTS)
+
+
+def take_over_run(folder: Path, part: Path) -> None:
+    """Append the rows of a part's own run to that of the label folder, and remove it."""
+    if (part / OWN_RUN / "run.yaml").exists():
+        Run(folder / OWN_RUN).absorb(Run(part / OWN_RUN))
+        shutil.rmtree(part / OWN_RUN)
 
 
 def refuse_faults(number: int, left: int, turns: int, tally: CallCounts) -> None:
@@ -172,33 +202,46 @@ def drawn(course: CoTrainingPaths, number: int) -> list[Question]:
     return draw(questions, course.recipe.labels.questions, seed)
 
 
-def rolled_out(course: CoTrainingPaths, number: int, questions: list[Question], tally: CallCounts) -> list[SearchTurn]:
+def rolled_out(course: CoTrainingPaths, number: int, maker: LabelMaker, parts: LabelResources) -> RoundTurns:
     """The searches of agent `number` over the retriever of the round before, in the order of the questions.
 
-    Runs that a fault ended are repeated.
+    Runs that a fault ended are repeated. All workers call this.
     """
-    place, settings = course.round(number), course.recipe.labels
-    if not place.questions.exists():
+    place, settings, workers = course.round(number), course.recipe.labels, course.workers
+    questions, protocol = drawn(course, number), course.first.protocol
+    asked = frozenset(question.id for question in questions)
+    course.progress.stage(f"runs of agent {number}", -(-len(questions) * settings.samples // workers.world))
+    if isinstance(maker, RolloutMaker):
+        left = workers.agree(lambda: maker.left(questions))
+        shares = tuple(frozenset(left[rank :: workers.world]) for rank in range(workers.world))
+        maker.roll_out(questions, lambda ended, _: course.progress.advance(ended), shares[workers.rank])
+        workers.wait()
+        run = Run(place.labels / OWN_RUN)
+        if workers.first:
+            for path in part_folders(place.labels):
+                take_over_run(place.labels, path)
+            run.arrange(question.id for question in questions)
+        workers.wait()
+        return RoundTurns(StoredTurns(run, protocol, asked), shares)
+    if workers.first and not place.questions.exists():
         save_questions(place.questions, questions)
-    asked: JsonObject = {"questions": str(place.questions), "samples": settings.samples}
-    run = Run.begin(place.run, course.run_settings(number, number - 1, asked, settings.temperature), resume=True)
-    run.drop_faults()
-    agent = course.speaker(number, settings.temperature)
-    course.progress.stage(f"runs of agent {number}", len(questions) * settings.samples)
-    run_questions(
-        run,
-        agent,
+    about: JsonObject = {"questions": str(place.questions), "samples": settings.samples}
+    run = share_run(
+        workers,
+        place.run,
+        course.run_settings(number, number - 1, about, settings.temperature),
+        course.speaker(number, settings.temperature),
         course.search(number - 1),
         questions,
         course.recipe.agent.limits,
         seed=derive_seed(course.recipe.seed, "runs", number) % SHORT,
         samples=settings.samples,
+        repeat_faults=True,
         tell=lambda ended, _: course.progress.advance(ended),
     )
-    order = {question.id: at for at, question in enumerate(questions)}
-    ended = sorted(run.trajectories(), key=lambda one: (order[one.question.id], one.seed))
-    tally.add(FAULT + RUN, sum(one.stop.is_fault for one in ended))
-    return [turn for trajectory in ended for turn in search_turns(trajectory, agent.protocol)]
+    if workers.first:
+        parts.tally.add(FAULT + RUN, sum(one.stop.is_fault for one in run.trajectories()))
+    return RoundTurns(StoredTurns(run, protocol, asked))
 
 
 def parts_of(course: CoTrainingPaths, number: int, folder: Path) -> LabelResources:
