@@ -60,7 +60,7 @@ start:
   recipe:
     encoder: null
     laptop: {hidden: 32, heads: 2, feed_forward: 32, vocabulary: 600}
-    lessons:
+    synthetic:
       worlds: 2
       world: {size: tiny, train: 60, dev: 0, test: 0}
       held_out: {seed: 8, size: tiny, train: 0, dev: 20, test: 0}

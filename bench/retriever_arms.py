@@ -125,9 +125,9 @@ SMALL = Scale(
     labelled=30,
     agent=("data.world.size=tiny", "data.unseen.size=tiny", "data.unseen.test=20"),
     encoder=(
-        "lessons.worlds=1",
-        "lessons.world={size: tiny, train: 100, dev: 0, test: 0}",
-        "lessons.held_out={size: tiny, train: 0, dev: 20, test: 0}",
+        "synthetic.worlds=1",
+        "synthetic.world={size: tiny, train: 100, dev: 0, test: 0}",
+        "synthetic.held_out={size: tiny, train: 0, dev: 20, test: 0}",
         "training.steps=20",
         "training.batch_size=32",
     ),

@@ -56,7 +56,7 @@ def test_recipes_inside_a_recipe_are_names_files_or_lines(tmp_path: Path) -> Non
     assert read.retriever.view == "question+query" and read.retriever.labels == (GIVEN,)
     again = load_together_recipe(str(path), ["agent=search-r1-ppo-laptop", "start=laptop"])  # whole, then their parts
     assert again.agent.rl.algorithm == "ppo"
-    assert again.start.recipe is not None and again.start.recipe.lessons is not None
+    assert again.start.recipe is not None and again.start.recipe.synthetic is not None
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ def test_training_finds_more_and_dense_search_opens_the_result(given_folders: Pa
 def test_what_training_saw_is_what_serving_encodes(given_folders: Path, tmp_path: Path) -> None:
     """The look at the end and an index over the same passages rank alike."""
     training = train(given_folders, tmp_path / "out", "training.steps=2")
-    looker = training.looker
-    assert looker is not None
-    found = looker.look(training.open(training.encoder_folder))
-    corpus = Corpus(looker.held_out.pool)
-    labels = looker.held_out.labels
+    evaluator = training.evaluator
+    assert evaluator is not None
+    found = evaluator.evaluate(training.open(training.encoder_folder))
+    corpus = Corpus(evaluator.held_out.pool)
+    labels = evaluator.held_out.labels
     dense = Dense.over(corpus, DenseSettings(encoder=str(training.encoder_folder), precision="float32"))
     hits = dense.search([one.query for one in labels], len(corpus))
     ranks = [

@@ -1,4 +1,4 @@
-"""Fears about lessons: gold passages that are not there, numbers of other passages, other ids than will be read."""
+"""Fears about examples: gold passages that are not there, numbers of other passages, other ids than will be read."""
 
 import random
 
@@ -27,8 +27,8 @@ def teacher(*phases: Phase) -> ExampleWriter:
 def test_a_lesson_has_every_gold_passage_among_others_in_any_order(count: int) -> None:
     orders = set()
     for number, question in enumerate(ROOM.questions):
-        lesson = ROOM.lesson(question, count, random.Random(number))
-        ids = [passage.id for passage in lesson.passages]
+        example = ROOM.example_of(question, count, random.Random(number))
+        ids = [passage.id for passage in example.passages]
         assert set(question.gold_ids) < set(ids) and len(ids) == len(set(ids))
         assert len(ids) <= max(count, len(set(question.gold_ids)) + 1)
         orders.add(ids.index(question.gold_ids[0]))
@@ -37,9 +37,9 @@ def test_a_lesson_has_every_gold_passage_among_others_in_any_order(count: int) -
 
 def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
     for number, question in enumerate(ROOM.questions):
-        lesson = ROOM.lesson(question, 4, random.Random(number))
-        prompt = teacher().generator.context(ReadingInput(question.question, lesson.passages)).prompt
-        for line in lesson.written.partition(MARK)[0].split(" .")[:-1]:
+        example = ROOM.example_of(question, 4, random.Random(number))
+        prompt = teacher().generator.context(ReadingInput(question.question, example.passages)).prompt
+        for line in example.written.partition(MARK)[0].split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
             if hash_sign:
                 assert f"{title} # {facts.partition(' ,')[0]} :" in prompt
@@ -47,16 +47,16 @@ def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
 
 def test_a_drill_tells_what_its_passages_tell() -> None:
     for number in range(40):
-        lesson = ROOM.drill(4, random.Random(number))
-        prompt = teacher().generator.context(ReadingInput(lesson.question.question, lesson.passages)).prompt
-        lines = lesson.written.split(" .")[:-1]
+        example = ROOM.drill(4, random.Random(number))
+        prompt = teacher().generator.context(ReadingInput(example.question.question, example.passages)).prompt
+        lines = example.written.split(" .")[:-1]
         assert [line.partition(" #")[0].strip() for line in lines] == [
-            asked.partition(" , ")[0].strip() for asked in lesson.question.question.split(" ;")
+            asked.partition(" , ")[0].strip() for asked in example.question.question.split(" ;")
         ]
         for line in lines:
             title, _, facts = line.partition(" # ")
             place, _, fact = facts.partition(" ,")
-            passage = lesson.passages[int(place) - 1]
+            passage = example.passages[int(place) - 1]
             assert passage.title == title and f"{title} # {place} :" in prompt
             assert f"{fact.partition(' :')[2]} " in passage.text
 

@@ -125,7 +125,7 @@ class ToolModule(Protocol):
     def render(self, result: Result, settings: ToolSettings, context: ToolContext) -> str | tuple[int, ...]: ...
 
 
-OFFERS: PluginSpec = {"SETTINGS": ToolSettings, "parse": None, "run": None, "render": None}
+CONTRACT: PluginSpec = {"SETTINGS": ToolSettings, "parse": None, "run": None, "render": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +219,7 @@ def open_tool(
     own = is_plugin_path(part)
     if own and not run_files:
         return None
-    found = find_plugin("tool", PACKAGE, tool_path(part, folder) if own else part, OFFERS)
+    found = find_plugin("tool", PACKAGE, tool_path(part, folder) if own else part, CONTRACT)
     module = cast(ToolModule, found)
     settings = make_settings(module.SETTINGS, {key: value for key, value in tree.items() if key != "tool"}, where)
     return Tool(name, module, settings, own)

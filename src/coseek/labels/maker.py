@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # resources import this module
     from coseek.labels.stored_turns import StoredTurns
 
 PACKAGE = "coseek.labels.makers"
-OFFERS: PluginSpec = {"SETTINGS": Settings, "terms": None, "open": None}
+CONTRACT: PluginSpec = {"SETTINGS": Settings, "terms": None, "open": None}
 """What a user's module must define."""
 RUN = "run"
 """Name of the count of runs that ended with a fault, for makers with their own runs."""

@@ -63,7 +63,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def laptop_world(self) -> World:
         return make_world(self.recipe.laptop_world)
 
-    def look(self, generator: Generator) -> dict[str, float]:
+    def evaluate(self, generator: Generator) -> dict[str, float]:
         """Strict EM on two held-out worlds: one of a drawn lexicon, and a laptop world."""
         laptop = {f"laptop {name}": value for name, value in self.reading(generator, self.laptop_world).items()}
         return self.reading(generator, self.held_out) | laptop

@@ -1,4 +1,4 @@
-"""Train a retriever: labels, or lessons in throw-away worlds → an encoder folder and its retrieval metrics.
+"""Train a retriever: labels, or synthetic labels of throw-away worlds → an encoder folder and its retrieval metrics.
 
     OUT/recipe.yaml      the recipe, versions and commit
     OUT/start            the untrained encoder, where one is made
@@ -109,15 +109,15 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def _texts(self) -> list[str]:
         """The texts that a new tokenizer is trained on."""
-        if self.recipe.lessons is None:
+        if self.recipe.synthetic is None:
             return [
                 text
                 for label in read_labels(self.recipe.labels)
                 for candidate in label.candidates
                 for text in (candidate.passage.title, candidate.passage.text, label.question.question)
             ]
-        few = self.recipe.lessons.model_copy(
-            update={"worlds": min(self.recipe.lessons.tokenizer_worlds, self.recipe.lessons.worlds)}
+        few = self.recipe.synthetic.model_copy(
+            update={"worlds": min(self.recipe.synthetic.tokenizer_worlds, self.recipe.synthetic.worlds)}
         )
         return [text for world in throw_away_worlds(few, self.recipe.seed) for text in texts_of(world)]
 
@@ -150,8 +150,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     def material(self) -> EncoderData:
         """Label sets for training and for evaluation."""
         recipe, seed = self.recipe, derive_seed(self.recipe.seed, "held out")
-        if recipe.lessons is not None:
-            return self._lessons(seed)
+        if recipe.synthetic is not None:
+            return self._synthetic(seed)
         labels = read_labels(recipe.labels)
         split = recipe.seed if recipe.held_out.seed is None else recipe.held_out.seed
         train, held = split_by_question(labels, recipe.held_out.share, split)
@@ -164,15 +164,15 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         found = HeldOut.of({"held out": held}, others, recipe.held_out, seed) if held else None
         return EncoderData(train, found)
 
-    def _lessons(self, seed: int) -> EncoderData:
-        settings = self.recipe.lessons
+    def _synthetic(self, seed: int) -> EncoderData:
+        settings = self.recipe.synthetic
         assert settings is not None
         train: list[LabelSet] = []
         self.progress.stage("worlds", settings.worlds)
         for number, world in enumerate(throw_away_worlds(settings, self.recipe.seed), start=1):
             for labels in synthetic_labels(world, "train", settings, self.recipe.seed).values():
                 train += labels
-            self.progress.advance(number, f"{len(train)} lessons")
+            self.progress.advance(number, f"{len(train)} labels")
         if self.recipe.held_out.share == 0:
             return EncoderData(train, None)
         unseen = make_world(settings.held_out)
@@ -180,7 +180,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         return EncoderData(train, HeldOut.of(groups, unseen.corpus, self.recipe.held_out, seed))
 
     @cached_property
-    def looker(self) -> EncoderEvaluator | None:
+    def evaluator(self) -> EncoderEvaluator | None:
         held_out = self.material.held_out
         return EncoderEvaluator(held_out, self.card, self.seen) if held_out is not None else None
 
@@ -218,11 +218,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         order = ExampleOrder(self.rows(), settings.batch_size, self.recipe.loss.negatives, self.recipe.seed)
         steps = settings.steps or order.steps(settings.epochs)
         began = last_checkpoint(self.folder / "checkpoints")
-        if began is None and self.looker is not None and self.workers.first:
+        if began is None and self.evaluator is not None and self.workers.first:
             # Stored, since the untrained weights are gone after training.
-            found = {"before": self.looker.look(model)}
+            found = {"before": self.evaluator.evaluate(model)}
             if self.recipe.held_out.bm25:
-                found["BM25"] = self.looker.bm25()
+                found["BM25"] = self.evaluator.bm25()
             write_json(self.folder / "before.json", {name: one.to_json() for name, one in found.items()})
         trainer = self._trainer(model, order, steps, began)
         if self.workers.world == 1 and (line := idle_devices(self.recipe.torch_device())):
@@ -261,11 +261,12 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     def _trainer(
         self, model: SentenceTransformer, order: ExampleOrder, steps: int, began: Path | None
     ) -> RetrieverTrainer:
-        recipe, settings, looker, notes = self.recipe, self.recipe.training, self.looker, CheckpointNotes.of(began)
+        recipe, settings, notes = self.recipe, self.recipe.training, CheckpointNotes.of(began)
+        evaluator = self.evaluator
         set_seed(recipe.seed)
         return RetrieverTrainer(
             model=model,
-            args=arguments(self.folder / "checkpoints", recipe, steps, evaluates=looker is not None),
+            args=arguments(self.folder / "checkpoints", recipe, steps, evaluates=evaluator is not None),
             objective=self._objective(model, notes),
             updates=UpdateDataset(order, steps),
             collator=Collator(
@@ -276,7 +277,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
                 recipe.loss.in_batch_rows,
             ),
             optimiser=optimiser_of(model, settings, steps),
-            evaluator=HeldOutEvaluator(looker, recipe.held_out.k) if looker is not None else None,
+            evaluator=HeldOutEvaluator(evaluator, recipe.held_out.k) if evaluator is not None else None,
             metrics=MetricsLog(self.folder / "metrics.jsonl", notes.metrics_bytes) if self.workers.first else None,
             progress=self.progress,
         )
@@ -319,17 +320,17 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def results(self) -> Table | None:
         """Write `table.md` and `table.json`; `None` when nothing is held out."""
-        looker = self.looker
-        if looker is None:
+        evaluator = self.evaluator
+        if evaluator is None:
             return None
         rows = cast(dict[str, JsonObject], read_json(self.folder / "before.json"))
         found = {name: EvaluationResult.from_json(row) for name, row in rows.items()}
-        found["trained"] = looker.look(self.open(self.encoder_folder))
+        found["trained"] = evaluator.evaluate(self.open(self.encoder_folder))
         shown: dict[str, EvaluationResult] = {
             name: found[name] for name in ("BM25", "before", "trained") if name in found
         }
-        table = results_table(shown, looker.held_out, self.recipe)
-        values = results_json(shown, looker.held_out, self.recipe)
+        table = results_table(shown, evaluator.held_out, self.recipe)
+        values = results_json(shown, evaluator.held_out, self.recipe)
         write_tables(self.folder, f"# A retriever\n\n{table.markdown()}", values)
         return table
 

@@ -1,4 +1,4 @@
-"""Train a laptop generator on lessons from throw-away worlds of the laptop lexicon (`reader.py`)."""
+"""Train a laptop generator on examples from throw-away worlds of the laptop lexicon (`reader.py`)."""
 
 import random
 from collections.abc import Iterable
@@ -37,12 +37,12 @@ class GeneratorTraining(ReaderTraining[GeneratorRecipe]):
         return rooms
 
     def texts(self) -> Iterable[str]:
-        """Passages, questions and lessons."""
+        """Passages, questions and examples."""
         texts: list[str] = []
         rng = random.Random(f"{self.recipe.seed}/texts")
         for room in self.rooms[:TOKENIZER_WORLDS]:
             texts += [f"{passage.title} :{passage.text}" for passage in room.world.corpus]
             for question in room.questions:
-                lesson = room.lesson(question, 2, rng)
-                texts += [f" Question : {question.question} So", lesson.written]
+                example = room.example_of(question, 2, rng)
+                texts += [f" Question : {question.question} So", example.written]
         return texts

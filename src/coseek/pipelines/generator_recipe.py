@@ -53,12 +53,12 @@ class GeneratorRecipe(ReaderRecipe):
     """The training and measurement of a laptop generator."""
 
     worlds: int = Field(default=40, ge=1)
-    """Throw-away worlds of the lessons, without facts of the held-out world."""
+    """Throw-away worlds of the examples, without facts of the held-out world."""
     world: WorldSettings = _world(size="compact", train=400, dev=0, test=0, comparison=0.2, constraint=0.15)
     """Settings of a throw-away world; each has another seed. It has more comparisons and constraints than the held-out
     world, since they are learnt last."""
     passages: tuple[int, int] = (2, 6)
-    """Fewest and most passages of a lesson; at least one more than its gold passages."""
+    """Fewest and most passages of a example; at least one more than its gold passages."""
     laptop: LaptopSettings = LaptopSettings(
         layers=("conv", "full_attention", "conv", "full_attention", "conv", "full_attention"), vocabulary=2500
     )

@@ -24,7 +24,7 @@ from coseek.graders.judge import is_world
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, check_distinct, make_labels
-from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, RolloutMaker
+from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, RolloutMaker
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files
@@ -69,7 +69,7 @@ def label_settings(
     the fields of `LabelSettings` that are neither taken from the runs nor from `retriever`, `agent` and its
     `temperature`. `device` is that of all local models.
     """
-    module = cast(MakerModule, find_plugin("method", PACKAGE, str(named["method"]), OFFERS))
+    module = cast(MakerModule, find_plugin("method", PACKAGE, str(named["method"]), CONTRACT))
     if not runs:
         raise SettingError("name a run folder to label; make one with `coseek run`")
     opened = [Run(Path(folder)) for folder in runs]
@@ -109,7 +109,7 @@ def label_runs(
     Every part is opened and checked before `labels.yaml` is written. `tell` is called with (`runs` or `turns`, done,
     total).
     """
-    module = cast(MakerModule, find_plugin("method", PACKAGE, settings.method, OFFERS))
+    module = cast(MakerModule, find_plugin("method", PACKAGE, settings.method, CONTRACT))
     if not resume:
         LabelFolder.refuse_old(out)
     check_output_folder(out, "labels.yaml", own=("scores", "run"))  # here, before the parts put their files into it

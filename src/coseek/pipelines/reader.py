@@ -75,7 +75,7 @@ class ReaderTraining(TrainingRun[R]):
         """What the tokenizer learns from."""
         raise NotImplementedError
 
-    def look(self, generator: Generator) -> dict[str, float]:
+    def evaluate(self, generator: Generator) -> dict[str, float]:
         """Metrics of an evaluation in training: strict EM on held-out dev questions, in all and by hops."""
         return self.reading(generator, self.held_out)
 
@@ -96,7 +96,7 @@ class ReaderTraining(TrainingRun[R]):
             self.recipe.sft.model_copy(update={"seed": derive_seed(self.recipe.seed, self.recipe.sft.seed, "sft")}),
             self.folder / "training",
             resume=True,
-            evaluate=lambda _: self.look(generator),
+            evaluate=lambda _: self.evaluate(generator),
             progress=self.progress,
         )
         if not outcome.passed:

@@ -166,7 +166,7 @@ class TogetherRecipe(Settings):
     def _given_by_the_round(cls, tree: object) -> object:
         if not isinstance(tree, dict):
             return tree
-        given: dict[str, object] = {"labels": [GIVEN], "encoder": GIVEN, "lessons": None}
+        given: dict[str, object] = {"labels": [GIVEN], "encoder": GIVEN, "synthetic": None}
         for name, value in given.items():
             said = tree.get(name, value)
             if (list(said) if isinstance(said, tuple) else said) != value:

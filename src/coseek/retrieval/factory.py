@@ -27,7 +27,7 @@ from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
 
-OFFERS: PluginSpec = {"SETTINGS": Settings, "open": None}
+CONTRACT: PluginSpec = {"SETTINGS": Settings, "open": None}
 """The names that a user's own retriever module must define."""
 
 Source: TypeAlias = str | Path | Mapping[str, object]
@@ -85,7 +85,7 @@ class OpenContext:
         if not isinstance(name, str):
             raise SettingError(f"{where} needs a setting `retriever: NAME`")
         module = registry.find_plugin(
-            "retriever", PACKAGE, str(self.path(name)) if is_plugin_path(name) else name, OFFERS
+            "retriever", PACKAGE, str(self.path(name)) if is_plugin_path(name) else name, CONTRACT
         )
         if not hasattr(module, "open"):
             raise SettingError(f"{name!r} searches an index; make one with `coseek index`, and name its folder")

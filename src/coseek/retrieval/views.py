@@ -121,7 +121,7 @@ _NO_REASONING = "Empty"
 _NO_LETTERS = re.compile(r"[\W_]+")
 
 
-OFFERS: PluginSpec = {"VIEW": QueryView}
+CONTRACT: PluginSpec = {"VIEW": QueryView}
 """The name that a user's own view file must define."""
 _own: dict[str, QueryView] = {}
 """The views of loaded files, by `load_view`'s name."""
@@ -132,7 +132,7 @@ def load_view(path: str) -> str:
     paths that the user's own text names; any other name is returned as it is."""
     if not is_plugin_path(path):
         return path
-    module = load_plugin("query view", path, OFFERS)
+    module = load_plugin("query view", path, CONTRACT)
     file = Path(path).expanduser()
     name = f"{file.name}#{file_digest(file)[:16]}"
     _own[name] = module.VIEW

@@ -76,7 +76,7 @@ class PartSettings(Settings):
     """Multiply the sum of the others by this part instead of adding it."""
 
 
-OFFERS: PluginSpec = {"SETTINGS": PartSettings, "reward": None}
+CONTRACT: PluginSpec = {"SETTINGS": PartSettings, "reward": None}
 """What a user's part must define."""
 
 
@@ -233,7 +233,7 @@ def _make_part(name: str, tree: PartSpec) -> RewardPart:
     if not is_plugin_path(name) and name not in reward_names():
         raise UnknownName("reward", name, reward_names())
     spelt = name if is_plugin_path(name) else name.replace("_", "-")
-    module = cast("_PartModule | _GradedModule", find_plugin("reward", PACKAGE, spelt, OFFERS))
+    module = cast("_PartModule | _GradedModule", find_plugin("reward", PACKAGE, spelt, CONTRACT))
     _check_signature(name, module)
     try:
         settings = make_settings(module.SETTINGS, tree)

@@ -8,7 +8,7 @@ from coseek.core.hub import missing
 from coseek.core.registry import find_plugin
 from coseek.core.settings import Settings, make_settings
 from coseek.graders.judge import is_world
-from coseek.labels.maker import OFFERS, PACKAGE, MakerModule, MakerRequirements
+from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, MakerRequirements
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.score import answers_itself
 from coseek.pipelines.agent_check import check_encoder, check_recipe
@@ -30,7 +30,7 @@ def check_together(recipe: TogetherRecipe) -> None:
 
 def maker_module(method: str) -> MakerModule:
     """A method of `coseek label`."""
-    return cast(MakerModule, find_plugin("method", PACKAGE, method, OFFERS))
+    return cast(MakerModule, find_plugin("method", PACKAGE, method, CONTRACT))
 
 
 def terms_of(labels: LabellingSettings) -> MakerRequirements:

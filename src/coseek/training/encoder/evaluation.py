@@ -142,7 +142,7 @@ class EncoderEvaluator:
         self._row = {text: row for row, text in enumerate(self._texts)}
         self._rows_by_id: dict[str, int] = {passage.id: row for row, passage in enumerate(held_out.pool)}
 
-    def look(self, model: SentenceTransformer) -> EvaluationResult:
+    def evaluate(self, model: SentenceTransformer) -> EvaluationResult:
         """Evaluate the model with the prompts, lengths and normalisation of the card, as in retrieval."""
         card, encoder = self._card, Encoder(model)
         passages_UD = encoder.encode(
@@ -186,4 +186,4 @@ class HeldOutEvaluator(BaseEvaluator):
         self, model: BaseModel, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
         assert isinstance(model, SentenceTransformer)
-        return self._evaluator.look(model).metrics(self._evaluator.held_out, self._k)
+        return self._evaluator.evaluate(model).metrics(self._evaluator.held_out, self._k)

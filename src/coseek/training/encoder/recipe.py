@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -138,13 +138,15 @@ class HeldOutSettings(Settings):
 class RetrieverRecipe(DevicePlacement):
     """Settings of the training and evaluation of one encoder, both on one device."""
 
+    OLD_NAMES: ClassVar[dict[str, str]] = {"lessons": "synthetic"}
+
     about: str = ""
     """One line of description."""
     seed: int = 0
     """Seed of all randomness in the run, except for the held-out world, which has its own seed."""
     labels: tuple[str, ...] = ()
     """Label folders, as `coseek label` writes them."""
-    lessons: SyntheticSettings | None = None
+    synthetic: SyntheticSettings | None = None
     """Synthetic labels from laptop worlds, in place of label folders."""
     encoder: str | None = "minilm"
     """Initial encoder: a sentence-transformers folder, or one that a package ships; none creates one."""
@@ -178,13 +180,13 @@ class RetrieverRecipe(DevicePlacement):
 
     @model_validator(mode="after")
     def _one_source(self) -> "RetrieverRecipe":
-        if bool(self.labels) == (self.lessons is not None):
+        if bool(self.labels) == (self.synthetic is not None):
             raise SettingError(
-                "a retriever is trained on either labels (--labels FOLDER, made by `coseek label`) or lessons; give one"
+                "a retriever is trained on labels (--labels FOLDER, made by `coseek label`) or synthetic ones; give one"
             )
-        if self.loss.kind == "kl" and self.lessons is not None:
+        if self.loss.kind == "kl" and self.synthetic is not None:
             raise SettingError(
-                "lessons have no targets; the loss `kl` needs labels with targets, as the method replug makes them"
+                "synthetic labels have no targets, which the loss `kl` needs; the method replug makes labels with them"
             )
         return self
 
@@ -201,7 +203,7 @@ def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequ
     if isinstance(inside := tree.get("recipe"), dict):  # a run's record, which also holds versions and commit
         tree = inside
     if labels:
-        tree = {**tree, "labels": [*labels], "lessons": None}
+        tree = {**tree, "labels": [*labels], "synthetic": None}
     whole = load_views(apply_overrides(_filled(tree), overrides))
     return make_settings(RetrieverRecipe, whole, "" if path.parent == RECIPES else path, overrides)
 

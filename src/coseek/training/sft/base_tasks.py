@@ -137,19 +137,19 @@ class BaseTasks:
         question = rng.choice(sampler.questions)
         if task in ("next", "enough"):
             return self._partly(task, sampler, question, count, rng)
-        lesson = sampler.lesson(question, max(count, 2), rng)
-        facts, _, answer = lesson.written.partition(MARK)
+        example = sampler.example_of(question, max(count, 2), rng)
+        facts, _, answer = example.written.partition(MARK)
         if task == "support":
-            numbers = [number for number, one in enumerate(lesson.passages, 1) if one.id in question.gold_ids]
+            numbers = [number for number, one in enumerate(example.passages, 1) if one.id in question.gold_ids]
             written = "".join(f" # {number}" for number in numbers) + " ."
-            return self._example(question, lesson.passages, CUES[task], written)
+            return self._example(question, example.passages, CUES[task], written)
         if task == "check":
             right = rng.random() < 0.5
             claim = answer if right else spaced(self._wrong(sampler, question, rng))
             cue = f" Claim :{claim} .{CUES[task]}"
             verdict = " right ." if right else " wrong ."
-            return self._example(question, lesson.passages, cue, f"{facts}{verdict}")
-        return self._example(question, lesson.passages, CUES[task], lesson.written)
+            return self._example(question, example.passages, cue, f"{facts}{verdict}")
+        return self._example(question, example.passages, CUES[task], example.written)
 
     def _example(self, question: Question, passages: tuple[Passage, ...], cue: str, written: str) -> BaseExample:
         """An example in the prompt of the generator with another cue at its end."""

@@ -76,7 +76,7 @@ class WorldSampler:
         rng.shuffle(chosen)
         return tuple(chosen)
 
-    def lesson(self, question: Question, count: int, rng: random.Random) -> SyntheticExample:
+    def example_of(self, question: Question, count: int, rng: random.Random) -> SyntheticExample:
         """Make an example of a question of the world with `count` passages."""
         passages = self.passages(question, count, rng)
         numbers = {passage.id: number for number, passage in enumerate(passages, start=1)}
@@ -130,7 +130,7 @@ class ExampleWriter:
         if not hops:
             return self.write(rng.choice(self.samplers).drill(count, rng))
         sampler, question = rng.choice(self.by_hops[hops])
-        return self.write(sampler.lesson(question, count, rng))
+        return self.write(sampler.example_of(question, count, rng))
 
     def most(self, done: float) -> int:
         """Return the maximum number of passages: the minimum at first, then growing linearly until `GROWN`."""
