@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -22,10 +22,18 @@ from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names, together_recipe_path
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
+if TYPE_CHECKING:
+    from coseek.pipelines.reader import ReaderTraining
+
 ShowSettings: TypeAlias = Annotated[
     bool, typer.Option("--settings", help="Print every setting, its value here and what it means; train nothing.")
 ]
 """Type of the option `--settings`."""
+
+ReaderSettings: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
+]
+"""Type of the settings of a laptop model that reads."""
 
 app = new_app()
 
@@ -70,9 +78,7 @@ def train_agent(
 
 @app.command("generator")
 def train_generator(
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
-    ] = None,
+    settings: ReaderSettings = None,
     out: OutFolder = Path("runs/generator"),
     resume: Resume = False,
     show: ShowSettings = False,
@@ -90,20 +96,12 @@ def train_generator(
         return
     from coseek.pipelines.generator import GeneratorTraining  # torch
 
-    with resumable_training(out) as bar:
-        training = GeneratorTraining(recipe, out, bar)
-        training.begin(resume)
-        training.train()
-        table = training.write_results(training.measure())
-    generator = training.trained_folder
-    print_result(out, table, as_json, f"{generator}: the generator. Try: coseek score RUN --answer-with {generator}")
+    train_reader(GeneratorTraining(recipe, out), resume, as_json, "Try: coseek score RUN --answer-with {}")
 
 
 @app.command("base")
 def train_base(
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
-    ] = None,
+    settings: ReaderSettings = None,
     out: OutFolder = Path("runs/base"),
     resume: Resume = False,
     show: ShowSettings = False,
@@ -121,12 +119,8 @@ def train_base(
         return
     from coseek.pipelines.base import BaseTraining  # torch
 
-    with resumable_training(out) as bar:
-        training = BaseTraining(recipe, out, bar)
-        training.begin(resume)
-        training.train()
-        table = training.write_results(training.measure())
-    print_result(out, table, as_json, f"{training.trained_folder}: the base model, for policy.folder and --answer-with")
+    way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
+    train_reader(BaseTraining(recipe, out), resume, as_json, way)
 
 
 @app.command("simulator")
@@ -239,6 +233,16 @@ def train_together(
         results = Results.of(training.course, training.pairs, rounds)
         table = results.write()
     print_result(folder, table, as_json, listed(results.files()))
+
+
+def train_reader(training: "ReaderTraining[Any]", resume: bool, as_json: bool, way: str) -> None:
+    """Train and measure a laptop model that reads; `way` says what its folder is for."""
+    with resumable_training(training.folder) as training.progress:
+        training.begin(resume)
+        training.train()
+        table = training.write_results(training.measure())
+    folder = training.trained_folder
+    print_result(training.folder, table, as_json, f"{folder}: {training.TITLE[2:]}. {way.format(folder)}")
 
 
 def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> RetrieverRecipe:
