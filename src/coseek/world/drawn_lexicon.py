@@ -32,7 +32,7 @@ _ONSETS, _VOWELS, _CODAS = (
     for row in (
         "b c d f g h j k l m n p r s t v w y z br bl ch cl cr dr fl fr gl gr kl kr pl pr qu sc sh sk sl sm sn sp st "
         "str sw th tr tw v w wh",
-        "a e i o u a e i o u a e i o u ai ea ee ie oo ou y",
+        "a e i o u a e i o u a e i o u a e i o u ai ea oo y",
         "b ck d g l ll m n nd ng nk nt p r rd rk rn rt s ss st t th x l m n r s t n r",
     )
 )
@@ -194,7 +194,7 @@ class _Drawer:
         """A pseudo-word that this lexicon has not yet."""
         rng = self._rng
         while True:
-            count = syllables or rng.choice((1, 2, 2, 2, 3))
+            count = syllables or rng.choice((1, 2, 2))
             parts = [rng.choice(self._onsets) + rng.choice(self._vowels) for _ in range(count)]
             word = "".join(parts) + (rng.choice(self._codas) if rng.random() < 0.7 else "")
             if len(word) > 2 and word not in self._used and _measured().isdisjoint(word + end for end in _ENDINGS):
