@@ -17,6 +17,7 @@ import sqlite3
 import sys
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -140,7 +141,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         base = (given.keep or Path(scratch)).absolute()
         recipe = prepare(base, given.generator.absolute() if given.generator else None, given.steps)
-        kills = Kills(lambda *run: train(recipe, *run), outcome, check_moved)
+        kills = Kills(partial(train, recipe), outcome, check_moved)
         same = kills.same(base, given.runs, given.seed, given.until)
     print(f"{same} of {given.runs} identical")
     return 0 if same == given.runs else 1

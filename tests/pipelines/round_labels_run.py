@@ -1,11 +1,9 @@
-"""What one of several workers runs in `test_label_parts.py`: `MODE FOLDER METHOD…`."""
+"""What one of several workers runs in `test_label_parts.py`."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
-import torch.distributed as dist
 from tests.pipelines.test_round_labels import LIMITS, Played
 from tests.pipelines.test_together import recipe
 
@@ -30,10 +28,10 @@ def course(folder: Path, method: str) -> Played:
     return made
 
 
-if __name__ == "__main__":
-    for method in sys.argv[3:]:
-        made = course(Path(sys.argv[2]), method)
-        if sys.argv[1] == "die" and not made.workers.first:
+def label(folder: Path, methods: tuple[str, ...], dies: bool = False) -> None:
+    """One round by every method; the second worker may have to die."""
+    for method in methods:
+        made = course(folder, method)
+        if dies and not made.workers.first:
             made.progress = Deadly()
         label_round(made, 1)
-    dist.destroy_process_group()
