@@ -30,9 +30,10 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: env
 	$(BIN)/coseek quickstart --out $(OUT) --resume
 
-# One test process a core, and one thread each: two processes of two threads would wait for each other.
+# One test process a core, and one thread each: two processes of two threads would wait for each other. Compiled modules
+# are kept, whatever the shell says: compiling them anew takes every process several seconds.
 WORKERS ?= 2
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: env
 	$(PYTEST)

@@ -12,8 +12,6 @@ recipe on the machine that it names. Bar: at most 90 % of the memory.
 import argparse
 import gc
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import weakref
@@ -22,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from bench.processes import run_workers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -107,17 +105,21 @@ class PassPeak(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(live_storages().values())
+        self._seen = weakref.WeakKeyDictionary({one: one.nbytes() for one in live_storages().values()})
 
     def __torch_dispatch__(
         self, func: Callable[..., object], types: Sequence[type], args: tuple[object, ...] = (), kwargs: object = None
     ) -> object:
         output = func(*args, **(kwargs if isinstance(kwargs, dict) else {}))
+        grown = False  # only then can there be more than ever before
         for leaf in tree_leaves((output, args)):
             if type(leaf) in (Tensor, torch.nn.Parameter) and leaf.device.type == "cpu":
-                self._seen.add(leaf.untyped_storage())
-        by_address = {storage.data_ptr(): storage.nbytes() for storage in self._seen if storage.nbytes()}
-        self.peak = max(self.peak, sum(by_address.values()))
+                storage = leaf.untyped_storage()
+                grown |= storage.nbytes() > self._seen.get(storage, -1)
+                self._seen[storage] = storage.nbytes()
+        if grown:
+            by_address = {storage.data_ptr(): storage.nbytes() for storage in self._seen if storage.nbytes()}
+            self.peak = max(self.peak, sum(by_address.values()))
         return output
 
 
@@ -196,9 +198,9 @@ def _watch(learner: object, counts: Counts) -> None:
 
 
 def work(folder: Path) -> None:
-    """What one worker does: print its counts of every algorithm as JSON."""
-    torch.set_num_threads(1)
-    workers = workers_here()
+    """What one worker does; the first writes down the counts of every algorithm."""
+    gc.freeze()  # what was there before is not counted, and need not be looked through
+    workers, rows = workers_here(), []
     for algorithm in ALGORITHMS:
         counts, memory = count(algorithm, folder / f"{algorithm}-{workers.world}", folder / "model", workers)
         all_counts = workers.gather((counts.rollout, counts.update, counts.within))
@@ -209,24 +211,19 @@ def work(folder: Path) -> None:
             }
             estimate["within"] = estimate["update"] + memory.gathered + memory.activations
             worst = dict(zip(("rollout", "update", "within"), map(max, zip(*all_counts, strict=True)), strict=True))
-            print("COUNTED", json.dumps([algorithm, workers.world, worst, estimate]), flush=True)
-    if workers.world > 1:
-        dist.destroy_process_group()
+            rows.append({"algorithm": algorithm, "counted": worst, "estimate": estimate})
+    if workers.first:
+        (folder / f"counted-{workers.world}.json").write_text(json.dumps(rows))
 
 
 # --- tables
 
 
-def counted_rows(world: int, folder: Path) -> list[tuple[str, int, dict[str, float], dict[str, float]]]:
-    """The counts and estimates of `world` workers."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(world), "-m", "bench.fits", "--worker", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise SystemExit(ended.stderr[-4000:])
-    found = [json.loads(line.removeprefix("COUNTED ")) for line in ended.stdout.splitlines() if "COUNTED" in line]
-    return [tuple(row) for row in found]
+def counted_rows(world: int, folder: Path) -> list[tuple[str, dict[str, float], dict[str, float]]]:
+    """The algorithms with the counts and estimates of `world` workers."""
+    run_workers(world, work, folder)
+    rows = json.loads((folder / f"counted-{world}.json").read_text())
+    return [(row["algorithm"], row["counted"], row["estimate"]) for row in rows]
 
 
 def counted_table() -> bool:
@@ -236,7 +233,7 @@ def counted_table() -> bool:
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name) / "model")
         for world in WORKERS:
-            for algorithm, _, counted, estimate in counted_rows(world, Path(name)):
+            for algorithm, counted, estimate in counted_rows(world, Path(name)):
                 cells = []
                 for phase, value in counted.items():
                     apart = estimate[phase] / value - 1.0
@@ -265,10 +262,6 @@ def recipe_table() -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", action="store_true")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.worker is not None:
-        work(given.worker)
-    else:
-        fine = [True if given.recipes else counted_table(), recipe_table()]
-        sys.exit(0 if all(fine) else 1)
+    fine = [True if given.recipes else counted_table(), recipe_table()]
+    sys.exit(0 if all(fine) else 1)

@@ -1,7 +1,7 @@
 """Kill test: an index whose building is killed and begun again has the bytes of one that nobody disturbed.
 
-    python bench/kill_encoding.py --kills 10                      MiniLM over real passages, a few minutes
-    python bench/kill_encoding.py --kills 10 --encoder tiny       a tiny encoder with random weights, seconds
+    python -m bench.kill_encoding --kills 10                      MiniLM over real passages, a few minutes
+    python -m bench.kill_encoding --kills 10 --encoder tiny       a tiny encoder with random weights, seconds
 
 Builds the index once to the end, then again and again with a SIGKILL at a random moment, going on after each kill until
 it is done, and compares all files. Every build is a process of its own. Exits 1 when any file differs.
@@ -13,12 +13,14 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
+
+from bench.killing import Child, Told, Work, whole_run
 
 from coseek.data.dataset import Dataset
 from coseek.data.imports import import_data
@@ -26,84 +28,56 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.index import build_index
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGUN = "encoding"
+ENCODED = "passages encoded"
 
 
 def main() -> int:
     args = arguments()
-    if args.child:
-        source, encoder, out = args.child
-        build(Path(source), encoder, Path(out), args.retriever)
-        return 0
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
         encoder = tiny_encoder(base / "tiny") if args.encoder == "tiny" else args.encoder
         corpus(args.encoder, args.data, base, args.count).save(base / "corpus.jsonl")
         # An index notes whether its corpus file was older than two seconds: let it be so for all builds.
         os.utime(base / "corpus.jsonl", (time.time() - 60, time.time() - 60))
-        run = Run(base, encoder, args.retriever)
-        return 0 if compare(run, args.kills, args.each, random.Random(args.seed)) else 1
+        work = partial(build, base / "corpus.jsonl", encoder, args.retriever)
+        return 0 if compare(base, work, args.kills, args.each, random.Random(args.seed)) else 1
 
 
-def compare(run: "Run", kills: int, each: int, rng: random.Random) -> bool:
+def compare(base: Path, work: Work, kills: int, each: int, rng: random.Random) -> bool:
     """Print one line a killed build; true when every index is byte-identical."""
-    began = time.perf_counter()
-    child = run.start("whole")
-    started = time.perf_counter()
-    assert child.stdout is not None
-    child.stdout.readline()
-    seconds = time.perf_counter() - started
-    finish(child)
-    expected = digests(run.base / "whole")
-    print(
-        f"undisturbed: {started - began:.1f} s until encoding began, {seconds:.1f} s after; {shown(expected)}",
-        flush=True,
-    )
+    marks = whole_run(work, base / "whole")
+    began = next(time for time, what in marks if what.startswith(ENCODED))
+    seconds = marks[-1][0] - began
+    expected = digests(base / "whole")
+    print(f"undisturbed: {began:.1f} s until encoding began, {seconds:.1f} s after; {shown(expected)}", flush=True)
     same, builds = 0, -(-kills // each)
     for number in range(1, builds + 1):
-        name = f"killed-{number}"
-        moments = [run.killed(name, seconds / each, rng) for _ in range(each)]
-        finish(run.start(name))
-        found = digests(run.base / name)
+        folder = base / f"killed-{number}"
+        moments = [killed(work, folder, seconds / each, rng) for _ in range(each)]
+        if Child.start(work, folder).end():
+            raise RuntimeError(f"the build in {folder} did not go on")
+        found = digests(folder)
         same += found == expected
         differing = sorted(file for file, _ in set(found.items()) ^ set(expected.items()))
         verdict = f"DIFFERENT: {', '.join(dict.fromkeys(differing))}" if differing else "same"
-        killed = ", ".join(f"after {moment_s:.2f} s with {rows:,} rows kept" for moment_s, rows in moments)
-        line = f"  {number:>3}  killed {killed}"
-        print(f"{line}  {shown(found)}  {verdict}", flush=True)
+        told = ", ".join(f"after {moment_s:.2f} s with {rows:,} rows kept" for moment_s, rows in moments)
+        print(f"  {number:>3}  killed {told}  {shown(found)}  {verdict}", flush=True)
     print(f"{same} of {builds} byte-identical")
     return same == builds
 
 
-class Run:
-    """Where everything is, and how a build is started."""
-
-    def __init__(self, base: Path, encoder: str, retriever: str) -> None:
-        self.base, self._encoder, self._retriever = base, encoder, retriever
-
-    def start(self, name: str) -> "subprocess.Popen[str]":
-        """A build of its own; it has begun to encode (or ended) when this returns."""
-        words = [str(self.base / "corpus.jsonl"), self._encoder, str(self.base / name)]
-        command = [sys.executable, __file__, "--retriever", self._retriever, "--child", *words]
-        quiet = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet)
-        assert child.stdout is not None
-        if BEGUN not in child.stdout.readline():
-            child.communicate()
-            raise RuntimeError(f"the build of {name} ended with {child.returncode} before it encoded")
-        return child
-
-    def killed(self, name: str, seconds: float, rng: random.Random) -> tuple[float, int]:
-        """Start a build and kill it at a random moment before its end: after how long, and rows kept by then."""
-        while True:
-            moment_s = rng.uniform(0.0, seconds)
-            child = self.start(name)
-            time.sleep(moment_s)
-            child.kill()
-            child.communicate()
-            if not (self.base / name).exists():
-                return moment_s, rows_kept(self.base / f".{name}.building")
-            shutil.rmtree(self.base / name)  # it was done already: that says nothing
+def killed(work: Work, folder: Path, seconds: float, rng: random.Random) -> tuple[float, int]:
+    """Start a build and kill it at a random moment of its encoding: after how long, and rows kept by then."""
+    while True:
+        moment_s = rng.uniform(0.0, seconds)
+        child = Child.start(work, folder)
+        next(mark for mark in child.marks() if mark[1].startswith(ENCODED))
+        time.sleep(moment_s)
+        child.process.kill()
+        child.end()
+        if not folder.exists():
+            return moment_s, rows_kept(folder.parent / f".{folder.name}.building")
+        shutil.rmtree(folder)  # it was done already: that says nothing
 
 
 def rows_kept(building: Path) -> int:
@@ -113,24 +87,15 @@ def rows_kept(building: Path) -> int:
     return int(json.loads(path.read_text())["rows"]) if path.exists() else 0
 
 
-def build(source: Path, encoder: str, out: Path, retriever: str) -> None:
-    """The child: one build, which says when it begins to encode."""
-    said: list[str] = []
+def build(source: Path, encoder: str, retriever: str, out: Path, resume: bool, progress: Told) -> None:
+    """One build, which says how far it has come. It goes on from what it finds, whether told to or not."""
 
     def report(what: str, done: int, total: int) -> None:
-        if not said:
-            said.append(what)
-            print(BEGUN, flush=True)
+        progress.stage(what, total)
+        progress.advance(done)
 
     # Windows of 256 rows, so that there is something to go on from.
     build_index(source, retriever, out, {"encoder": encoder, "batch_size": 8}, report)
-    print("done", flush=True)
-
-
-def finish(child: "subprocess.Popen[str]") -> None:
-    child.communicate()
-    if child.returncode:
-        raise RuntimeError(f"a build ended with {child.returncode}")
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -147,7 +112,6 @@ def shown(found: dict[str, str]) -> str:
 def corpus(encoder: str, data: Path, work: Path, count: int) -> Corpus:
     """So many passages: made up for the tiny encoder, else of HotpotQA."""
     if encoder == "tiny":
-        sys.path.insert(0, str(ROOT))
         from tests.retrieval.tiny_encoder import sentences
 
         return sentences(count)
@@ -156,7 +120,6 @@ def corpus(encoder: str, data: Path, work: Path, count: int) -> Corpus:
 
 
 def tiny_encoder(folder: Path) -> str:
-    sys.path.insert(0, str(ROOT))
     from tests.retrieval.tiny_encoder import make_encoder
 
     return str(make_encoder(folder))
@@ -171,7 +134,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=2_000, help="passages")
     parser.add_argument("--seed", type=int, default=0, help="chooses the moments")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the raw files")
-    parser.add_argument("--child", nargs=3, metavar=("CORPUS", "ENCODER", "OUT"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -17,6 +17,7 @@ import sqlite3
 import sys
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -54,15 +55,16 @@ def small(generator: Path, *more: str) -> AgentRecipe:
     return load_recipe("s3-laptop", [*SMALL, *parts, *more])
 
 
-def tiny_generator(folder: Path) -> Path:
-    """A generator after a few lessons."""
+def tiny_generator(folder: Path, **sft: object) -> Path:
+    """A generator after a few lessons; `sft` changes how many."""
+    lessons = [{"until": 1.0, "hops": {0: 1.0}}]
     recipe = GeneratorRecipe.model_validate(
         {
             "worlds": 2,
             "world": {"size": "tiny", "train": 60, "dev": 0, "test": 0},
             "held_out": {"seed": 8, "size": "tiny", "train": 0, "dev": 8, "test": 8},
             "laptop": {"hidden": 64, "layers": ["conv", "full_attention"], "feed_forward": 128, "vocabulary": 1500},
-            "sft": {"steps": 60, "repeat_steps": 20, "rounds": 1, "curriculum": [{"until": 1.0, "hops": {0: 1.0}}]},
+            "sft": {"steps": 60, "repeat_steps": 20, "rounds": 1, "curriculum": lessons, **sft},
             "max_answer_tokens": 24,
             "threads": 1,
             "table": {"dev_questions": 4},
@@ -140,7 +142,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         base = (given.keep or Path(scratch)).absolute()
         recipe = prepare(base, given.generator.absolute() if given.generator else None, given.steps)
-        kills = Kills(lambda *run: train(recipe, *run), outcome, check_moved)
+        kills = Kills(partial(train, recipe), outcome, check_moved)
         same = kills.same(base, given.runs, given.seed, given.until)
     print(f"{same} of {given.runs} identical")
     return 0 if same == given.runs else 1

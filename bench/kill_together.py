@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -145,7 +146,7 @@ def main() -> int:
         base = (given.keep or Path(scratch)).absolute()
         policy = taught(base / "first", given.steps)
         recipe = small(base, f"agent.policy.folder={policy}")
-        same = Kills(lambda *run: train(recipe, *run), outcome, check_moved).same(base, given.runs, given.seed)
+        same = Kills(partial(train, recipe), outcome, check_moved).same(base, given.runs, given.seed)
     print(f"{same} of {given.runs} identical")
     return 0 if same == given.runs else 1
 

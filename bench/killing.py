@@ -4,19 +4,20 @@ What a bench brings: the work (what a command does, without a terminal), and wha
 """
 
 import hashlib
-import os
 import random
 import shutil
 import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import TextIO, TypeAlias
+from typing import TypeAlias
 
 import torch
+from bench.processes import FORKS, forked
 
 from coseek.core.files import JsonObject
 
@@ -24,7 +25,7 @@ from coseek.core.files import JsonObject
 class Told:
     """Writes down on a pipe what the run does, so that the other process can time its kill."""
 
-    def __init__(self, pipe: int) -> None:
+    def __init__(self, pipe: Connection) -> None:
         self._pipe, self._stage = pipe, ""
 
     def stage(self, name: str, total: int) -> None:
@@ -32,7 +33,7 @@ class Told:
         self.advance(0)
 
     def advance(self, done: int, note: str = "") -> None:
-        os.write(self._pipe, f"{self._stage} {done}\n".encode())
+        self._pipe.send(f"{self._stage} {done}")
 
     def say(self, line: str) -> None:
         self.advance(-1)
@@ -41,47 +42,51 @@ class Told:
 Mark: TypeAlias = tuple[float, str]
 """Seconds since the run began, and what it had just done."""
 Work: TypeAlias = Callable[[Path, bool, Told], None]
-"""The run in a folder, begun or gone on with."""
+"""The run in a folder, begun or gone on with. It is pickled."""
 
 
 @dataclass
 class Child:
-    """A run in a process of its own: a fork, which saves bringing torch twenty times."""
+    """A run in a process of its own."""
 
-    pid: int
-    marks: TextIO
+    process: ForkServerProcess
+    pipe: Connection
     began: float
 
     @classmethod
     def start(cls, work: Work, folder: Path, resume: bool = False) -> "Child":
-        reading, writing = os.pipe()
-        began, pid = time.perf_counter(), os.fork()
-        if pid == 0:
-            os.close(reading)
-            code = 1
-            try:
-                work(folder, resume, Told(writing))
-                code = 0
-            except Exception:  # noqa: BLE001 (said here: a fork must not go on with what its parent was doing)
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        os.close(writing)
-        return cls(pid, os.fdopen(reading), began)
+        reading, writing = FORKS.Pipe(duplex=False)
+        process = forked(_told, work, folder, resume, writing)
+        writing.close()
+        reading.recv()  # it has begun: the first of all waits for the imports
+        return cls(process, reading, time.perf_counter())
+
+    def marks(self) -> Iterator[Mark]:
+        """What it has done, as it does it, to its end."""
+        with suppress(EOFError):
+            while True:
+                what = str(self.pipe.recv())
+                yield time.perf_counter() - self.began, what
 
     def end(self) -> int:
         """Wait for it; returns its exit status, below 0 for a signal."""
-        with self.marks:
-            for _ in self.marks:
-                pass
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        for _ in self.marks():
+            pass
+        self.process.join()
+        self.pipe.close()
+        return self.process.exitcode or 0
+
+
+def _told(work: Work, folder: Path, resume: bool, pipe: Connection) -> None:
+    told = Told(pipe)
+    told.stage("begun", 0)
+    work(folder, resume, told)
 
 
 def whole_run(work: Work, folder: Path) -> list[Mark]:
     """A run that nobody disturbs; returns what it did when, its end included."""
     child = Child.start(work, folder)
-    marks = [(time.perf_counter() - child.began, line.strip()) for line in child.marks]
+    marks = list(child.marks())
     if child.end():
         raise RuntimeError("the undisturbed run failed")
     return [*marks, (time.perf_counter() - child.began, "the end")]
@@ -92,10 +97,11 @@ def killed_run(work: Work, folder: Path, marks: list[Mark], at: float) -> str | 
     then, `None` if it was over. The moment is found again by what the run has done: the machine may be busier now."""
     before = [mark for mark in marks if mark[0] <= at]
     child = Child.start(work, folder)
+    told = child.marks()
     for _ in before:
-        next(child.marks, None)
+        next(told, None)
     time.sleep(at - (before[-1][0] if before else 0.0))
-    os.kill(child.pid, signal.SIGKILL)
+    child.process.kill()
     if child.end() != -signal.SIGKILL:
         shutil.rmtree(folder)
         return None

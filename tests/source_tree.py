@@ -20,10 +20,16 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax tree."""
+    return tuple(ast.walk(parsed(path)))
+
+
 def imported_modules(path: Path) -> set[str]:
     """The dotted names a file imports, wherever in the file it does so; a name imported from a module follows it."""
     modules: set[str] = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

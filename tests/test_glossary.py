@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests.source_tree import PACKAGE, ROOT, parsed, sources
+from tests.source_tree import PACKAGE, ROOT, nodes, parsed, sources
 
 import coseek
 
@@ -64,8 +64,8 @@ def plain(word: str) -> str:
 
 
 def classes() -> set[str]:
-    nodes = (node for path in sources("src/coseek") for node in ast.walk(parsed(path)))
-    return {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    found = (node for path in sources("src/coseek") for node in nodes(path))
+    return {node.name for node in found if isinstance(node, ast.ClassDef)}
 
 
 def modules() -> set[str]:
@@ -77,7 +77,7 @@ def identifiers() -> set[str]:
     """Every name that the code defines: classes, functions, arguments and variables, modules and folders."""
     found = classes() | modules()
     for path in sources("src/coseek"):
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found.add(node.name)
             elif isinstance(node, ast.arg):

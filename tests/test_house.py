@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.source_tree import PACKAGE, ROOT, imported_rooms, parsed, sources
+from tests.source_tree import PACKAGE, ROOT, imported_rooms, nodes, parsed, sources
 
 import coseek
 from coseek.cli.extras import EXTRA_OF
@@ -77,7 +77,7 @@ def test_files_and_functions_are_short() -> None:
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > 500 and name not in LONG:
             long.append(f"{name}: {lines} lines")
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > 60 and f"{name}:{node.name}" not in LONG:
@@ -89,7 +89,7 @@ def test_nothing_is_typed_any() -> None:
     loose = [
         f"{path.relative_to(ROOT)}, line {node.lineno}"
         for path in sources("src", "tests", "bench")
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module == "typing" and any(one.name == "Any" for one in node.names)
     ]
     assert not loose, "\n".join(loose)

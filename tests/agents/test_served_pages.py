@@ -44,7 +44,10 @@ def test_a_view_without_past_turns_has_requests_of_one_size_however_long_the_run
     assert len(sizes) == 30 and len(set(sizes)) == 1 and max(sizes) < 300
 
 
-@pytest.mark.parametrize(("view", "count"), [("prior-queries", 30), ("prior-queries+reasonings+documents", 9)])
+@pytest.mark.parametrize(
+    ("view", "count"),
+    [("prior-queries", 30), pytest.param("prior-queries+reasonings+documents", 9, marks=pytest.mark.slow)],
+)
 def test_a_view_of_past_turns_never_sends_more_than_the_server_takes(view: str, count: int) -> None:
     trajectory, sizes = run_over(view, count)
     assert (trajectory.stop, [search.fault for search in trajectory.searches]) == (StopReason.ANSWERED, [None] * count)

@@ -87,6 +87,7 @@ def test_bytes_are_no_tokens_of_a_server_that_exchanges_ids(url: str) -> None:
         open_agent(settings_for(url, tokenizer="bytes"))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_a_sentence(coseek: Type, index: Path, policy: Path) -> None:
     words = ("--agent", "http://127.0.0.1:1", "--tokenizer", policy, "--retriever", index)
     assert "check its address" in coseek("ask", "Who?", *words).sentence

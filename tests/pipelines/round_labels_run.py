@@ -1,11 +1,9 @@
-"""What one of several workers runs in `test_label_parts.py`: `MODE FOLDER METHOD…`."""
+"""What one of several workers runs in `test_label_parts.py`."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
-import torch.distributed as dist
 from tests.pipelines.test_round_labels import LIMITS, Played
 from tests.pipelines.test_together import recipe
 
@@ -37,10 +35,10 @@ def course(folder: Path, method: str) -> Played:
     return made
 
 
-if __name__ == "__main__":
-    for method in sys.argv[3:]:
-        made = course(Path(sys.argv[2]), method)
-        if sys.argv[1] in ("labels", "runs") and not made.workers.first:
-            made.progress = Deadly(sys.argv[1])
+def label(folder: Path, methods: tuple[str, ...], dies: str = "") -> None:
+    """One round by every method; the second worker may have to die while it makes `runs` or `labels`."""
+    for method in methods:
+        made = course(folder, method)
+        if dies and not made.workers.first:
+            made.progress = Deadly(dies)
         label_round(made, 1)
-    dist.destroy_process_group()

@@ -17,7 +17,7 @@ def test_the_estimate_counts_what_every_worker_holds(workers: int, tmp_path: Pat
     make_model(tmp_path / "model")
     rows = counted_rows(workers, tmp_path)
     assert [name for name, *_ in rows] == ["grpo", "ppo", "lora"]
-    for name, _, counted, estimate in rows:
+    for name, counted, estimate in rows:
         for phase, value in counted.items():
             print(f"{name}, {workers} workers, {phase}: {value:.0f} counted, {estimate[phase]:.0f} estimated")
             assert estimate[phase] == pytest.approx(value, rel=BAR), (name, phase)

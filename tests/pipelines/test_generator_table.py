@@ -1,14 +1,13 @@
 """Fears about the table of agents that give no answer: zeros for what was never asked, runs that cannot go on."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.pipelines.test_agent import TINY
@@ -30,7 +29,6 @@ from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever
 from coseek.training.rl.monitor import alarm_steps
 
-ROOT = Path(__file__).parents[2]
 SECOND = replace(QUESTION, id="q2", question="who founded Orbo?", answers=("Mira Tan",), hops=1)
 CORPUS = Corpus([ORBO, MIRA, OTHER])
 SILENT = ["graders={generator: {model: gen}, judge: {model: oracle}, baseline: {passages: 2}}"]
@@ -160,8 +158,12 @@ def test_an_alarm_is_told_with_the_steps_in_which_it_was_on(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_an_s3_recipe_that_is_killed_goes_on_to_the_same_weights_cache_and_table(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.kill_s3", "--runs", "1", "--keep", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True)
-    assert done.returncode == 0 and "1 of 1 identical" in done.stdout, done.stdout + done.stderr
+    from bench.kill_s3 import check_moved, outcome, prepare, tiny_generator, train
+    from bench.killing import Kills
+
+    torch.set_num_threads(1)
+    generator = tiny_generator(tmp_path / "generator", steps=3, repeat_steps=0, gate=None)
+    recipe = prepare(tmp_path, generator, 160)
+    assert Kills(partial(train, recipe), outcome, check_moved).same(tmp_path, 1, seed=0) == 1
     table = (tmp_path / "whole" / "table.md").read_text()
     assert "| gen_acc | dev | test |" in table and "RAG k=6" in table and "tokens, selected" in table

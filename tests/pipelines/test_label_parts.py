@@ -1,15 +1,13 @@
 """Fears about labels that several workers make: other labels than one makes, and a kill that loses or repeats some."""
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.pipelines.round_labels_run import course
-from tests.source_tree import ROOT
+from bench.processes import run_workers
+from tests.pipelines.round_labels_run import course, label
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from coseek.data.run import Run
 from coseek.labels.label_folder import LabelFolder
@@ -17,18 +15,6 @@ from coseek.pipelines.together.labelling import label_round, take_over_parts
 
 METHODS = ("agentic-r", "dr-synth")
 FILES = ("labels.jsonl", "dropped.jsonl", "texts.jsonl")
-
-
-def torchrun(count: int, mode: str, folder: Path, *methods: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(count), "-m", "tests.pipelines.round_labels_run", mode, str(folder), *methods]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
-
-
-def run_well(count: int, folder: Path, *methods: str) -> None:
-    ended = torchrun(count, "label", folder, *methods)
-    assert ended.returncode == 0, ended.stderr[-4000:]
 
 
 def labels_in(folder: Path, method: str) -> Path:
@@ -77,7 +63,7 @@ def test_a_kill_while_parts_are_taken_over_doubles_no_label_and_no_score(alone: 
 
 @pytest.mark.slow
 def test_two_workers_write_the_bytes_that_one_writes(alone: Path, tmp_path: Path) -> None:
-    run_well(2, tmp_path, *METHODS)
+    run_workers(2, label, tmp_path, METHODS)
     for method in METHODS:
         one, two = written(alone, method), written(tmp_path, method)
         assert len(one["labels.jsonl"].splitlines()) > 16 and one["dropped.jsonl"]
@@ -89,12 +75,13 @@ def test_two_workers_write_the_bytes_that_one_writes(alone: Path, tmp_path: Path
 @pytest.mark.slow
 def test_what_a_killed_worker_labelled_is_taken_over_by_another_number_of_workers(alone: Path, tmp_path: Path) -> None:
     method = "agentic-r"
-    assert torchrun(2, "labels", tmp_path, method).returncode != 0
+    with pytest.raises(ChildFailedError, match="SIGKILL"):
+        run_workers(2, label, tmp_path, (method,), dies="labels")
     part = LabelFolder(labels_in(tmp_path, method) / "parts" / "1")
     turns = {row.turn for row in part.sets()} | {row.turn for row in part.dropped()}
     assert len(turns) == 6 and not (tmp_path / method / "round-1" / "labels.json").exists()
     shutil.copytree(tmp_path / method, tmp_path / "killed")
-    run_well(3, tmp_path, method)
+    run_workers(3, label, tmp_path, (method,))
     assert written(tmp_path, method) == written(alone, method)
     shutil.rmtree(tmp_path / method)
     shutil.move(tmp_path / "killed", tmp_path / method)
@@ -108,11 +95,12 @@ def test_runs_of_a_method_s_own_that_a_killed_worker_made_are_taken_over_and_ran
     alone: Path, tmp_path: Path
 ) -> None:
     method = "dr-synth"
-    assert torchrun(2, "runs", tmp_path, method).returncode != 0
+    with pytest.raises(ChildFailedError, match="SIGKILL"):
+        run_workers(2, label, tmp_path, (method,), dies="runs")
     labels = labels_in(tmp_path, method)
     made = {worker: Run(folder).done() for worker, folder in ((0, labels / "run"), (1, labels / "parts" / "1" / "run"))}
     assert 6 <= len(made[1]) < 16 and not made[0] & made[1] and not (labels / "labels.yaml").exists()
-    run_well(3, tmp_path, method)
+    run_workers(3, label, tmp_path, (method,))
     assert written(tmp_path, method) == written(alone, method)
     runs = [Run(labels_in(folder, method) / "run") for folder in (tmp_path, alone)]
     rows = [[replace(one, timings={}) for one in run.trajectories()] for run in runs]

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,17 @@ def recipe(folder: Path, *overrides: str) -> TogetherRecipe:
     from bench.kill_together import small
 
     return small(folder, *overrides)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a policy has seen demonstrations."""
+    from bench.kill_together import taught
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("together") / "first"
+    taught(folder, 200)
+    return folder
 
 
 # --- the recipe
@@ -260,7 +272,7 @@ def test_no_two_pairs_share_a_folder_or_a_name() -> None:
 
 
 @pytest.mark.slow
-def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(tmp_path: Path) -> None:
+def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(first: Path, tmp_path: Path) -> None:
     from bench.kill_together import check_moved, outcome, taught, train
 
     from coseek.core.progress import NoProgress
@@ -271,7 +283,7 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(tmp_path: P
     from coseek.pipelines.together.together import CoTraining
 
     torch.set_num_threads(1)
-    policy = f"agent.policy.folder={taught(tmp_path / 'first', 200)}"
+    policy = f"agent.policy.folder={taught(first, 200)}"
     out = tmp_path / "run"
     train(recipe(tmp_path, policy), out, False, NoProgress())
     check_moved(out, outcome(out))
@@ -297,16 +309,14 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_killed_co_training_ends_with_the_same_weights_and_table(tmp_path: Path) -> None:
+def test_a_killed_co_training_ends_with_the_same_weights_and_table(first: Path, tmp_path: Path) -> None:
     from bench.kill_together import outcome, taught, train
-    from bench.killing import Told, killed_run, whole_run
+    from bench.killing import killed_run, whole_run
 
     torch.set_num_threads(1)
-    small = recipe(tmp_path, f"agent.policy.folder={taught(tmp_path / 'first', 200)}", "rounds=1")
+    small = recipe(tmp_path, f"agent.policy.folder={taught(first, 200)}", "rounds=1")
 
-    def work(folder: Path, resume: bool, told: Told) -> None:
-        train(small, folder, resume, told)
-
+    work = partial(train, small)
     marks = whole_run(work, tmp_path / "whole")
     at = random.Random(5).uniform(0.3, 0.9) * marks[-1][0]
     assert killed_run(work, tmp_path / "killed", marks, at) is not None
@@ -314,7 +324,7 @@ def test_a_killed_co_training_ends_with_the_same_weights_and_table(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_server_can_be_the_first_retriever_and_the_agents_own(tmp_path: Path) -> None:
+def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp_path: Path) -> None:
     from bench.kill_together import outcome, taught, train
     from tests.retrieval.tiny_encoder import make_encoder
     from tests.serve.live import live
@@ -325,11 +335,9 @@ def test_a_server_can_be_the_first_retriever_and_the_agents_own(tmp_path: Path) 
     from coseek.retrieval.retrievers.bm25 import Bm25
 
     torch.set_num_threads(1)
-    policy = f"agent.policy.folder={taught(tmp_path / 'first', 200)}"
+    policy = f"agent.policy.folder={taught(first, 200)}"
     out, encoder = tmp_path / "run", make_encoder(tmp_path / "encoder")
-    with live(
-        {"bm25": Bm25.over(Dataset(CoTrainingPaths(recipe(tmp_path), tmp_path / "first").data_folder).corpus)}
-    ) as url:
+    with live({"bm25": Bm25.over(Dataset(CoTrainingPaths(recipe(tmp_path), first).data_folder).corpus)}) as url:
         start = f"start={{encoder: {encoder}, url: '{url}'}}"
         train(recipe(tmp_path, policy, "rounds=1", start, f"agent.data.index={url}"), out, False, NoProgress())
     assert outcome(out)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.serve.live import CORPUS, EchoRetriever, live
+from tests.serve.live import CORPUS, WEB, EchoRetriever, live
 
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.passage import Corpus
@@ -195,14 +195,14 @@ def test_too_much_for_one_request_is_refused(client: httpx.Client) -> None:
 def test_a_batch_of_search_r1s_grpo_script_is_answered() -> None:
     with live({"echo": EchoRetriever()}, batch=4_096) as url:
         body = {"queries": [f"q{number}" for number in range(2_560)], "topk": 3, "return_scores": True}
-        assert ids(httpx.post(f"{url}/retrieve", json=body, timeout=30)) == [["ada", "byron", "curie"]] * 2_560
+        assert ids(WEB.post(f"{url}/retrieve", json=body, timeout=30)) == [["ada", "byron", "curie"]] * 2_560
 
 
 def test_a_small_request_cannot_ask_for_a_huge_answer() -> None:
     with live({"echo": EchoRetriever()}, max_hits=50, max_answer_bytes=1_000) as url:
-        assert "split" in refused(httpx.post(f"{url}/retrieve", json={"queries": ["x"] * 26, "topk": 2}), 413)
-        assert "bytes" in refused(httpx.post(f"{url}/retrieve", json={"queries": ["x"] * 10, "topk": 4}), 413)
-        assert httpx.post(f"{url}/retrieve", json={"queries": ["x"], "topk": 4}).status_code == 200
+        assert "split" in refused(WEB.post(f"{url}/retrieve", json={"queries": ["x"] * 26, "topk": 2}), 413)
+        assert "bytes" in refused(WEB.post(f"{url}/retrieve", json={"queries": ["x"] * 10, "topk": 4}), 413)
+        assert WEB.post(f"{url}/retrieve", json={"queries": ["x"], "topk": 4}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_contents_go_out_byte_for_byte_as_the_corpus_has_them(tmp_path: Path, co
     for corpus in (Corpus.load(path), Corpus.load(copy), CorpusFile.scan(path)):
         retriever = RandomRetriever(corpus)
         with live({"random": retriever}) as url, closing(RemoteRetriever(RemoteRetrieverSettings(url=url))) as client:
-            reply = httpx.post(f"{url}/retrieve", json={"queries": ["x"], "topk": 2}).json()["result"][0]
+            reply = WEB.post(f"{url}/retrieve", json={"queries": ["x"], "topk": 2}).json()["result"][0]
             assert [row["contents"] for row in reply] == [contents] * 2
             assert {hit.passage.contents for hit in client.search(["x"], 2)[0]} == {contents}
             assert client.search(["x"], 2) == retriever.search(["x"], 2)

@@ -1,5 +1,4 @@
 import pytest
-from bench.fuzz_service import fuzz
 from tests.serve.live import CORPUS, live
 
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -7,6 +6,8 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 
 @pytest.mark.slow
 def test_odd_requests_are_answered_and_never_with_a_5xx() -> None:
+    from bench.fuzz_service import fuzz
+
     with live({"bm25": Bm25.over(CORPUS)}) as url:
         fuzzed = fuzz(url, 300)
     assert fuzzed.requests >= 300

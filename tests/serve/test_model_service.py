@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.models.networks import converse, network
+from tests.serve.live import WEB
 from tests.serve.model_live import live_model, tiny_policy
 
 from coseek.core.errors import SettingError
@@ -192,11 +193,11 @@ def test_what_cannot_be_done_is_a_sentence(live: Live, body: dict[str, object], 
 
 def test_a_model_of_another_name_is_not_found(live: Live) -> None:
     assert post(live, prompt="a", model="gpt").status_code == 404
-    assert httpx.get(live[0] + "/v2", trust_env=False).status_code == 404
+    assert WEB.get(live[0] + "/v2").status_code == 404
 
 
 def test_the_service_says_what_it_is(live: Live) -> None:
-    get = {path: httpx.get(live[0] + path, trust_env=False).json() for path in ("/health", "/info", "/v1/models")}
+    get = {path: WEB.get(live[0] + path).json() for path in ("/health", "/info", "/v1/models")}
     assert get["/health"]["ready"] is True
     assert get["/info"]["max_context"] == 2048
     assert get["/info"]["precision"] == "float32"
@@ -282,7 +283,7 @@ def test_many_kinds_of_draw_take_turns(folder: Path) -> None:
 def test_a_token_is_asked_for(folder: Path) -> None:
     with live_model(folder, token="let-me-in") as live:
         assert post(live, prompt="a").status_code == 401
-        assert httpx.get(live[0] + "/health", trust_env=False).status_code == 200
+        assert WEB.get(live[0] + "/health").status_code == 200
         with pytest.raises(SettingError, match="its key is missing"):
             open_remote(
                 live[0], RemoteModelSettings(patience=HttpSettings(attempts=1)), HfTokenizer.load(folder), STOPS
@@ -309,7 +310,7 @@ def test_the_command_serves_and_ends_on_a_signal(folder: Path) -> None:
         url = process.stdout.readline().rpartition(" ")[2].strip()
         live = (url, ModelService(folder, ModelServeSettings()))
         asked = [pool.submit(post, live, prompt=[40 + n], max_tokens=300, temperature=0) for n in range(4)]
-        while httpx.get(url + "/health", trust_env=False).json()["running"] < 4:
+        while WEB.get(url + "/health").json()["running"] < 4:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert [future.result().status_code for future in asked] == [200] * 4

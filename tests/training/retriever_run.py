@@ -1,10 +1,8 @@
-"""A short training of a retriever: what `test_retriever.py` runs here, under `torchrun`, or to be killed."""
+"""A short training of a retriever: what `test_encoder.py` runs here, by several workers, or to be killed."""
 
-import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from coseek.core.settings import apply_overrides, make_settings
@@ -52,13 +50,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    given, out, *settings = sys.argv[1:]
-    here = workers_here()
-    if here.world == 1:
-        train(Path(given), Path(out), *settings, resume=True)
-    else:
-        for kind, chosen in SETTINGS.items():
-            train(Path(given), Path(out) / kind, *chosen, workers=here)
-        dist.destroy_process_group()
+def train_every_kind(given: Path, out: Path) -> None:
+    """What one of several workers does."""
+    for kind, chosen in SETTINGS.items():
+        train(given, out / kind, *chosen, workers=workers_here())

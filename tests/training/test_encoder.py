@@ -1,21 +1,20 @@
 """Training a retriever from end to end: labels in, an encoder out that dense search opens."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from bench.processes import forked, run_workers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.retrieval.tiny_encoder import make_encoder
-from tests.training.retriever_run import recipe_of, train, weights_of
+from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, weights_of
 from tests.training.tiny_labels import label, write_labels
 
 from coseek.cli.main import main
@@ -289,14 +288,10 @@ def test_the_command_trains_says_where_and_refuses_to_overwrite(
 
 @pytest.mark.slow
 def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: Path) -> None:
-    module = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    module += ["--nproc-per-node", "2", "-m", "tests.training.retriever_run", str(given_folders), str(tmp_path / "two")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(module, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
+    run_workers(2, train_every_kind, given_folders, tmp_path / "two")
     before = weights_of(given_folders / "encoder")
     for kind in ("contrastive", "cached"):
-        more = retriever_settings(kind)
+        more = SETTINGS[kind]
         alone = weights_of(train(given_folders, tmp_path / kind, *more).encoder_folder)
         both = weights_of(tmp_path / "two" / kind / "encoder")
         moved = max(float((alone[name] - before[name]).abs().max()) for name in alone)
@@ -305,27 +300,19 @@ def test_two_workers_end_with_the_weights_of_one(given_folders: Path, tmp_path: 
         assert apart < 1e-5 < moved / 100
 
 
-def retriever_settings(kind: str) -> tuple[str, ...]:
-    from tests.training.retriever_run import SETTINGS
-
-    return SETTINGS[kind]
-
-
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_weights(given_folders: Path, tmp_path: Path) -> None:
     settings = ("training.steps=30", "training.checkpoint_every=3")
     whole = weights_of(train(given_folders, tmp_path / "whole", *settings).encoder_folder)
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "tests.training.retriever_run", str(given_folders), str(out), *settings]
-    kills = 0
     for wanted in (6, 18):
-        running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-        while running.poll() is None:
-            if any(int(path.name[11:]) >= wanted for path in out.glob("checkpoints/checkpoint-*")):
-                running.send_signal(signal.SIGKILL)
-                running.wait()
-                kills += 1
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    assert kills == 2
+        running = forked(train, given_folders, out, *settings, resume=True)
+        while not any(int(path.name[11:]) >= wanted for path in out.glob("checkpoints/checkpoint-*")):
+            assert running.is_alive()
+            time.sleep(0.01)
+        running.kill()
+        running.join()
+        assert running.exitcode == -signal.SIGKILL
+    train(given_folders, out, *settings, resume=True)
     got = weights_of(out / "encoder")
     assert all(torch.equal(whole[name], got[name]) for name in whole)

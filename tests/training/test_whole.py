@@ -1,10 +1,14 @@
 """The trainers on a tiny world, through the real sampler, driver, retriever and rewards."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from bench.kill import ALGORITHMS, killed_run, outcome, prepare, train, weights_sum, whole_run
+from bench.kill import ALGORITHMS, outcome, prepare, train, weights_sum
+from bench.killing import killed_run, whole_run
+
+from coseek.core.progress import NoProgress
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +31,7 @@ def test_the_warm_start_learns(base: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_three_steps_through_the_real_sampler_and_driver(base: Path, tmp_path: Path, algorithm: str) -> None:
-    train(base, tmp_path, algorithm, steps=3, resume=False)
+    train(base, algorithm, 3, tmp_path, False, NoProgress())
     rows = rows_of(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(row["runs"] == 32 and row["faults"] == 0 and row["updates"] > 0 for row in rows)
@@ -38,6 +42,7 @@ def test_three_steps_through_the_real_sampler_and_driver(base: Path, tmp_path: P
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_killed_run_resumes_to_the_same_bytes(base: Path, tmp_path: Path, algorithm: str) -> None:
-    seconds = whole_run(base, tmp_path / "whole", algorithm, steps=5)
-    killed_run(base, tmp_path / "killed", algorithm, 5, kill_after_s=0.6 * seconds)
+    work = partial(train, base, algorithm, 5)
+    marks = whole_run(work, tmp_path / "whole")
+    assert killed_run(work, tmp_path / "killed", marks, 0.6 * marks[-1][0]) is not None
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

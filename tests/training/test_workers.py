@@ -1,20 +1,31 @@
 """Many workers make the update that one makes."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from bench.processes import run_workers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.tiny import tiny_model
-from tests.training.workers_run import ALGORITHMS, KINDS, Kind, imitate, train
+from tests.training.workers_run import (
+    ALGORITHMS,
+    KINDS,
+    Kind,
+    die_while_saving,
+    fill_one_disk,
+    go_on,
+    imitate,
+    in_worker,
+    run_all,
+    stop_and_go_on,
+    train,
+)
 from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from transformers import AutoModelForCausalLM
 
 from coseek.models.lora import merged_state_dict
@@ -22,7 +33,6 @@ from coseek.training.trainer.checkpoint import load_checkpoint
 from coseek.training.trainer.lora import ADAPTER
 from coseek.training.trainer.workers import ALONE, Workers, workers_here
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 
 
@@ -44,24 +54,12 @@ def test_alone_nothing_is_waited_for_and_nothing_changes() -> None:
     assert ALONE.gather(3) == [3] and ALONE.agree(lambda: 4) == 4
 
 
-def torchrun(count: int, mode: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a mode of `workers_run` in processes that `torchrun` starts."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(count), "-m", "tests.training.workers_run", mode, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
-
-
-def run_well(count: int, mode: str, folder: Path) -> Path:
-    ended = torchrun(count, mode, folder)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return folder
-
-
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two workers made."""
-    return run_well(2, "run_all", tmp_path_factory.mktemp("two"))
+    folder = tmp_path_factory.mktemp("two")
+    run_workers(2, in_worker, run_all, folder)
+    return folder
 
 
 def gap(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
@@ -128,7 +126,8 @@ def gone_on_with_four(two_workers: Path, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("four")
     for name in [f"{algorithm}-{kind}" for algorithm in ALGORITHMS for kind in KINDS]:
         shutil.copytree(two_workers / name, folder / name)
-    return run_well(4, "go_on", folder)
+    run_workers(4, in_worker, go_on, folder)
+    return folder
 
 
 @pytest.mark.slow
@@ -148,7 +147,7 @@ def test_a_run_that_two_workers_began_goes_on_with_one_and_with_four(
 
 @pytest.mark.slow
 def test_a_stop_changes_no_bit_of_what_the_same_number_of_workers_learns(tmp_path: Path) -> None:
-    run_well(2, "stop_and_go_on", tmp_path)
+    run_workers(2, in_worker, stop_and_go_on, tmp_path)
     for kind in KINDS:
         whole, parts = (torch.load(tmp_path / f"{name}-{kind}.pt") for name in ("whole", "parts"))
         assert gap(whole, parts) == 0.0
@@ -163,7 +162,8 @@ def test_no_worker_writes_more_of_a_sharded_checkpoint_than_its_share(two_worker
 
 @pytest.mark.slow
 def test_a_worker_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    assert torchrun(2, "die_while_saving", tmp_path).returncode != 0
+    with pytest.raises(ChildFailedError, match="SIGKILL"):
+        run_workers(2, in_worker, die_while_saving, tmp_path)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-000001"]
     found = load_checkpoint(tmp_path)
     assert found is not None and found["step"] == 1
@@ -172,7 +172,7 @@ def test_a_worker_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: P
 
 @pytest.mark.slow
 def test_one_full_disk_is_reported_by_all_workers_and_loses_nothing(tmp_path: Path) -> None:
-    run_well(2, "fill_one_disk", tmp_path)
+    run_workers(2, in_worker, fill_one_disk, tmp_path)
     for rank in range(2):
         assert "checkpoint of step 2" in (tmp_path / f"said-{rank}").read_text()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["step-000001"]

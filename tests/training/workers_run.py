@@ -1,13 +1,12 @@
-"""What one of several workers runs in `test_workers.py`: `MODE FOLDER`, each mode a function of this module."""
+"""What one of several workers runs in `test_workers.py`: each mode is a function of this module."""
 
 import os
 import random
 import resource
 import signal
-import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -169,10 +168,6 @@ def fill_one_disk(folder: Path, here: Workers) -> None:
         (folder / f"said-{here.rank}").write_text(str(error))
 
 
-MODES = (run_all, go_on, stop_and_go_on, die_while_saving, fill_one_disk)
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    named = {mode.__name__: mode for mode in MODES}
-    named[sys.argv[1]](Path(sys.argv[2]), workers_here())
-    dist.destroy_process_group()
+def in_worker(mode: Callable[[Path, Workers], None], folder: Path) -> None:
+    """What `run_workers` is given."""
+    mode(folder, workers_here())

@@ -8,6 +8,8 @@ import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, TypeAlias, TypeVar, cast
 
@@ -99,13 +101,23 @@ def read_json(path: Path) -> Json:
             raise DataError(f"{path} is a broken .gz file ({error}); fetch it again") from None
 
 
+def parse_yaml(text: str) -> object:
+    """Parse YAML, a text that comes again from memory: protocols, prompts and recipes are opened again and again."""
+    return deepcopy(_parsed_yaml(text))
+
+
+@lru_cache(maxsize=256)
+def _parsed_yaml(text: str) -> object:
+    return yaml.safe_load(text)
+
+
 def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> JsonObject:
     """Read one YAML mapping; an empty file is an empty one. `kind` and `holds` describe the file in errors."""
     if not path.exists():
         raise DataError(f"there is no {kind} {path}; check the path")
     with open_text(path) as text:
         try:
-            tree = yaml.safe_load(text.read())
+            tree = cast(Json, parse_yaml(text.read()))
             fault = text_fault_in(tree)
         except yaml.MarkedYAMLError as error:
             line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""

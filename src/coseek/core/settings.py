@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from coseek.core.errors import ErrorList, Place, SettingError, closest
-from coseek.core.files import Json, JsonObject, read_yaml
+from coseek.core.files import Json, JsonObject, parse_yaml, read_yaml
 
 
 class Settings(BaseModel):
@@ -91,7 +91,7 @@ def _assign(tree: JsonObject, override: str) -> None:
     if not equals or not name:
         raise SettingError(f"{override!r} is not a setting; write name=value")
     try:
-        set_path(tree, name.split("."), cast(Json, yaml.safe_load(value)))
+        set_path(tree, name.split("."), cast(Json, parse_yaml(value)))
     except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none is no YAMLError
         raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
 
