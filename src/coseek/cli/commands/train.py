@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 
@@ -16,7 +16,7 @@ from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe, recipe_names, recipe_path
 from coseek.pipelines.base_recipe import BaseRecipe
-from coseek.pipelines.generator_recipe import GeneratorRecipe
+from coseek.pipelines.generator_recipe import GeneratorRecipe, ReaderRecipe
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
 from coseek.pipelines.together.checks import check_together
 from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names, together_recipe_path
@@ -34,6 +34,8 @@ ReaderSettings: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as sft.steps=4000 or seed=1.")
 ]
 """Type of the settings of a laptop model that reads."""
+
+R = TypeVar("R", bound=ReaderRecipe)
 
 app = new_app()
 
@@ -235,7 +237,7 @@ def train_together(
     print_result(folder, table, as_json, listed(results.files()))
 
 
-def train_reader(training: "ReaderTraining[Any]", resume: bool, as_json: bool, way: str) -> None:
+def train_reader(training: "ReaderTraining[R]", resume: bool, as_json: bool, way: str) -> None:
     """Train and measure a laptop model that reads; `way` says what its folder is for."""
     with resumable_training(training.folder) as training.progress:
         training.begin(resume)
