@@ -17,6 +17,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 P = ParamSpec("P")
 
+KILLED = "SIGKILL|Connection closed by peer|Connection reset by peer"
+"""What the first failure of workers says after a kill: the end of the one, or of another that was waiting for it."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["coseek.pipelines.agent", "coseek.pipelines.encoder", "transformers.models.bert"])
 

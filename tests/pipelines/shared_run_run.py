@@ -1,12 +1,9 @@
-"""What one of several workers runs in `test_shared_run.py`: `MODE FOLDER`."""
+"""What one of several workers runs in `test_shared_run.py`."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from tests.pipelines.test_agent import TINY
 
 from coseek.agents.rollout import Agent
@@ -36,7 +33,6 @@ def policy(training: AgentTraining) -> Agent:
 
 def shared(mode: str, folder: Path) -> Run:
     """The run of 20 questions, each three times, by these workers. `die` kills all but the first after nine rows."""
-    torch.set_num_threads(1)
     training = AgentTraining(load_recipe("quickstart", TINY), folder)
     if training.workers.first:
         training.prepare_data()
@@ -60,8 +56,3 @@ def shared(mode: str, folder: Path) -> Run:
         concurrency=7,
         tell=tell,
     )
-
-
-if __name__ == "__main__":
-    shared(sys.argv[1], Path(sys.argv[2]))
-    dist.destroy_process_group()

@@ -1,28 +1,18 @@
 """Fears about runs that several workers share: other rows than one worker's, and a kill that loses or doubles some."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bench.processes import KILLED, run_workers
 from tests.pipelines.shared_run_run import shared
-from tests.source_tree import ROOT
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from coseek.core.errors import SettingError
 from coseek.data.run import Run
 from coseek.pipelines.shared_run import take_over_runs
-
-
-def torchrun(count: int, mode: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(count), "-m", "tests.pipelines.shared_run_run", mode, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
-
 
 LOGPROBS = re.compile(r'"logprobs": \[([^]]*)\]')
 
@@ -38,8 +28,7 @@ def logprobs(rows: list[str]) -> list[float]:
 
 
 def run_well(count: int, mode: str, folder: Path) -> list[str]:
-    ended = torchrun(count, mode, folder)
-    assert ended.returncode == 0, ended.stderr[-4000:]
+    run_workers(count, shared, mode, folder)
     assert not (folder / "run" / "parts").exists()
     return rows(folder / "run")
 
@@ -59,7 +48,8 @@ def test_two_workers_store_the_rows_that_one_stores_of_a_policy_that_samples(tmp
 def test_what_a_killed_worker_ran_is_taken_over_by_another_number_of_workers(tmp_path: Path) -> None:
     shared("expert", tmp_path / "alone")
     alone = rows(tmp_path / "alone" / "run")
-    assert torchrun(2, "die", tmp_path / "dead").returncode != 0
+    with pytest.raises(ChildFailedError, match=KILLED):
+        run_workers(2, shared, "die", tmp_path / "dead")
     part = Run(tmp_path / "dead" / "run" / "parts" / "1")
     there = part.done()
     assert 9 <= len(there) < 30
