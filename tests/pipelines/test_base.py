@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.scripted import Scripted
 
 from coseek.core.errors import SettingError
 from coseek.core.progress import NoProgress
@@ -59,13 +60,14 @@ def test_a_base_model_is_measured_where_it_never_learnt() -> None:
 
 
 def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
-    from coseek.graders.generator import GeneratorSettings, load_generator_prompt
+    from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
     from coseek.models.tokenizer import ByteTokenizer
     from coseek.training.sft.base_tasks import LIVE_WORLDS, BaseTasks
 
-    prompt = load_generator_prompt(GeneratorSettings(model="m", prompt="generator-laptop"))
+    settings = GeneratorSettings(model="m", prompt="generator-laptop")
+    generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
     recipe = BaseRecipe()
-    tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, prompt)
+    tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, generator)
     assert recipe.held_out.seed not in {tasks.world_seed(number) for number in range(recipe.tasks.worlds + LIVE_WORLDS)}
 
 

@@ -5,10 +5,11 @@ import re
 from functools import cache
 
 import pytest
+from tests.scripted import Scripted
 
 from coseek.agents.protocol import load_protocol
 from coseek.data.question import Question
-from coseek.graders.generator import GeneratorSettings, load_generator_prompt
+from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.sft.base_tasks import COPY_GAPS, COPY_LENGTHS, TASKS, BaseTasks, BaseTaskSettings, wanted
 from coseek.training.sft.synthetic import WorldSampler
@@ -18,8 +19,9 @@ EXAMPLES = 60
 
 
 def tasks() -> BaseTasks:
-    prompt = load_generator_prompt(GeneratorSettings(model="m", prompt="generator-laptop"))
-    return BaseTasks(BaseTaskSettings(), 0, ByteTokenizer(), ByteTokenizer().size, prompt)
+    settings = GeneratorSettings(model="m", prompt="generator-laptop")
+    generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
+    return BaseTasks(BaseTaskSettings(), 0, ByteTokenizer(), ByteTokenizer().size, generator)
 
 
 @cache
@@ -29,12 +31,12 @@ def sampler() -> WorldSampler:
 
 def asked(shown: str) -> Question:
     """The question of the world that a prompt asks."""
-    fitting = [one for one in sampler().questions if shown.startswith(f" Question : {one.question}")]
+    fitting = [one for one in sampler().questions if shown.startswith(f" Question :{one.question}")]
     return max(fitting, key=lambda one: len(one.question))
 
 
 def gold_shown(question: Question, shown: str) -> list[bool]:
-    return [sampler().world.corpus.by_id(step.gold_id).text in shown for step in plan_of(question)]
+    return [sampler().world.corpus.by_id(step.gold_id).text.strip() in shown for step in plan_of(question)]
 
 
 def examples(task: str) -> list[tuple[Question, str, str]]:
@@ -46,6 +48,13 @@ def test_the_answer_follows_from_the_passages_that_are_shown() -> None:
     for question, shown, written in examples("read"):
         assert shown.endswith(" So :") and all(gold_shown(question, shown))
         assert written.rpartition(" Answer : ")[2] in {answer.strip() for answer in question.answers}
+
+
+def test_the_prompt_of_training_is_the_prompt_of_answering() -> None:
+    made = [tasks().example("read", sampler(), 1.0, random.Random(number)) for number in range(EXAMPLES)]
+    for one in made:
+        question = asked(one.shown).question
+        assert one.shown == tasks().generator.context(ReadingInput(question, one.passages)).prompt
 
 
 def test_the_next_thing_to_look_up_is_the_first_that_is_not_shown() -> None:

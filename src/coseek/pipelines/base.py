@@ -41,7 +41,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     def tasks(self, generator: Generator) -> BaseTasks:
         recipe = self.recipe
         seed = derive_seed(recipe.seed, "base tasks")
-        return BaseTasks(recipe.tasks, seed, self.tokenizer, self.tokenizer.size, generator.prompt)
+        return BaseTasks(recipe.tasks, seed, self.tokenizer, self.tokenizer.size, generator)
 
     def texts(self) -> Iterable[str]:
         """English words, and passages, questions and facts of drawn worlds."""

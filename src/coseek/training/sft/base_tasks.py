@@ -23,7 +23,7 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
-from coseek.graders.generator import GeneratorPrompt
+from coseek.graders.generator import Generator, ReadingInput
 from coseek.models.model import Tokenizer
 from coseek.training.sft.settings import Weight
 from coseek.training.sft.synthetic import DRILL_FACTS, WorldSampler, drill_of
@@ -87,7 +87,8 @@ class BaseTasks:
     tokenizer: Tokenizer
     vocabulary: int
     """Number of the tokenizer's ids."""
-    prompt: GeneratorPrompt
+    generator: Generator
+    """Whose prompt is read."""
 
     def draw(self, done: float, rng: random.Random) -> Trajectory:
         """Draw an example at the share `done` of training."""
@@ -153,12 +154,8 @@ class BaseTasks:
 
     def _example(self, question: Question, passages: tuple[Passage, ...], cue: str, written: str) -> BaseExample:
         """An example in the prompt of the generator with another cue at its end."""
-        listed = "".join(
-            self.prompt.passage.format(title=passage.title, number=number, text=passage.text)
-            for number, passage in enumerate(passages, 1)
-        )
-        given = self.prompt.prompt.format(question=question.question, passages=listed or self.prompt.no_passages)
-        return BaseExample(given.removesuffix(CUES["read"]) + cue, written, passages)
+        shown = self.generator.context(ReadingInput(question.question, passages)).prompt
+        return BaseExample(shown.removesuffix(CUES["read"]) + cue, written, passages)
 
     def _facts(self, sampler: WorldSampler, passages: tuple[Passage, ...], rng: random.Random) -> list[tuple[str, str]]:
         """A second question about the same passages, for some of their facts."""
