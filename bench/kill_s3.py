@@ -56,15 +56,15 @@ def small(generator: Path, *more: str) -> AgentRecipe:
 
 
 def tiny_generator(folder: Path, **sft: object) -> Path:
-    """A generator after a few lessons; `sft` changes how many."""
-    lessons = [{"until": 1.0, "hops": {0: 1.0}}]
+    """A generator after a few steps; `sft` changes how many."""
+    phases = [{"until": 1.0, "hops": {0: 1.0}}]
     recipe = GeneratorRecipe.model_validate(
         {
             "worlds": 2,
             "world": {"size": "tiny", "train": 60, "dev": 0, "test": 0},
             "held_out": {"seed": 8, "size": "tiny", "train": 0, "dev": 8, "test": 8},
             "laptop": {"hidden": 64, "layers": ["conv", "full_attention"], "feed_forward": 128, "vocabulary": 1500},
-            "sft": {"steps": 60, "repeat_steps": 20, "rounds": 1, "curriculum": lessons, **sft},
+            "sft": {"steps": 60, "repeat_steps": 20, "varied_steps": 0, "rounds": 1, "curriculum": phases, **sft},
             "max_answer_tokens": 24,
             "threads": 1,
             "table": {"dev_questions": 4},
