@@ -16,7 +16,7 @@ TINY = {
     "world": {"size": "tiny", "train": 20, "dev": 0, "test": 0},
     "held_out": {"size": "tiny", "train": 0, "dev": 8, "test": 8, "seed": 8},
     "laptop": {"hidden": 32, "heads": 2, "kv_heads": 1, "feed_forward": 32, "vocabulary": 1500},
-    "sft": {"steps": 4, "repeat_steps": 2, "varied_steps": 2, "rounds": 1, "tokens_per_step": 1200, "evaluate_every": 2},
+    "sft": {"steps": 4, "repeat_steps": 2, "varied_steps": 2, "rounds": 1, "tokens_per_step": 900, "evaluate_every": 2},
     "max_answer_tokens": 8,
     "threads": 1,
     "table": {"dev_questions": 4, "questions": 6},
