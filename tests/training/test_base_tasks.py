@@ -2,18 +2,23 @@
 
 import random
 import re
+from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import pytest
 from tests.scripted import Scripted
 
 from coseek.agents.protocol import load_protocol
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject
+from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.sft.base_tasks import COPY_GAPS, COPY_LENGTHS, TASKS, BaseTasks, BaseTaskSettings, wanted
+from coseek.training.sft.base_tasks import COPY_GAPS, COPY_LENGTHS, BaseTasks, BaseTaskSettings, Task
 from coseek.training.sft.synthetic import WorldSampler
-from coseek.world.questions import plan_of
+from coseek.world.questions import plan_of, wanted
 
 EXAMPLES = 60
 
@@ -39,7 +44,7 @@ def gold_shown(question: Question, shown: str) -> list[bool]:
     return [sampler().world.corpus.by_id(step.gold_id).text.strip() in shown for step in plan_of(question)]
 
 
-def examples(task: str) -> list[tuple[Question, str, str]]:
+def examples(task: Task) -> list[tuple[Question, str, str]]:
     made = [tasks().example(task, sampler(), 1.0, random.Random(number)) for number in range(EXAMPLES)]
     return [(asked(one.shown), one.shown, one.written) for one in made]
 
@@ -66,7 +71,7 @@ def test_the_next_thing_to_look_up_is_the_first_that_is_not_shown() -> None:
             assert written.rpartition(" Answer : ")[2] in {answer.strip() for answer in question.answers}
         else:
             step = plan_of(question)[there.index(False)]
-            assert written.endswith(f" Next :{wanted(question, step)} .")
+            assert written.endswith(f" Next : {wanted(question, step)} .")
             assert written.count(" # ") >= there.index(False)
     assert ends == {True, False}
 
@@ -124,7 +129,7 @@ def test_training_begins_with_drills_and_ends_with_every_task() -> None:
     start = {task for task, share in tasks().shares(0.0).items() if share > 0}
     assert start == {"drill", "copy"}
     assert tasks().shares(1.0) == pytest.approx(settings.shares)
-    assert set(settings.shares) == set(TASKS)
+    assert set(settings.shares) == set(get_args(Task))
 
 
 def test_no_example_holds_a_tag_of_any_protocol() -> None:
@@ -132,3 +137,23 @@ def test_no_example_holds_a_tag_of_any_protocol() -> None:
     for number in range(40):
         text = "".join(segment.text for segment in tasks().draw(1.0, random.Random(number)).segments)
         assert not any(tag and tag in text for tag in tags)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"shares": {"reed": 1.0}}, "reed"),
+        ({"shares": {"drill": 0.0}}, "above 0"),
+        ({"shares": {"read": 1.0}}, "warm_up=0"),
+        ({"passages": [5, 2]}, "fewest and the most"),
+    ],
+)
+def test_tasks_that_cannot_be_drawn_are_refused_with_a_sentence(given: JsonObject, says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        make_settings(BaseTaskSettings, given)
+
+
+def test_a_task_that_is_left_out_is_never_drawn() -> None:
+    shares = {task: 1.0 for task in get_args(Task) if task != "drill"}
+    left_out = replace(tasks(), settings=BaseTaskSettings(shares=shares))
+    assert all("drill" not in left_out.shares(done) for done in (0.0, 0.1, 1.0))

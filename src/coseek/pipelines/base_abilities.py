@@ -1,7 +1,7 @@
 """What a base model can do in a world that it never met: its abilities, each with an interval."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from coseek.measure.table import Table
 from coseek.models.text_model import generate_each
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.reader import ReaderTraining
-from coseek.training.sft.base_tasks import CUES, BaseExample, BaseTasks
+from coseek.training.sft.base_tasks import BaseExample, BaseTasks, Task
+from coseek.training.sft.copy_task import repeat_batch
 from coseek.training.sft.synthetic import WorldSampler
 from coseek.world.world import World
 
@@ -23,6 +24,17 @@ DISTANCES = (10, 50, 100, 200, 300)
 """Tokens between the copies of a sequence."""
 ROWS, LENGTH = 32, 24
 """Number of sequences to copy, and their length in tokens."""
+
+
+def _conclusion(text: str) -> str:
+    """The last sentence, without the facts before it."""
+    return text.strip().removesuffix(".").strip().rpartition(" . ")[2]
+
+
+ENDS: dict[Task, Callable[[str], str]] = {
+    "drill": str.strip, "next": _conclusion, "support": str.strip, "check": _conclusion, "enough": _conclusion,
+}  # fmt: skip
+"""Task → what of a text must be that of the target: all of it, or what follows from the facts."""
 
 Abilities = dict[str, Interval]
 """Ability → the share of cases that are right."""
@@ -42,10 +54,10 @@ def abilities(
         for hops, values in reader.right_by_hops(generator, world, "test", count).items():
             right[f"read a {name} world, hops: {hops}"] = values
     sampler = WorldSampler(next(iter(worlds.values())), "test")
-    for task in CUES:
+    for task, end in ENDS.items():
         rng = random.Random(f"{seed}/{task}")
-        examples = [tasks.example(task, sampler, 1.0, rng) for _ in range(count // 4)]
-        right[task] = _same_end(generator, examples)
+        examples = [tasks.example(task, sampler, 1.0, rng) for _ in range(max(1, count // 4))]
+        right[task] = _same(generator, examples, end)
     right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
     rng_numpy = np.random.default_rng(seed)
     found = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
@@ -64,28 +76,22 @@ def abilities_json(found: Mapping[str, Interval]) -> JsonObject:
     }
 
 
-def _same_end(generator: Generator, examples: Sequence[BaseExample]) -> list[float]:
-    """1 for each example whose text ends as its target: what is said after the last fact (" … . Next : X .")."""
+def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[str], str]) -> list[float]:
+    """1 for each example whose text ends as its target, by what `end` takes of both."""
     written = generate_each(generator.model, [one.shown for one in examples], generator.settings.max_answer_tokens)
     return [
-        float(isinstance(text, str) and _end(text) == _end(one.written))
+        float(isinstance(text, str) and end(text) == end(one.written))
         for text, one in zip(written, examples, strict=True)
     ]
 
 
-def _end(text: str) -> str:
-    """The last sentence, without the facts before it."""
-    return text.strip().removesuffix(".").strip().rpartition(" . ")[2]
-
-
 def _copied(model: PreTrainedModel, distance: int, seed: int) -> list[float]:
     """Whether each token of the second copy of random sequences is predicted, all tokens before it given."""
-    vocabulary = model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(2, vocabulary, (ROWS, LENGTH), generator=generator)
-    between = torch.randint(2, vocabulary, (ROWS, distance), generator=generator)
-    ids_BT = torch.cat([first, between, first], 1).to(model.device)
+    batch = repeat_batch(model.config.get_text_config().vocab_size, ROWS, LENGTH, generator, distance)
+    ids_BT = batch.ids_BT.to(model.device)
     with torch.inference_mode():
-        logits_BTV: Tensor = model(input_ids=ids_BT).logits[:, LENGTH + distance : -1]
-    values: list[float] = (logits_BTV.argmax(-1).cpu() == first[:, 1:]).float().flatten().tolist()
+        logits_BTV: Tensor = model(input_ids=ids_BT).logits
+    right_BT = logits_BTV[:, :-1].argmax(-1) == ids_BT[:, 1:]
+    values: list[float] = right_BT[batch.agent_BT[:, 1:].to(model.device)].float().tolist()
     return values

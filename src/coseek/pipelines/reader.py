@@ -11,6 +11,7 @@ A part whose result exists is skipped, so a stopped run resumes.
 
 import random
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -59,7 +60,7 @@ BATCH = 64
 R = TypeVar("R", bound=ReaderRecipe)
 
 
-class ReaderTraining(TrainingRun[R]):
+class ReaderTraining(TrainingRun[R], ABC):
     """The training of one laptop model that reads. Subclasses say what it learns."""
 
     NAME: ClassVar[str]
@@ -67,13 +68,13 @@ class ReaderTraining(TrainingRun[R]):
     TITLE: ClassVar[str]
     """Title of the table."""
 
+    @abstractmethod
     def draw(self, generator: Generator) -> Draw:
         """What draws the training examples, with the prompt of `generator`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def texts(self) -> Iterable[str]:
         """What the tokenizer learns from."""
-        raise NotImplementedError
 
     def evaluate(self, generator: Generator) -> dict[str, float]:
         """Metrics of an evaluation in training: strict EM on held-out dev questions, in all and by hops."""

@@ -94,7 +94,7 @@ class _Root:
 
     def clauses(self, literal: bool) -> Iterator[str]:
         """How passages state it."""
-        for noun in {self.noun: 0, self.other: 0}:
+        for noun in dict.fromkeys((self.noun, self.other)):
             yield from (
                 f"with {{o}} as {noun}", f"whose {noun} is {{o}}", f"having the {noun} {{o}}",
                 f"its {noun} being {{o}}", f"which has {{o}} for {noun}", f"and the {noun} is {{o}}", f"{noun} : {{o}}",

@@ -59,6 +59,20 @@ def kind_of(question: Question) -> str:
     return str(question.meta.get("kind", ""))
 
 
+def constraints_of(question: Question) -> list[JsonObject]:
+    """`relation` and `value` of each constraint; empty for other questions."""
+    rows = question.meta.get("constraints", [])
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def wanted(question: Question, step: Step) -> str:
+    """What a step looks up, in words: `the RELATION of NAME`, or the kind with its two values."""
+    if kind_of(question) == "constraint":
+        values = " and ".join(f"{row['relation']} {row['value']}" for row in constraints_of(question))
+        return f"the {step.relation} with {values}"
+    return f"the {step.relation} of {step.mention}"
+
+
 Path = list[tuple[Entity, Fact]]
 """A chain: each fact's object is the next entity."""
 Draw = Callable[[str], Question | None]

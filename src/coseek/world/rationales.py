@@ -6,10 +6,9 @@ small network takes the relation of a wrong passage.
 
 from collections.abc import Mapping
 
-from coseek.core.files import JsonObject
 from coseek.data.question import Question
 from coseek.world.passages import spaced
-from coseek.world.questions import kind_of, plan_of
+from coseek.world.questions import constraints_of, kind_of, plan_of
 
 MARK = " Answer :"
 """Precedes the answer."""
@@ -19,7 +18,7 @@ def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[
     """The rationale of a laptop world's question; `number_of` and `titles` are those of its gold passages by id."""
     plan = plan_of(question)
     if kind_of(question) == "constraint":
-        facts = [(str(row["relation"]), str(row["value"])) for row in _constraints(question)]
+        facts = [(str(row["relation"]), str(row["value"])) for row in constraints_of(question)]
         return conclusion([line(titles[plan[0].gold_id], number_of[plan[0].gold_id], *facts)], plan[0].sub_answer)
     lines = [line(titles[step.gold_id], number_of[step.gold_id], (step.relation, step.sub_answer)) for step in plan]
     if kind_of(question) != "comparison":
@@ -40,8 +39,3 @@ def line(title: str, number: int, *facts: tuple[str, str]) -> str:
 def conclusion(lines: list[str], answer: str) -> str:
     """The lines, then the answer."""
     return f"{''.join(lines)}{MARK}{spaced(answer)}"
-
-
-def _constraints(question: Question) -> list[JsonObject]:
-    rows = question.meta.get("constraints", [])
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

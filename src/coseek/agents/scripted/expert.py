@@ -12,14 +12,13 @@ from dataclasses import replace
 from pydantic import Field
 
 from coseek.agents.scripted_agent import Move
-from coseek.core.files import JsonObject
 from coseek.core.settings import Settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 from coseek.world.lexicon import LAPTOP
 from coseek.world.passages import spaced
-from coseek.world.questions import Step, kind_of, plan_of
+from coseek.world.questions import Step, constraints_of, kind_of, plan_of, wanted
 
 
 class ExpertSettings(Settings):
@@ -68,7 +67,7 @@ class ExpertAgent:
         if done == len(plan):
             return _conclude(so_far.question, plan)
         answer = _last_resort(so_far.question, plan, done, so_far.searches, rng)
-        return Move(spaced(f"I can not find {_wanted(so_far.question, plan[done])} ."), answer=spaced(answer))
+        return Move(spaced(f"I can not find {wanted(so_far.question, plan[done])} ."), answer=spaced(answer))
 
     def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
         question, searches = so_far.question, so_far.searches
@@ -79,7 +78,7 @@ class ExpertAgent:
         if done == len(plan):
             return _conclude(question, plan)
         if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
-            thought = f"I can not find {_wanted(question, plan[done])} ."
+            thought = f"I can not find {wanted(question, plan[done])} ."
             return Move(spaced(thought), answer=spaced(_last_resort(question, plan, done, searches, rng)))
         if done and not misses and rng.random() < self._stops_here(len(plan)):
             answer = _last_resort(question, plan, done, searches, rng)
@@ -121,26 +120,13 @@ def _worth(so_far: EpisodeState) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ident for ident in found if ident in wanted))
 
 
-def _constraints(question: Question) -> list[JsonObject]:
-    rows = question.meta.get("constraints", [])
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _wanted(question: Question, step: Step) -> str:
-    if kind_of(question) == "constraint":
-        values = " and ".join(f"{row['relation']} {row['value']}" for row in _constraints(question))
-        return f"the {step.relation} with {values}"
-    return f"the {step.relation} of {step.mention}"
-
-
 def _found(question: Question, step: Step) -> str:
-    wanted = _wanted(question, step)
-    return f"T{wanted[1:]} is {step.sub_answer} ."
+    return f"T{wanted(question, step)[1:]} is {step.sub_answer} ."
 
 
 def _report(question: Question, plan: Sequence[Step], done: int, misses: int) -> str:
     """State what was found, or that nothing was, and what is needed next."""
-    needed = f"I need {_wanted(question, plan[done])} ."
+    needed = f"I need {wanted(question, plan[done])} ."
     if misses:
         return f"Not found . {needed}"
     return f"{_found(question, plan[done - 1])} {needed}" if done else needed
@@ -149,9 +135,10 @@ def _report(question: Question, plan: Sequence[Step], done: int, misses: int) ->
 def _query(question: Question, step: Step, misses: int) -> str:
     """Query name and relation; after a miss, name and type; then the name as an alias."""
     if kind_of(question) == "constraint":
-        values = " ".join(str(row["value"]) for row in _constraints(question))
+        values = " ".join(str(row["value"]) for row in constraints_of(question))
         return f"{step.relation} {values}" if misses % 2 == 0 else values
     # The expert cannot know a person's type before it has read the passage.
+    # The kind is the beginning of a passage's id.
     word = "" if step.gold_id.startswith("person-") else f" {step.word}"
     return step.mention + (f" {step.relation}", word, " also known as")[misses % 3]
 

@@ -244,7 +244,7 @@ def train_reader(training: "ReaderTraining[R]", resume: bool, as_json: bool, way
         training.train()
         table = training.write_results(training.measure())
     folder = training.trained_folder
-    print_result(training.folder, table, as_json, f"{folder}: {training.TITLE[2:]}. {way.format(folder)}")
+    print_result(training.folder, table, as_json, f"{folder}: {training.TITLE.lower()}. {way.format(folder)}")
 
 
 def shown_retriever(recipe: str, settings: list[str], labels: list[str]) -> RetrieverRecipe:

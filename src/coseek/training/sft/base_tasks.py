@@ -13,11 +13,12 @@ prompt of the laptop generator, so a base model answers with it as it is.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coseek.core.settings import Settings
 from coseek.data.passage import Passage
@@ -28,14 +29,18 @@ from coseek.models.model import Tokenizer
 from coseek.training.sft.settings import Weight
 from coseek.training.sft.synthetic import DRILL_FACTS, WorldSampler, drill_of
 from coseek.world.passages import spaced
-from coseek.world.questions import Step, kind_of, plan_of
+from coseek.world.questions import kind_of, plan_of, wanted
 from coseek.world.rationales import MARK, line, rationale
 from coseek.world.world import World, WorldSettings, make_world
 
-CUES = {"read": " So :", "drill": " So :", "next": " Then :", "support": " Support :", "check": " Check :",
-        "enough": " Enough :"}  # fmt: skip
+Task = Literal["read", "drill", "next", "support", "check", "enough", "copy"]
+FIRST: dict[Task, float] = {"drill": 0.7, "copy": 0.3}
+"""Task → its share of the examples at the start."""
+CUES: dict[Task, str] = {
+    "read": " So :", "drill": " So :", "next": " Then :", "support": " Support :", "check": " Check :",
+    "enough": " Enough :",
+}  # fmt: skip
 """Task → what ends its prompt."""
-TASKS = (*CUES, "copy")
 LIVE_WORLDS = 12
 """Worlds that examples are drawn from at one time; the oldest is replaced as training goes on."""
 GROWN = 0.3
@@ -51,12 +56,12 @@ COPY_GAPS = (0, 300)
 class BaseTaskSettings(Settings):
     """What a base model is trained on."""
 
-    shares: dict[str, Weight] = Field(
+    shares: dict[Task, Weight] = Field(
         default={
             "read": 0.4, "drill": 0.12, "next": 0.22, "support": 0.06, "check": 0.08, "enough": 0.06, "copy": 0.06,
         }
     )  # fmt: skip
-    """Task → its share of the examples at the end of training; at the start drills and copies take most."""
+    """Task → its share of the examples after the warm-up; a task without a share is left out."""
     worlds: int = Field(default=2000, ge=1)
     """Worlds in all, one after the other."""
     world: WorldSettings = WorldSettings(
@@ -66,7 +71,17 @@ class BaseTaskSettings(Settings):
     passages: tuple[int, int] = (1, 8)
     """Fewest and most passages of an example, gold ones included."""
     warm_up: float = Field(default=0.15, ge=0.0, lt=1.0)
-    """Share of training in which drills and copies give way to the other tasks."""
+    """Share of training in which drills and copies, alone at its start, give way to the other tasks."""
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> "BaseTaskSettings":
+        if not 1 <= self.passages[0] <= self.passages[1]:
+            raise ValueError("passages is the fewest and the most of an example, such as [1, 8]")
+        if not any(self.shares.values()):
+            raise ValueError("shares needs a task above 0")
+        if self.warm_up and not any(self.shares.get(task) for task in FIRST):
+            raise ValueError("a warm_up is made of drill and copy; give one of them a share, or set warm_up=0")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +119,11 @@ class BaseTasks:
         encode = self.tokenizer.encode_data
         return self._trajectory(task, [(encode(shown), encode(written)) for shown, written in turns])
 
-    def shares(self, done: float) -> dict[str, float]:
+    def shares(self, done: float) -> dict[Task, float]:
         """Task → its share of the examples: drills and copies first."""
         late = min(1.0, done / self.settings.warm_up) if self.settings.warm_up else 1.0
-        first = {"drill": 0.7, "copy": 0.3}
-        return {task: late * share + (1 - late) * first.get(task, 0.0) for task, share in self.settings.shares.items()}
+        given = {task: share for task, share in self.settings.shares.items() if share}
+        return {task: late * share + (1 - late) * FIRST.get(task, 0.0) for task, share in given.items()}
 
     @cached_property
     def sampler(self) -> Callable[[int], WorldSampler]:
@@ -128,7 +143,7 @@ class BaseTasks:
         """The seed of the world of this number."""
         return random.Random(f"{self.seed}/base world/{number}").getrandbits(31)
 
-    def example(self, task: str, sampler: WorldSampler, done: float, rng: random.Random) -> BaseExample:
+    def example(self, task: Task, sampler: WorldSampler, done: float, rng: random.Random) -> BaseExample:
         """One example of a task with text."""
         fewest, most = self.settings.passages
         count = rng.randint(fewest, fewest + round((most - fewest) * min(1.0, done / GROWN)))
@@ -167,7 +182,7 @@ class BaseTasks:
         return [(f" Question : {drill.question.question}{CUES['drill']}", drill.written)]
 
     def _partly(
-        self, task: str, sampler: WorldSampler, question: Question, count: int, rng: random.Random
+        self, task: Task, sampler: WorldSampler, question: Question, count: int, rng: random.Random
     ) -> BaseExample:
         """An example in which the passages of some steps may be missing."""
         plan = plan_of(question)
@@ -188,7 +203,7 @@ class BaseTasks:
                 line(titles[step.gold_id], numbers[step.gold_id], (step.relation, step.sub_answer))
                 for step in plan[:found]
             )
-            written = f"{facts} Next :{wanted(question, plan[found])} ."
+            written = f"{facts} Next : {wanted(question, plan[found])} ."
         if task == "enough":
             verdict = " yes ." if complete else " no ."
             return self._example(question, shown, CUES[task], f"{facts}{verdict}")
@@ -214,7 +229,7 @@ class BaseTasks:
         return self._trajectory("copy", [([*drawn, sequence[0]], sequence[1:])], ends=())
 
     def _trajectory(
-        self, task: str, turns: Sequence[tuple[list[int], list[int]]], ends: tuple[int, ...] | None = None
+        self, task: Task, turns: Sequence[tuple[list[int], list[int]]], ends: tuple[int, ...] | None = None
     ) -> Trajectory:
         """A trajectory of prompts and targets; each target ends with the end of text or with `ends`."""
         segments: list[Segment] = []
@@ -225,12 +240,3 @@ class BaseTasks:
                 Segment(Author.AGENT, "", self.tokenizer.decode(ids), ids, (0.0,) * len(ids)),
             ]
         return Trajectory(Question(task, "", hops=0), "base", tuple(segments), (), StopReason.COMPLETE)
-
-
-def wanted(question: Question, step: Step) -> str:
-    """What a step looks up, in words."""
-    rows = question.meta.get("constraints")
-    if kind_of(question) == "constraint" and isinstance(rows, list):
-        values = " and ".join(f"{row['relation']} {row['value']}" for row in rows if isinstance(row, Mapping))
-        return f" the {step.relation} with {values}"
-    return f" the {step.relation} of {step.mention}"
