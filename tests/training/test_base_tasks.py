@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import get_args
@@ -16,7 +17,15 @@ from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput, load_generator_prompt
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.training.sft.base_tasks import COPY_GAPS, COPY_LENGTHS, BaseTasks, BaseTaskSettings, Task
+from coseek.training.sft.base_tasks import (
+    COPY_ALPHABETS,
+    COPY_GAPS,
+    COPY_LENGTHS,
+    GIVEN,
+    BaseTasks,
+    BaseTaskSettings,
+    Task,
+)
 from coseek.training.sft.synthetic import WorldSampler
 from coseek.world.questions import plan_of, wanted
 
@@ -32,6 +41,13 @@ def tasks() -> BaseTasks:
 @cache
 def sampler() -> WorldSampler:
     return tasks().sampler(0)
+
+
+class Ids(ByteTokenizer):
+    """More ids than bytes."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
 
 
 def asked(shown: str) -> Question:
@@ -104,16 +120,19 @@ def test_the_passages_that_support_are_the_gold_ones() -> None:
         assert written.count("#") == len(question.gold_ids)
 
 
-def test_a_copy_repeats_the_sequence_before_the_gap() -> None:
-    gaps = set()
-    for number in range(80):
-        run = tasks()._copy(random.Random(number))
+def test_a_copy_repeats_the_sequence_before_the_gap_and_tells_where_to_copy_from() -> None:
+    gaps, kinds = set(), set()
+    for number in range(120):
+        run = replace(tasks(), vocabulary=4000, tokenizer=Ids())._copy(random.Random(number))
         shown, written = list(run.segments[0].ids), list(run.segments[1].ids)
-        length = len(written) + 1
+        given = next(count for count in (1, GIVEN) if shown[count : count + len(written)] == written)
+        length = given + len(written)
         assert COPY_LENGTHS[0] <= length <= COPY_LENGTHS[1]
-        assert shown[1:length] == written and shown[-1] == shown[0]
-        gaps.add(len(shown) - length - 1)
+        assert shown[-given:] == shown[:given]
+        gaps.add(len(shown) - length - given)
+        kinds.add((given, len(set(shown)) <= COPY_ALPHABETS[1]))
     assert min(gaps) == COPY_GAPS[0] and max(gaps) > 0.9 * COPY_GAPS[1]
+    assert (1, False) in kinds and (GIVEN, True) in kinds and (GIVEN, False) not in kinds
 
 
 @pytest.mark.parametrize("done", [0.0, 0.1, 0.6, 1.0])
@@ -124,10 +143,10 @@ def test_a_draw_depends_on_the_progress_and_the_generator_alone(done: float) -> 
     assert drawn[0] == drawn[1]
 
 
-def test_training_begins_with_drills_and_ends_with_every_task() -> None:
+def test_training_begins_with_records_and_copies_and_ends_with_every_task() -> None:
     settings = BaseTaskSettings()
     start = {task for task, share in tasks().shares(0.0).items() if share > 0}
-    assert start == {"drill", "copy"}
+    assert start == {"records", "copy"}
     assert tasks().shares(1.0) == pytest.approx(settings.shares)
     assert set(settings.shares) == set(get_args(Task))
 
@@ -143,7 +162,7 @@ def test_no_example_holds_a_tag_of_any_protocol() -> None:
     ("given", "says"),
     [
         ({"shares": {"reed": 1.0}}, "reed"),
-        ({"shares": {"drill": 0.0}}, "above 0"),
+        ({"shares": {"records": 0.0}}, "above 0"),
         ({"shares": {"read": 1.0}}, "warm_up=0"),
         ({"passages": [5, 2]}, "fewest and the most"),
     ],

@@ -1,16 +1,20 @@
 """The RL loop on the echo task: answer with the token that the prompt shows."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.training.echo import QUESTIONS, experience_of, fixed, reward, settings_of, train
 from tests.training.tiny import VOCABULARY, agent, environment, tiny_model, trajectory
 
 from coseek.core.errors import DataError, SettingError
+from coseek.data.question import Question
 from coseek.data.trajectory import StopReason, Trajectory
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
@@ -180,6 +184,18 @@ def test_every_epoch_brings_every_question_once_wherever_it_is_cut() -> None:
     assert stream[:4] != stream[4:8] or stream[4:8] != stream[8:]
     with pytest.raises(DataError, match="no questions"):
         QuestionStream([], 0)
+
+
+@given(st.integers(0, 200), st.integers(1, 40))
+def test_a_step_with_balanced_hops_forgets_no_long_question(position: int, count: int) -> None:
+    hops = [1] * 20 + [2] * 9 + [4] * 2 + [None]
+    asked = [Question(str(number), "?", hops=one) for number, one in enumerate(hops)]
+    order = QuestionStream(asked, 1, by_hops=True)
+    taken = order.take(position, count)
+    shares = Counter(one.hops for one in taken)
+    assert max(shares.values()) - min(shares[one] for one in (1, 2, 4, None)) <= 1
+    assert taken == [order.take(place, 1)[0] for place in range(position, position + count)]
+    assert {one.id for one in order.take(0, 4 * 20)} == {one.id for one in asked}
 
 
 def test_neighbouring_places_get_unrelated_seeds() -> None:

@@ -33,6 +33,10 @@ class LaptopSettings(Settings):
     """Query heads; must divide `hidden`."""
     kv_heads: int = Field(default=2, ge=1)
     """Key and value heads; must divide `heads`."""
+    kernel: int = Field(default=3, ge=1)
+    """Number of tokens that a convolution sees. A name of several tokens is matched sooner if one sees all of it."""
+    embedding_std: float = Field(default=0.02, gt=0.0)
+    """Standard deviation of the untrained embeddings."""
     feed_forward: int = Field(default=320, ge=8)
     """Inner width of the gated feed-forward layer."""
     vocabulary: int = Field(default=3000, ge=1)
@@ -74,6 +78,7 @@ def new_model(settings: LaptopSettings, tokenizer: HfTokenizer, seed: int) -> "P
         num_attention_heads=settings.heads,
         num_key_value_heads=settings.kv_heads,
         layer_types=list(settings.layers),
+        conv_L_cache=settings.kernel,
         max_position_embeddings=settings.max_positions,
         block_auto_adjust_ff_dim=False,  # True would use two thirds of `feed_forward`
         tie_word_embeddings=True,
@@ -83,7 +88,10 @@ def new_model(settings: LaptopSettings, tokenizer: HfTokenizer, seed: int) -> "P
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Lfm2ForCausalLM(config)
+        model = Lfm2ForCausalLM(config)
+    embeddings = cast("torch.Tensor", model.get_input_embeddings().weight)
+    embeddings.data *= settings.embedding_std / config.initializer_range
+    return model
 
 
 def add_tag_tokens(source: Path, marks: Sequence[str], folder: Path, seed: int) -> None:

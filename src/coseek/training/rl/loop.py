@@ -80,7 +80,7 @@ def train_rl(
     weights give the same run, also when it is killed and resumed.
     """
     progress = progress or NoProgress()
-    stream = QuestionStream(questions, settings.seed)
+    stream = QuestionStream(questions, settings.seed, settings.balance_hops)
     state = _open(folder, settings, backend, resume)
     backend.refresh()
     run = RlRun(settings, open_algorithm(settings), backend, stream, rollout, reward, state)

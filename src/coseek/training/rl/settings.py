@@ -88,6 +88,9 @@ class RlSettings(Settings):
     """Questions per step; a step has this times `group_size` runs (Search-R1: 512)."""
     group_size: int = Field(default=8, ge=1)
     """Runs per question (Search-R1: 5)."""
+    balance_hops: bool = False
+    """Give every number of hops the same share of each step, rather than its share of the questions. Without it, a step
+    may hold no long question, or few that are paid."""
     minibatches: int = Field(default=2, ge=1)
     """Updates per pass over a step's runs."""
     epochs: int = Field(default=1, ge=1)

@@ -9,6 +9,7 @@ prompt of the laptop generator, so a base model answers with it as it is.
     support  which passages support the answer                         " Support :"
     check    whether a claimed answer is right                         " Claim : … Check :"
     enough   whether the passages are enough to answer                 " Enough :"
+    records  facts of random tokens, asked as a drill
     copy     a random sequence again, after a gap of random tokens
 """
 
@@ -26,6 +27,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.graders.generator import Generator, ReadingInput
 from coseek.models.model import Tokenizer
+from coseek.training.sft.record_task import RecordTask
 from coseek.training.sft.settings import Weight
 from coseek.training.sft.synthetic import DRILL_FACTS, WorldSampler, drill_of
 from coseek.world.passages import spaced
@@ -33,8 +35,8 @@ from coseek.world.questions import kind_of, plan_of, wanted
 from coseek.world.rationales import MARK, line, rationale
 from coseek.world.world import World, WorldSettings, make_world
 
-Task = Literal["read", "drill", "next", "support", "check", "enough", "copy"]
-FIRST: dict[Task, float] = {"drill": 0.7, "copy": 0.3}
+Task = Literal["read", "drill", "next", "support", "check", "enough", "records", "copy"]
+FIRST: dict[Task, float] = {"records": 0.75, "copy": 0.25}
 """Task → its share of the examples at the start."""
 CUES: dict[Task, str] = {
     "read": " So :", "drill": " So :", "next": " Then :", "support": " Support :", "check": " Check :",
@@ -45,12 +47,18 @@ LIVE_WORLDS = 12
 """Worlds that examples are drawn from at one time; the oldest is replaced as training goes on."""
 GROWN = 0.3
 """Share of training after which examples may have the maximum number of passages."""
-FOLLOWED = 0.7
-"""Share of examples that are followed by a drill about the same passages: more to learn from one context."""
+FOLLOW_UPS = 2
+"""Drills about the same passages after an example: more to learn from one context."""
 MISSING = 0.6
 """Share of `next` and `enough` examples in which a passage of the plan is missing."""
-COPY_LENGTHS = (4, 40)
+COPY_LENGTHS = (6, 40)
 COPY_GAPS = (0, 300)
+COPY_ALPHABETS = (12, 200)
+"""Fewest and most different tokens of a copy that is made of few: one token does not tell where to copy from."""
+GIVEN = 4
+"""Tokens of such a copy that are given."""
+FEW = 0.6
+"""Share of copies that are made of few tokens."""
 
 
 class BaseTaskSettings(Settings):
@@ -58,7 +66,8 @@ class BaseTaskSettings(Settings):
 
     shares: dict[Task, Weight] = Field(
         default={
-            "read": 0.4, "drill": 0.12, "next": 0.22, "support": 0.06, "check": 0.08, "enough": 0.06, "copy": 0.06,
+            "read": 0.38, "drill": 0.12, "next": 0.2, "support": 0.06, "check": 0.08, "enough": 0.06, "records": 0.06,
+            "copy": 0.04,
         }
     )  # fmt: skip
     """Task → its share of the examples after the warm-up; a task without a share is left out."""
@@ -70,8 +79,8 @@ class BaseTaskSettings(Settings):
     """Settings of a world; each has another seed."""
     passages: tuple[int, int] = (1, 8)
     """Fewest and most passages of an example, gold ones included."""
-    warm_up: float = Field(default=0.15, ge=0.0, lt=1.0)
-    """Share of training in which drills and copies, alone at its start, give way to the other tasks."""
+    warm_up: float = Field(default=0.1, ge=0.0, lt=0.5)
+    """Share of training in which records and copies are alone, and grow; in as long again, they give way to text."""
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> "BaseTaskSettings":
@@ -80,7 +89,7 @@ class BaseTaskSettings(Settings):
         if not any(self.shares.values()):
             raise ValueError("shares needs a task above 0")
         if self.warm_up and not any(self.shares.get(task) for task in FIRST):
-            raise ValueError("a warm_up is made of drill and copy; give one of them a share, or set warm_up=0")
+            raise ValueError("a warm_up is made of records and copy; give one of them a share, or set warm_up=0")
         return self
 
 
@@ -111,19 +120,30 @@ class BaseTasks:
         task = rng.choices(list(shares), weights=list(shares.values()))[0]
         if task == "copy":
             return self._copy(rng)
+        if task == "records":
+            return self._trajectory(task, self.records.draw(self._grown(done), rng))
         sampler = self.sampler(int(done * self.settings.worlds) + rng.randrange(LIVE_WORLDS))
         example = self.example(task, sampler, done, rng)
         turns = [(example.shown, example.written)]
-        if rng.random() < FOLLOWED:
+        for _ in range(FOLLOW_UPS):
             turns += self._facts(sampler, example.passages, rng)
         encode = self.tokenizer.encode_data
         return self._trajectory(task, [(encode(shown), encode(written)) for shown, written in turns])
 
     def shares(self, done: float) -> dict[Task, float]:
-        """Task → its share of the examples: drills and copies first."""
-        late = min(1.0, done / self.settings.warm_up) if self.settings.warm_up else 1.0
+        """Task → its share of the examples: records and copies first."""
+        warm_up = self.settings.warm_up
+        late = min(1.0, max(0.0, done / warm_up - 1.0)) if warm_up else 1.0
         given = {task: share for task, share in self.settings.shares.items() if share}
         return {task: late * share + (1 - late) * FIRST.get(task, 0.0) for task, share in given.items()}
+
+    def _grown(self, done: float) -> float:
+        """How far records have grown, from 0 to 1."""
+        return min(1.0, done / self.settings.warm_up) if self.settings.warm_up else 1.0
+
+    @cached_property
+    def records(self) -> RecordTask:
+        return RecordTask(self.tokenizer.encode_data, self.vocabulary)
 
     @cached_property
     def sampler(self) -> Callable[[int], WorldSampler]:
@@ -221,12 +241,14 @@ class BaseTasks:
         return rng.choice(wrong) if wrong else plan[0].mention
 
     def _copy(self, rng: random.Random) -> Trajectory:
-        """Random tokens, a gap, and the tokens again; the first of the copy is given after a gap."""
+        """Random tokens, a gap, and the tokens again. Of the copy, so much is given as tells where to copy from."""
         length, gap = rng.randint(*COPY_LENGTHS), rng.randint(*COPY_GAPS) if rng.random() < 0.9 else 0
+        few = rng.random() < FEW
         # The first two ids are padding and end of text.
-        drawn = [2 + rng.randrange(self.vocabulary - 2) for _ in range(length + gap)]
-        sequence = drawn[:length]
-        return self._trajectory("copy", [([*drawn, sequence[0]], sequence[1:])], ends=())
+        known = [2 + rng.randrange(self.vocabulary - 2) for _ in range(rng.randint(*COPY_ALPHABETS))] if few else ()
+        drawn = [rng.choice(known) if known else 2 + rng.randrange(self.vocabulary - 2) for _ in range(length + gap)]
+        given = GIVEN if few else 1
+        return self._trajectory("copy", [([*drawn, *drawn[:given]], drawn[given:length])], ends=())
 
     def _trajectory(
         self, task: Task, turns: Sequence[tuple[list[int], list[int]]], ends: tuple[int, ...] | None = None

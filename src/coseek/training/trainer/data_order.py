@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from coseek.core.errors import DataError
 from coseek.data.question import Question
@@ -15,6 +16,9 @@ class QuestionStream:
 
     questions: Sequence[Question]
     seed: int
+    by_hops: bool = False
+    """Take the numbers of hops in turn, each from a stream of its own, so that any part of the stream has equal shares
+    of them. Otherwise they have their shares of the questions."""
 
     def __post_init__(self) -> None:
         if not self.questions:
@@ -22,6 +26,8 @@ class QuestionStream:
 
     def take(self, position: int, count: int) -> list[Question]:
         """Return the `count` questions from `position` on."""
+        if self.by_hops:
+            return self._take_in_turn(position, count)
         taken: list[Question] = []
         while len(taken) < count:
             epoch, start = divmod(position + len(taken), len(self.questions))
@@ -29,6 +35,23 @@ class QuestionStream:
             random.Random(f"{self.seed}/epoch/{epoch}").shuffle(rows)
             taken += [self.questions[row] for row in rows[start : start + count - len(taken)]]
         return taken
+
+    def _take_in_turn(self, position: int, count: int) -> list[Question]:
+        """The questions from `position` on, of the streams in turn."""
+        taken: dict[int, Question] = {}
+        for number, stream in enumerate(self._streams):
+            places = [place for place in range(position, position + count) if place % len(self._streams) == number]
+            start = places[0] // len(self._streams) if places else 0
+            taken |= zip(places, stream.take(start, len(places)), strict=True)
+        return [taken[place] for place in sorted(taken)]
+
+    @cached_property
+    def _streams(self) -> list["QuestionStream"]:
+        """One stream for each number of hops."""
+        groups: dict[int, list[Question]] = {}
+        for question in self.questions:
+            groups.setdefault(question.hops or 0, []).append(question)
+        return [QuestionStream(groups[hops], derive_seed(self.seed, "hops", hops)) for hops in sorted(groups)]
 
 
 def derive_seed(*parts: int | str) -> int:

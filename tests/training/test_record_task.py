@@ -1,0 +1,85 @@
+"""Fears about records: an answer that is not in the passages, or that one of two keys would give."""
+
+import random
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coseek.training.sft.record_task import RecordTask
+
+WORDS = ["", "", " #", " :", " ,", " .", " ;", " So", " Question", " with", " as", " whose", " is", " having", " the"]
+WORDS += [" its", " being", " which", " has", " for", " and", *(f" {number}" for number in range(1, 9))]
+VOCABULARY = 2000
+
+
+@cache
+def task() -> RecordTask:
+    """Whole words are tokens; the others are the random ones of names."""
+    return RecordTask(lambda text: [WORDS.index(f" {word}") for word in text.split()], VOCABULARY)
+
+
+def text(ids: list[int]) -> str:
+    return "".join(WORDS[one] if one < len(WORDS) else f" w{one}" for one in ids)
+
+
+def facts(answer: str) -> list[tuple[str, str, str, str]]:
+    """Name, number, relation and value of each sentence of an answer. Names are made of random tokens alone."""
+    found = []
+    for sentence in filter(None, (one.strip() for one in answer.split(" ."))):
+        key, _, value = sentence.partition(" : ")
+        name, _, rest = key.partition(" # ")
+        number, _, relation = rest.partition(" , ")
+        found.append((name, number, relation, value))
+    return found
+
+
+def plain(seed: int, spread: float) -> list[tuple[str, str]]:
+    return [(text(shown), text(written)) for shown, written in task().draw(spread, random.Random(seed))]
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.3, 1.0]))
+def test_every_answer_is_stated_in_the_record_of_its_number(seed: int, spread: float) -> None:
+    turns = plain(seed, spread)
+    passages = turns[0][0]
+    for shown, written in turns:
+        for name, number, relation, value in facts(written):
+            assert f"{name} , {relation}" in shown.partition(" So :")[0]
+            record = passages.partition(f"{name} # {number} :")[2].partition(f". # {number}")[0]
+            assert value in record and relation in record
+            assert passages.count(f"{name} # ") >= 1
+
+
+@given(st.integers(0, 10**6))
+def test_one_name_and_one_relation_have_one_value(seed: int) -> None:
+    known: dict[tuple[str, str], str] = {}
+    for _, written in plain(seed, 1.0):
+        for name, _, relation, value in facts(written):
+            assert known.setdefault((name, relation), value) == value
+
+
+def test_neither_the_name_nor_the_relation_alone_gives_the_value() -> None:
+    values: Counter[str] = Counter()
+    for seed in range(30):
+        by_name: dict[str, set[str]] = {}
+        by_relation: dict[str, set[str]] = {}
+        for _, written in plain(seed, 1.0):
+            for name, _, relation, value in facts(written):
+                by_name.setdefault(name, set()).add(value)
+                by_relation.setdefault(relation, set()).add(value)
+        values["name"] += sum(len(one) > 1 for one in by_name.values())
+        values["relation"] += sum(len(one) > 1 for one in by_relation.values())
+    assert values["name"] > 20 and values["relation"] > 20
+
+
+@pytest.mark.parametrize(("spread", "most"), [(0.0, 60), (1.0, 700)])
+def test_examples_grow_with_the_spread(spread: float, most: int) -> None:
+    lengths = [len(shown) for seed in range(40) for shown, _ in task().draw(spread, random.Random(seed))]
+    assert max(lengths) <= most and (spread == 0.0 or max(lengths) > 250)
+
+
+def test_a_draw_is_determined_by_the_generator() -> None:
+    one, other = (RecordTask(task().encode, VOCABULARY).draw(0.8, random.Random(5)) for _ in range(2))
+    assert one == other
