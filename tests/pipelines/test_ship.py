@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ TINY_ENCODER = {
 }
 
 
-def write_run(folder: Path, recipe: dict[str, object]) -> Path:
+def write_run(folder: Path, recipe: Mapping[str, object]) -> Path:
     """The record of a training, without a result."""
     folder.mkdir()
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"recipe": recipe, "commit": "0" * 40}))
