@@ -1,4 +1,4 @@
-"""Agent factory: open what `--agent` names: a model folder, a server, a scripted agent, or a YAML file such as
+"""Agent factory: open what `--agent` names: a model, a server, a scripted agent, or a YAML file such as
 
 name: http://127.0.0.1:8000
 tokenizer: models/policy          # the model's own folder; bytes, for a server that is asked for text
@@ -39,6 +39,7 @@ from coseek.models.dialect import dialect_of
 from coseek.models.model import Model, Tokenizer
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
 from coseek.models.shape import hidden_size
+from coseek.models.shipped import model_path, shipped_models
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ class AgentSettings(Placement):
     OLD_NAMES: ClassVar[dict[str, str]] = {"wording": "prompt_template"}
 
     name: str
-    """A model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the path of its `.py` file."""
+    """A shipped model (`base`), a model folder, a server's address, or a scripted agent: `rules`, `expert` …, or the
+    path of its `.py` file."""
     protocol: str
     """A protocol by name, or a YAML file."""
     prompt_template: str
@@ -116,12 +118,12 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
                 f"{name} is a server, whose model's tokenizer is needed: name the model's folder with --tokenizer "
                 "(or `bytes`, for a server that is asked for text)"
             )
-        return AgentCard() if tokenizer == BYTES else AgentCard.read(Path(tokenizer))
-    folder = Path(name)
+        return AgentCard() if tokenizer == BYTES else AgentCard.read(model_path(tokenizer))
+    folder = model_path(name)
     if not folder.is_dir():
         if fetch_command(name):
             raise DataError(missing("model folder", name))
-        known = plugin_names(SCRIPTED)
+        known = [*plugin_names(SCRIPTED), *shipped_models()]
         raise UserError(
             f"no agent named {name!r}{nearest(name, known)} Known: {', '.join(known)}, the path of a model folder or "
             "a YAML file, or the address of a server"
@@ -132,6 +134,8 @@ def card_of(name: str, tokenizer: str | None = None) -> AgentCard:
 
 def check_folder(folder: Path) -> None:
     """Raise `DataError` for a folder without a model, before torch is imported."""
+    if not folder.is_dir():
+        raise DataError(missing("model folder", folder, known=shipped_models()))
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a model folder: it has no config.json")
 
@@ -198,7 +202,7 @@ def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:
 
 def content_of(name: str, files: str = "*") -> str:
     """Digest of the folder (its `files`) or Python file that a name stands for; else the name (`rules`, `bytes`)."""
-    path = Path(name).expanduser()
+    path = model_path(name)
     if is_plugin_path(name) and path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     return fingerprint(path, files) if not is_scripted(name) and path.is_dir() else name
@@ -214,7 +218,7 @@ def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:
     folder = settings.tokenizer or settings.name
     if folder == BYTES or is_scripted(folder):
         return ByteTokenizer(protocol.grammar.special_tokens)
-    return HfTokenizer.load(Path(folder))
+    return HfTokenizer.load(model_path(folder))
 
 
 def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer) -> RemoteModel:
@@ -260,7 +264,7 @@ def open_model(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenizer
     if line := warning(settings):
         log.warning("%s", line)
     sampling = SamplerSettings(temperature=settings.temperature, dtype=settings.precision)
-    return Sampler(load_model(Path(settings.name), settings), tokenizer, protocol.grammar.stops, sampling)
+    return Sampler(load_model(model_path(settings.name), settings), tokenizer, protocol.grammar.stops, sampling)
 
 
 def settled_for(
@@ -269,8 +273,8 @@ def settled_for(
     """Resolve the precision `auto`: to the one recorded in the file `began` when work is resumed, else to the fastest
     on the device. `others` are the models of a group `placement`."""
     recorded = read_yaml(began, "record").get("settings") if began is not None and began.exists() else None
-    width = hidden_size(Path(agent.name)) if agent is not None else 0
-    beside = min(filter(None, (hidden_size(Path(name).expanduser()) for name in others if name)), default=0)
+    width = hidden_size(model_path(agent.name)) if agent is not None else 0
+    beside = min(filter(None, (hidden_size(model_path(name)) for name in others if name)), default=0)
 
     def width_at(place: Place) -> int:
         return beside if place[0] == "placement" else width
@@ -286,7 +290,8 @@ def decoder_of(run: Run) -> Decode | None:
     settings = make_settings(AgentSettings, recorded)
     folder = settings.tokenizer or settings.name
     if folder != BYTES and not is_scripted(folder):
-        return HfTokenizer.load(Path(folder)).decode if Path(folder).is_dir() else None
+        path = model_path(folder)
+        return HfTokenizer.load(path).decode if path.is_dir() else None
     try:
         return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode
     except UserError:  # the protocol file is gone, and with it the marks that are one token each

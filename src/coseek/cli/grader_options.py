@@ -32,8 +32,8 @@ from coseek.models.text_model import CachedTextModel
 AnswerWith: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="A frozen generator (model folder, URL or YAML file) that answers from each run's passages: the agent as "
-        "a component."
+        help="A frozen generator (a shipped model, model folder, URL or YAML file) that answers from each run's "
+        "passages: the agent as a component."
     ),
 ]
 BudgetTokens: TypeAlias = Annotated[
@@ -44,8 +44,8 @@ JudgePromptFile: TypeAlias = Annotated[str, typer.Option(help="The judge's promp
 OneJudge: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="The judge for judge_acc and gen_acc: a model folder, a URL or YAML file, or the folder of a laptop "
-        "world (its oracle)."
+        help="The judge for judge_acc and gen_acc: a shipped model, a model folder, a URL or YAML file, or the folder "
+        "of a laptop world (its oracle)."
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Factory of generators and judges, by name: a model folder, a server's URL, a YAML file, or a laptop world."""
+"""Factory of generators and judges, by name: a shipped model, a folder, a URL, a YAML file, or a laptop world."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from coseek.graders.generator import Generator, GeneratorSettings, load_generato
 from coseek.graders.judge import Judge, JudgeSettings, ModelJudge, OracleJudge, is_world, load_judge_prompt
 from coseek.models.local_text import TextModelSettings, open_text_model
 from coseek.models.remote_text import RemoteTextModel
+from coseek.models.shipped import model_path
 from coseek.models.text_model import CachedTextModel, TextModel
 from coseek.models.tokenizer import HfTokenizer
 from coseek.world.oracle import Oracle
@@ -19,7 +20,7 @@ def open_generator(
 ) -> Generator:
     """The generator. Raises `SettingError` for a server that samples: the same passages must give the same answer."""
     prompt = load_generator_prompt(settings)
-    tokenizer = HfTokenizer.load(Path(settings.counted_by).expanduser()) if settings.counted_by else None
+    tokenizer = HfTokenizer.load(model_path(settings.counted_by)) if settings.counted_by else None
     return Generator(open_frozen_model(settings.model, cache, writing), prompt, settings, tokenizer)
 
 

@@ -20,6 +20,7 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.models.model import Tokenizer
+from coseek.models.shipped import model_path
 from coseek.models.text_model import TextModel, generate_each
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -53,7 +54,7 @@ class GeneratorSettings(Settings):
     """Model, prompt and context of a generator."""
 
     model: str
-    """A model folder, or the URL of a server."""
+    """A shipped model (`base`), a model folder, or the URL of a server."""
     prompt: str | None = None
     """Name of a built-in prompt, or a YAML file; default: the model folder's own, else `generator`."""
     max_passages: int | None = Field(default=None, ge=0)
@@ -114,7 +115,7 @@ class Generator:
         prompt = self.prompt.model_dump_json(exclude={"about"})
         settings = self.settings.model_dump_json(exclude={"model", "prompt", "counted_by"})
         counted_by = self.settings.counted_by
-        counting = fingerprint(Path(counted_by).expanduser()) if counted_by else "by rule"
+        counting = fingerprint(model_path(counted_by)) if counted_by else "by rule"
         return digest_of("generator", self.model.identity, prompt, settings, counting)
 
     @property
@@ -163,7 +164,7 @@ def context_of(prompt: GeneratorPrompt, budget: ContextBudget, asked: ReadingInp
 
 def load_generator_prompt(settings: GeneratorSettings) -> GeneratorPrompt:
     """The prompt of the settings, or the model folder's own, or the built-in one."""
-    own = Path(settings.model).expanduser() / OWN_PROMPT
+    own = model_path(settings.model) / OWN_PROMPT
     name = settings.prompt or (str(own.absolute()) if own.is_file() else "generator")
     return load_prompt(GeneratorPrompt, name, Path(), _FIELDS, PROMPTS)
 

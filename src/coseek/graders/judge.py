@@ -22,6 +22,7 @@ from coseek.data.question import Question
 from coseek.graders.generator import PROMPTS, fault_of
 from coseek.graders.grader import Grader, OracleGrader
 from coseek.models.model_text import read_verdict, repeatable
+from coseek.models.shipped import model_path
 from coseek.models.text_model import TextModel, generate_each
 
 
@@ -42,7 +43,8 @@ class JudgeSettings(Settings):
     """Model and prompt of a judge."""
 
     model: str
-    """A model folder, the URL of a server, or the folder of a laptop world, whose oracle is then the judge."""
+    """A shipped model, a model folder, the URL of a server, or the folder of a laptop world, whose oracle is then the
+    judge."""
     prompt: str = "judge"
     """Name of a built-in prompt, or a YAML file."""
     max_tokens: int = Field(default=16, ge=1)
@@ -113,9 +115,9 @@ class OracleJudge(OracleGrader):
         ]
 
 
-def is_world(name: str) -> bool:
-    """Whether a judge's name is the folder of a laptop world."""
-    return (Path(name).expanduser() / "world.json").is_file()
+def is_world(name: str | Path) -> bool:
+    """Whether a judge's name, or a folder, is a laptop world."""
+    return (model_path(name) / "world.json").is_file()
 
 
 def load_judge_prompt(settings: JudgeSettings) -> JudgePrompt:

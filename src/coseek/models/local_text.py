@@ -19,6 +19,7 @@ from coseek.models.chat import chat_frame
 from coseek.models.model import EpisodeState, Model, Request, TurnEnd
 from coseek.models.remote_text import RemoteTextModel, named_server, open_remote_text
 from coseek.models.shape import hidden_size
+from coseek.models.shipped import model_path
 from coseek.models.text_model import Output, texts_of
 from coseek.models.tokenizer import HfTokenizer
 
@@ -108,9 +109,9 @@ class LocalTextModel:
 
 
 def open_text_model(name: str, settings: TextModelSettings | None = None) -> LocalTextModel | RemoteTextModel:
-    """Open a text model: a Hugging Face folder, a server's URL, or a YAML file of a server."""
+    """Open a text model: a shipped model, a Hugging Face folder, a server's URL, or its YAML file."""
     server = named_server(name)
-    return open_local_text_model(Path(name).expanduser(), settings) if server is None else open_remote_text(server)
+    return open_local_text_model(model_path(name), settings) if server is None else open_remote_text(server)
 
 
 def open_local_text_model(folder: Path, settings: TextModelSettings | None = None) -> LocalTextModel:

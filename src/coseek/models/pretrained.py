@@ -17,6 +17,7 @@ from coseek.core.hub import missing
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
 from coseek.models.shape import hidden_size
+from coseek.models.shipped import shipped_models
 from coseek.models.tokenizer import HfTokenizer, first_line
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -26,9 +27,12 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Runtime
 
 
 def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
-    """Load the causal language model of a folder onto its device, in evaluation mode. Nothing is downloaded."""
+    """Load the causal language model of a folder onto its device, in evaluation mode. Nothing is downloaded.
+
+    The weights are of the placement's precision, whatever their number type on disk.
+    """
     if not folder.is_dir():
-        raise DataError(missing("model folder", folder))
+        raise DataError(missing("model folder", folder, known=shipped_models()))
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} is not a model folder: it has no config.json")
     device = placement.torch_device()

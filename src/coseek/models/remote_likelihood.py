@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, cast
 
 from pydantic import Field
@@ -33,6 +32,7 @@ from coseek.models.likelihood import (
 from coseek.models.local_text import around_prompt
 from coseek.models.remote import PATHS, ServerInfo, detect_server, same_text
 from coseek.models.remote_text import server_settings
+from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 
 _ABLE = "vLLM, SGLang, or with `dialect: completions` a server that takes ids with `echo` and `logprobs`"
@@ -124,11 +124,9 @@ class RemoteLikelihood(RowEncoder):
 
 
 def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> LocalLikelihood | RemoteLikelihood:
-    """Open a likelihood model: a Hugging Face folder, a server's URL, or a YAML file of a server."""
+    """Open a likelihood model: a shipped model, a Hugging Face folder, a server's URL, or its YAML file."""
     server = server_settings(name, RemoteLikelihoodSettings)
-    return (
-        open_local_likelihood(Path(name).expanduser(), settings) if server is None else open_remote_likelihood(server)
-    )
+    return open_local_likelihood(model_path(name), settings) if server is None else open_remote_likelihood(server)
 
 
 def open_remote_likelihood(settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
@@ -148,7 +146,7 @@ def _probed(calls: HttpClient, settings: RemoteLikelihoodSettings) -> RemoteLike
         raise SettingError(
             f"{calls.base} speaks {served.dialect}, which has no log-probabilities of prompts; likelihoods need {_ABLE}"
         )
-    folder = Path(settings.tokenizer or served.model).expanduser()
+    folder = model_path(settings.tokenizer or served.model)
     if settings.tokenizer is None and not folder.is_dir():
         raise SettingError(
             f"the tokenizer of {served.model!r} at {calls.base} is unknown; name a YAML file with `url` and "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.hub import missing
+from coseek.models.shipped import shipped_models
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -49,7 +50,7 @@ class HfTokenizer:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         if not folder.is_dir():
-            raise DataError(missing("model folder", folder))
+            raise DataError(missing("model folder", folder, known=shipped_models()))
         try:
             fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:

@@ -36,6 +36,7 @@ from coseek.graders.scoring import EpisodeScorer
 from coseek.models.laptop import add_tag_tokens, make_policy
 from coseek.models.pretrained import load_model
 from coseek.models.sampler import Sampler, SamplerSettings
+from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
@@ -90,7 +91,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def identities(self) -> Identities:
         if self.recipe.policy.folder is not None:
-            HfTokenizer.load(Path(self.recipe.policy.folder).expanduser())  # refuses a tokenizer that cannot be opened
+            HfTokenizer.load(model_path(self.recipe.policy.folder))  # refuses a tokenizer that cannot be opened
         return agent_identities(self.recipe, self.index)
 
     def going_on(self, began: AgentRecipe, recipe: AgentRecipe) -> None:
@@ -206,7 +207,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     def policy_folder(self, name: str) -> Path:
         """`start`, `warm`, a stage's name or `trained`; without a warm start `warm` is `start`."""
         if name == "start" and self.recipe.policy.folder is not None and not self.recipe.policy.marks:
-            return Path(self.recipe.policy.folder).expanduser()
+            return model_path(self.recipe.policy.folder)
         if name == "warm" and self.recipe.warm_start is None:
             return self.policy_folder("start")
         return self.folder / "policy" / name
@@ -217,7 +218,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         if folder.exists():
             return
         if policy.folder is not None:
-            add_tag_tokens(Path(policy.folder).expanduser(), self.special_tokens, folder, self.recipe.seed)
+            add_tag_tokens(model_path(policy.folder), self.special_tokens, folder, self.recipe.seed)
         else:
             texts = texts_of(self.recipe, Dataset(self.data_folder))
             make_policy(policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)

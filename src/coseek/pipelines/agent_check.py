@@ -15,7 +15,15 @@ from coseek.graders.judge import is_world, load_judge_prompt
 from coseek.graders.scoring import EpisodeScorer
 from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import check_shape
-from coseek.pipelines.agent_recipe import AgentRecipe, DataSettings, RecipePath, load_recipe, paths_of, recipe_source
+from coseek.pipelines.agent_recipe import (
+    ENCODER,
+    AgentRecipe,
+    DataSettings,
+    RecipePath,
+    load_recipe,
+    paths_of,
+    recipe_source,
+)
 from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.factory import OpenContext, require_library
@@ -119,7 +127,7 @@ def _check_data(data: DataSettings) -> None:
 def _check_path(named: RecipePath) -> None:
     """Refuse a missing path, or a folder of another kind."""
     if not named.path.exists() and named.holds == "model":
-        raise DataError(missing("", named.path, named.setting))
+        raise DataError(missing("", named.path, named.setting, named.shipped))
     if problem := problem_of(named):
         made = named.setting in ("data.folder", "data.index")
         way = " (docs/reference/recipes.md says what makes it)" if made else ""
@@ -130,7 +138,7 @@ def problem_of(named: RecipePath) -> str:
     """Describe what is wrong with a path; empty when nothing is."""
     path = named.path
     if not path.exists():
-        return missing("", path) if named.holds == "model" else f"there is no {path}"
+        return missing("", path, known=named.shipped) if named.holds == "model" else f"there is no {path}"
     lacking = [kinds[0] for kinds in _inside(named) if not any(any(path.glob(kind)) for kind in kinds)]
     return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
 
@@ -139,9 +147,9 @@ def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
     """File patterns that a folder of this kind must match; one pattern of each row."""
     if named.setting == "data.folder":
         return (("corpus.jsonl", "corpus.jsonl.gz"), ("questions.*.jsonl",))
-    if named.setting == "graders.judge.model" and is_world(str(named.path)):
+    if named.setting == "graders.judge.model" and is_world(named.path):
         return ()
-    if named.setting in ("data.retriever_settings.encoder", "graders.generator.counted_by"):
+    if named.setting in (ENCODER, "graders.generator.counted_by"):
         return (("*.json",),)
     model = (("config.json",), ("*.safetensors", "*.bin"))
     return {"data": (), "index": (("index.json",),), "model": model, "run": (("run.yaml",),)}[named.holds]

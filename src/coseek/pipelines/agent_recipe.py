@@ -22,6 +22,7 @@ from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Replaces
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
+from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
@@ -95,7 +96,7 @@ class PolicySettings(Settings):
     """The initial policy."""
 
     folder: str | None = None
-    """A Hugging Face folder to start from; without one a laptop policy is made."""
+    """A shipped model (`base`) or a Hugging Face folder to start from; without one a laptop policy is made."""
     marks: bool = False
     """Add a token with a new embedding for each tag of the protocol. A small model otherwise spends half of its turn
     on spelling tags."""
@@ -266,12 +267,20 @@ class AgentRecipe(Placement):
         return stage
 
 
+ENCODER = "data.retriever_settings.encoder"
+
+
 class RecipePath(NamedTuple):
     """A path that a recipe names."""
 
     setting: str
     path: Path
     holds: Literal["data", "index", "model", "run"]
+
+    @property
+    def shipped(self) -> list[str]:
+        """The shipped models that the setting may name."""
+        return shipped_models("encoder" if self.setting == ENCODER else "policy") if self.holds == "model" else []
 
 
 def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
@@ -287,7 +296,7 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
         ("data.training_retriever.over", engine.get("over"), "index"),
         ("data.training_retriever.model", engine.get("model"), "model"),
         ("data.training_retriever.questions", engine.get("questions"), "data"),
-        ("data.retriever_settings.encoder", None if data.index or shipped else encoder, "model"),
+        (ENCODER, None if data.index or shipped else encoder, "model"),
         ("policy.folder", recipe.policy.folder, "model"),
     ]
     if (generator := recipe.graders.generator) is not None:
@@ -297,7 +306,8 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
         named.append(("graders.judge.model", judge.model, "model"))
     for setting, name, holds in named:
         if isinstance(name, str) and not name.startswith(("http://", "https://")):
-            yield RecipePath(setting, Path(name).expanduser(), holds)
+            is_policy = holds == "model" and setting != ENCODER
+            yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)
     for run in recipe.warm_start.runs if recipe.warm_start else ():
         yield RecipePath("warm_start.runs", Path(run).expanduser(), "run")
     if data.folder is not None and (folder := Path(data.folder).expanduser()).is_dir():

@@ -22,6 +22,7 @@ from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.models.pretrained import save_model
 from coseek.models.shape import Shape
+from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import check_settings, problem_of
@@ -193,7 +194,7 @@ def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: P
         make_policy(laptop, texts, protocol.grammar.special_tokens, folder, recipe.seed)
         return
     tokenizer = HfTokenizer(train_tokenizer(texts, (), VOCABULARY))
-    source = Path(recipe.policy.folder).expanduser()
+    source = model_path(recipe.policy.folder)
     if (source / "config.json").is_file():
         config = AutoConfig.from_pretrained(source, local_files_only=True)
     else:

@@ -13,6 +13,7 @@ from coseek.core.errors import DataError
 from coseek.core.files import read_json
 from coseek.core.hub import way_out
 from coseek.models.shape import Shape, shape_of_config
+from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.agent_recipe import AgentRecipe, MachineSettings
 from coseek.pipelines.grader_settings import ORACLE
 from coseek.training.rl.algorithm import open_algorithm
@@ -42,7 +43,7 @@ def shape_of(recipe: AgentRecipe) -> tuple[Shape, str]:
         sizes = (laptop.hidden, len(laptop.layers), laptop.heads, laptop.kv_heads, laptop.feed_forward)
         shape = Shape(*sizes, laptop.vocabulary, True, laptop.hidden // laptop.heads, False, cached, lfm2=True)
         return shape, "policy.laptop"
-    return shape_of_folder(Path(recipe.policy.folder).expanduser())
+    return shape_of_folder(model_path(recipe.policy.folder))
 
 
 def shape_of_folder(folder: Path) -> tuple[Shape, str]:
@@ -53,7 +54,8 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
     size = _QWEN_SIZE.search(folder.name.lower())
     if size is None or size[1] not in QWEN25:
         known = ", ".join(f"Qwen2.5-{name.upper()}" for name in QWEN25)
-        raise DataError(f"there is no {path}, and its shape is known only of {known}; {way_out(str(folder))}")
+        way = way_out(str(folder), shipped_models())
+        raise DataError(f"there is no {path}, and its shape is known only of {known}; {way}")
     return QWEN25[size[1]], f"the published shape of Qwen2.5-{size[1].upper()}"
 
 
@@ -239,7 +241,7 @@ def local_graders(recipe: AgentRecipe) -> dict[str, Path]:
     }
     local = {setting: name for setting, name in named.items() if name and not name.endswith((".yaml", ".yml"))}
     remote = ("http://", "https://")
-    return {setting: Path(name).expanduser() for setting, name in local.items() if not name.startswith(remote)}
+    return {setting: model_path(name) for setting, name in local.items() if not name.startswith(remote)}
 
 
 def graders_of(recipe: AgentRecipe) -> float:

@@ -15,7 +15,7 @@ from coseek.data.question import Question
 from coseek.graders.factory import open_generator, open_judge
 from coseek.graders.generator import Generator, GeneratorSettings
 from coseek.graders.grading import Tell, no_progress
-from coseek.graders.judge import Judge, JudgeSettings
+from coseek.graders.judge import Judge, JudgeSettings, OracleJudge
 from coseek.graders.rag_baseline import RagBaselines, make_baselines
 from coseek.graders.scoring import EpisodeScorer, check_needs
 from coseek.hardware.placement import Placement
@@ -23,6 +23,7 @@ from coseek.models.local_text import TextModelSettings
 from coseek.retrieval.retriever import Retriever
 from coseek.rewards.accuracy import Accuracy
 from coseek.rewards.reward import RewardFunction
+from coseek.world.oracle import Oracle
 
 ORACLE = "oracle"
 """As a judge's model: the oracle of the laptop world that the run is trained in."""
@@ -95,10 +96,9 @@ def open_graders(settings: GraderSettings, folder: Path, world: Path | None = No
     writing = make_settings(TextModelSettings, {**settings.values(), "max_rows": settings.max_rows})
     cache = folder / CACHE
     generator = open_generator(settings.generator, cache, writing) if settings.generator is not None else None
-    named = settings.judge
-    if named is not None and named.model == ORACLE:
-        if world is None:
-            raise SettingError("the oracle judges in laptop worlds only; name a model folder or a URL")
-        named = named.model_copy(update={"model": str(world)})
-    judge = open_judge(named, cache, writing) if named is not None else None
-    return Graders(settings, folder, generator, judge)
+    if settings.judge is None or settings.judge.model != ORACLE:
+        judge = open_judge(settings.judge, cache, writing) if settings.judge is not None else None
+        return Graders(settings, folder, generator, judge)
+    if world is None:
+        raise SettingError("the oracle judges in laptop worlds only; name a model folder or a URL")
+    return Graders(settings, folder, generator, OracleJudge(Oracle.load(world), str(world)))

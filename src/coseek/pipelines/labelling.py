@@ -26,6 +26,7 @@ from coseek.labels.label_folder import LabelFolder
 from coseek.labels.labelling import LabelSummary, check_distinct, make_labels
 from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, RolloutMaker
 from coseek.labels.resources import GOLD, ORACLE, AgentWithLimits, LabelResources
+from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.agent_run import check_gold
 from coseek.retrieval.factory import open_retriever, plugin_files
 from coseek.retrieval.index import IndexCard
@@ -231,9 +232,9 @@ def open_parts(settings: LabelSettings, out: Path, questions: Iterable[Question]
     if scorer is not None and is_world(scorer):
         scorer, world = ORACLE, Path(scorer).expanduser()
     elif scorer == ORACLE:
-        world = next((folder for folder in _folders(settings) if is_world(str(folder))), None)
-    elif scorer is not None and scorer != GOLD and not (_is_url(scorer) or Path(scorer).expanduser().exists()):
-        known = [ORACLE, GOLD]
+        world = next((folder for folder in _folders(settings) if is_world(folder)), None)
+    elif scorer is not None and scorer != GOLD and not (_is_url(scorer) or model_path(scorer).exists()):
+        known = [ORACLE, GOLD, *shipped_models()]
         raise SettingError(
             f"no scorer named {scorer!r}{nearest(scorer, known)} Known: {', '.join(known)}, a model folder, the folder "
             "of a laptop world, a YAML file, or the address of a server"
@@ -273,8 +274,8 @@ def identity_of(agent: AgentSettings) -> str:
     given: JsonObject = agent.model_dump(mode="json", exclude={"name", "tokenizer", *DevicePlacement.model_fields})
     parts = [str(sorted(given.items()))]
     for name in (agent.name, agent.tokenizer):
-        weights = name is not None and not is_scripted(name) and Path(name).expanduser().is_dir()
-        parts.append(fingerprint(Path(str(name)).expanduser()) if weights else str(name))
+        folder = None if name is None or is_scripted(name) else model_path(name)
+        parts.append(fingerprint(folder) if folder is not None and folder.is_dir() else str(name))
     for name in (agent.name, agent.protocol, agent.prompt_template, *map(str, tool_files(agent.protocol))):
         if name.endswith((".yaml", ".yml")) or is_plugin_path(name):
             parts.append(Path(name).read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ from coseek.core.settings import dump_settings
 from coseek.data.identities import Identities, digest, questions_digest
 from coseek.data.question import load_questions
 from coseek.labels.label_folder import LabelFolder
+from coseek.models.shipped import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe, RecipePath, paths_of
 from coseek.pipelines.together_recipe import TogetherRecipe
 from coseek.retrieval.factory import open_retriever
@@ -55,7 +56,7 @@ def together_identities(recipe: TogetherRecipe) -> Identities:
     """Setting → digest, of what all rounds share. The agent and retriever trainings record their own."""
     found = {f"agent.{name}": identity for name, identity in _named(recipe.agent).items()}
     for setting, name in (("labels.scorer", recipe.labels.scorer), ("labels.likelihood", recipe.labels.likelihood)):
-        if name is not None and (path := Path(name).expanduser()).exists():
+        if name is not None and (path := model_path(name)).exists():
             found[setting] = content_of(path)
     if recipe.start.encoder is not None:
         found["start.encoder"] = fingerprint(encoder_folder(recipe.start.encoder))
@@ -73,7 +74,7 @@ def content_of(path: Path) -> str:
     if path.is_dir():
         return fingerprint(path)
     with suppress(yaml.YAMLError, UnicodeDecodeError):
-        named = [Path(text).expanduser() for text in _texts(yaml.safe_load(path.read_text(encoding="utf-8")))]
+        named = [model_path(text) for text in _texts(yaml.safe_load(path.read_text(encoding="utf-8")))]
         return digest("".join([file_digest(path), *(fingerprint(folder) for folder in named if folder.is_dir())]))
     return file_digest(path)
 

@@ -21,6 +21,7 @@ from coseek.data.run import provenance
 from coseek.hardware.precision import AUTO, Place, Use, named
 from coseek.hardware.speed import resolve_here, warning
 from coseek.models.shape import hidden_size
+from coseek.models.shipped import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.generator_recipe import GeneratorRecipe
 from coseek.pipelines.together_recipe import TogetherRecipe
@@ -154,11 +155,11 @@ def _width_at(recipe: Settings, place: Place) -> int:
             return recipe.laptop.hidden
         case AgentRecipe() if place[0] == "graders":
             graders = (recipe.graders.generator, recipe.graders.judge)
-            widths = [hidden_size(Path(part.model).expanduser()) for part in graders if part is not None]
+            widths = [hidden_size(model_path(part.model)) for part in graders if part is not None]
             return min(filter(None, widths), default=0)
         case AgentRecipe():
             folder = recipe.policy.folder
-            return recipe.policy.laptop.hidden if folder is None else hidden_size(Path(folder).expanduser())
+            return recipe.policy.laptop.hidden if folder is None else hidden_size(model_path(folder))
     return 0
 
 

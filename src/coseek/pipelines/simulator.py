@@ -20,6 +20,7 @@ from coseek.data.trajectory import PROMPT, Author, Search, Segment, StopReason, 
 from coseek.graders.scoring import EpisodeScorer
 from coseek.models.local_text import around_prompt
 from coseek.models.pretrained import load_model
+from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.run_record import TrainingRun
 from coseek.pipelines.simulator_recipe import SimulatorRecipe, check_simulator
@@ -48,13 +49,13 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
         runs = {
             f"runs {name}": file_digest(Path(name).expanduser() / "trajectories.jsonl") for name in self.recipe.runs
         }
-        return {"model": fingerprint(Path(self.recipe.model).expanduser()), **runs}
+        return {"model": fingerprint(model_path(self.recipe.model)), **runs}
 
     def train(self) -> None:
         """Tune the model and save it; a finished one is left as it is."""
         if self.simulator_folder.exists():
             return
-        start = Path(self.recipe.model).expanduser()
+        start = model_path(self.recipe.model)
         tokenizer = HfTokenizer.load(start)
         useful, noisy = examples(self.recipe, tokenizer)
         self.progress.say(f"{len(useful)} useful and {len(noisy)} noisy searches to learn from")

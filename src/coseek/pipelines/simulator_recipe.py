@@ -7,6 +7,7 @@ from pydantic import Field
 from coseek.core.errors import DataError
 from coseek.core.hub import missing
 from coseek.hardware.placement import DevicePlacement
+from coseek.models.shipped import model_path, shipped_models
 from coseek.rewards.reward import RewardSpec
 from coseek.training.sft.settings import SftSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
@@ -16,7 +17,7 @@ class SimulatorRecipe(DevicePlacement):
     """The tuning of a simulator (ZeroSearch): documents of right runs are useful, those of wrong runs noisy."""
 
     model: str
-    """The model folder to start from."""
+    """The shipped model or the model folder to start from."""
     runs: tuple[str, ...] = Field(min_length=1)
     """Run folders of any agent with a real search engine."""
     useful: RewardSpec = Field(default={"exact_match": 1.0})
@@ -43,8 +44,8 @@ class SimulatorRecipe(DevicePlacement):
 
 def check_simulator(recipe: SimulatorRecipe) -> None:
     """Refuse a model folder or a run that is not there."""
-    if not Path(recipe.model).expanduser().is_dir():
-        raise DataError(missing("model folder", recipe.model))
+    if not model_path(recipe.model).is_dir():
+        raise DataError(missing("model folder", recipe.model, known=shipped_models()))
     for folder in recipe.runs:
         if not (Path(folder).expanduser() / "run.yaml").is_file():
             raise DataError(f"{folder} is not a run; name folders of `coseek run` in runs")

@@ -17,6 +17,7 @@ from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, dump_settings, make_settings
 from coseek.measure.score import METRICS
 from coseek.pipelines.agent_recipe import AgentRecipe, recipe_tree
+from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe, retriever_recipe_names
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "together"
@@ -30,7 +31,7 @@ class StartSettings(Settings):
     """Retriever 0: exactly one of `encoder` and `recipe`."""
 
     encoder: str | None = None
-    """A sentence-transformers folder, or an encoder that a package ships (`minilm`)."""
+    """A sentence-transformers folder, or a shipped encoder (`base`, `minilm`)."""
     recipe: RetrieverRecipe | None = None
     """The recipe of a new encoder; in a file also the name of a retriever recipe."""
     index: dict[str, Plain] = Field(default={})
@@ -48,7 +49,7 @@ class StartSettings(Settings):
                 "start.encoder beside it, and leave start.recipe and start.index out"
             )
         if (self.encoder is None) == (self.recipe is None):
-            raise SettingError("give either start.encoder (a folder, or minilm) or start.recipe (a retriever recipe)")
+            raise SettingError("give either start.encoder (a folder, or base) or start.recipe (a retriever recipe)")
         return self
 
 
@@ -217,7 +218,7 @@ def _start(given: Json) -> Json:
     if isinstance(given, str) and given.startswith(("http://", "https://")):
         return {"url": given}
     if isinstance(given, str):
-        is_recipe = given in retriever_recipe_names() or given.endswith((".yaml", ".yml"))
+        is_recipe = (given in retriever_recipe_names() and not is_shipped(given)) or given.endswith((".yaml", ".yml"))
         given = {"recipe" if is_recipe else "encoder": given}
     if isinstance(given, dict) and isinstance(named := given.get("recipe"), str):
         return {**given, "recipe": dump_settings(load_retriever_recipe(named))}

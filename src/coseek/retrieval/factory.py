@@ -22,6 +22,7 @@ from coseek.core.plugins import PluginSpec, is_plugin_path
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus
 from coseek.models.local_text import TextModelSettings, open_text_model
+from coseek.models.shipped import shipped_models
 from coseek.models.text_model import TextModel
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
@@ -70,8 +71,10 @@ class OpenContext:
         return open_index(path, self.corpus)
 
     def writer(self, name: str, local: TextModelSettings) -> TextModel:
-        """Open a language model by name, a folder with the settings `local`. Its path is relative to `folder`."""
-        name = str(self.path(name)) if self.path(name).is_dir() else name
+        """Open a language model by name, a shipped one or a folder with the settings `local`. Its path is relative to
+        `folder`."""
+        path = self.path(name)
+        name = str(path.absolute()) if path.is_dir() and name not in shipped_models() else name
         return open_text_model(name, local) if self.model is None else self.model(name)
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:

@@ -32,7 +32,8 @@ def ask(
     agent: Annotated[
         str,
         typer.Option(
-            help="A model folder, a URL, a YAML file, or `rules`, which needs no model. The other scripted agents "
+            help="A shipped model (`base`), a model folder, a URL, a YAML file, or `rules`, which needs no model. "
+            "The other scripted agents "
             f"({', '.join(name for name in plugin_names(SCRIPTED) if name != 'rules')}) need a data set: `coseek run`."
         ),
     ],

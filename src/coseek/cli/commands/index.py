@@ -21,7 +21,8 @@ def index(
     ] = None,
     retriever: Annotated[str, typer.Option(help="Which retriever: bm25, dense, hnsw, ivf-pq, random.")] = "bm25",
     encoder: Annotated[
-        str | None, typer.Option(help="For all but bm25 and random: `minilm`, or a sentence-transformers folder.")
+        str | None,
+        typer.Option(help="For all but bm25 and random: `base`, `minilm`, or a sentence-transformers folder."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -35,7 +35,8 @@ def run(
     agent: Annotated[
         str,
         typer.Option(
-            help=f"A model folder, a URL, a YAML file, or a scripted agent: {', '.join(plugin_names(SCRIPTED))}."
+            help="A shipped model (`base`), a model folder, a URL, a YAML file, or a scripted agent: "
+            f"{', '.join(plugin_names(SCRIPTED))}."
         ),
     ],
     retriever: RetrieverName,

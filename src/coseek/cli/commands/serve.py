@@ -16,6 +16,7 @@ from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.hardware.device import AUTO, device_of
 from coseek.hardware.speed import warning
+from coseek.models.shipped import model_path
 from coseek.retrieval.factory import open_retriever, require_library
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
@@ -93,7 +94,7 @@ def serve_retriever(
 
 @app.command("model")
 def serve_model(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, or a shipped model such as `base`.")],
     name: Annotated[
         str | None, typer.Option(help="The model's name in requests; the folder's name by default.")
     ] = None,
@@ -112,6 +113,7 @@ def serve_model(
     Prints the URL once the model is open. On Ctrl-C or SIGTERM, accepted requests are answered first.
     """
     check_libraries()
+    folder = model_path(model)
     check_folder(folder)
     from coseek.serve.model_app import serve_model as run
 
@@ -130,8 +132,8 @@ def serve_model(
     )
     if line := warning(settings):
         say(line)
-    say(f"opening {folder} …")
-    run(folder, settings, name, lambda url: print(f"coseek serves {name or folder} at {url}", flush=True))
+    say(f"opening {model} …")
+    run(folder, settings, name, lambda url: print(f"coseek serves {name or model} at {url}", flush=True))
 
 
 def check_libraries() -> None:

@@ -52,7 +52,7 @@ def study() -> None:
 def combination_gain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The agent's run.")],
     retriever: Annotated[str, typer.Option(help="What naive RAG searches: an index folder, a URL, a YAML file.")],
-    answer_with: Annotated[str, typer.Option(help="The frozen generator: a model folder, a URL, a YAML file.")],
+    answer_with: Annotated[str, typer.Option(help="The frozen generator: `base`, a model folder, a URL, a YAML file.")],
     ks: Annotated[str, typer.Option(help="Passages of naive RAG, comma-separated.")] = "1,2,3,5,8,13",
     metric: Annotated[str, typer.Option(help=f"One of: {', '.join(METRICS)}.")] = "em",
     budget: BudgetTokens = 2048,

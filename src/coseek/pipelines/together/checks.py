@@ -11,6 +11,7 @@ from coseek.graders.judge import is_world
 from coseek.labels.maker import CONTRACT, PACKAGE, MakerModule, MakerRequirements
 from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.score import answers_itself
+from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.agent_check import check_encoder, check_recipe
 from coseek.pipelines.together_recipe import LabellingSettings, TogetherRecipe
 from coseek.training.tracker import find_tracker
@@ -81,7 +82,7 @@ def check_labels(recipe: TogetherRecipe) -> None:
 def _check_names(recipe: TogetherRecipe) -> None:
     """Refuse a missing scorer or likelihood model."""
     labels, data = recipe.labels, recipe.agent.data
-    if labels.scorer == ORACLE and data.world is None and not is_world(data.folder or ""):
+    if labels.scorer == ORACLE and data.world is None and not is_world(Path(data.folder or "")):
         raise SettingError(
             "labels.scorer: the oracle knows laptop worlds only; name a model (a folder, a URL, a YAML file), or gold "
             "for questions with gold passages"
@@ -89,5 +90,5 @@ def _check_names(recipe: TogetherRecipe) -> None:
     for setting, name in (("scorer", labels.scorer), ("likelihood", labels.likelihood)):
         if name is None or name in (ORACLE, GOLD) or name.startswith(("http://", "https://")):
             continue
-        if not Path(name).expanduser().exists():
-            raise DataError(missing("", name, f"labels.{setting}"))
+        if not model_path(name).exists():
+            raise DataError(missing("", name, f"labels.{setting}", shipped_models()))

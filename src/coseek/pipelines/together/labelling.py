@@ -264,7 +264,7 @@ def parts_of(course: CoTrainingPaths, number: int, folder: Path) -> LabelResourc
         found_by=course.search(number - 1),
         open_agent=speaker,
         scorer_name=scorer,
-        world=world if is_world(str(world)) else None,
+        world=world if is_world(world) else None,
         likelihood_name=settings.likelihood,
         placement=Placement(device=course.recipe.agent.device, attention=course.recipe.agent.attention),
         cache=course.folder / CACHE,

@@ -25,7 +25,7 @@ class ModelRetrieverSettings(Settings):
     over: str | dict[str, object]
     """The other retriever: an index folder, a URL, a YAML file, or settings."""
     model: str
-    """The language model: a folder, a URL or a YAML file."""
+    """The language model: a shipped one, a folder, a URL or a YAML file."""
     local: TextModelSettings = TextModelSettings()
     """Limits and placement of a model folder."""
     prompt: str

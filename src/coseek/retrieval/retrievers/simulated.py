@@ -53,7 +53,7 @@ class SimulatedSettings(CurriculumSettings):
     """The model, its prompts and its noise."""
 
     model: str
-    """The language model that writes the documents."""
+    """The language model that writes the documents: a shipped one, a folder, a URL or a YAML file."""
     local: TextModelSettings = TextModelSettings()
     """Limits and placement of a model folder."""
     questions: str | None = None

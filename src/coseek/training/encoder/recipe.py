@@ -149,7 +149,7 @@ class RetrieverRecipe(DevicePlacement):
     synthetic: SyntheticSettings | None = None
     """Synthetic labels from laptop worlds, in place of label folders."""
     encoder: str | None = "minilm"
-    """Initial encoder: a sentence-transformers folder, or one that a package ships; none creates one."""
+    """Initial encoder: a sentence-transformers folder, or a shipped one (`base`, `minilm`); none creates one."""
     trust_remote_code: bool = False
     """Run the Python code in that folder, for encoders that are no architecture of transformers."""
     laptop: LaptopEncoderSettings = LaptopEncoderSettings()
