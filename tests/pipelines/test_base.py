@@ -1,6 +1,7 @@
 """A base model in small: trained, stopped and gone on with, and opened as a generator and as a policy."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,37 @@ def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
     recipe = BaseRecipe()
     tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, generator)
     assert recipe.held_out.seed not in {tasks.world_seed(number) for number in range(recipe.tasks.worlds + LIVE_WORLDS)}
+
+
+def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
+    from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
+    from coseek.models.tokenizer import ByteTokenizer
+    from coseek.pipelines.base_abilities import _facts
+    from coseek.training.sft.base_tasks import BaseTasks
+    from coseek.training.sft.synthetic import WorldSampler
+
+    settings = GeneratorSettings(model="m", prompt="generator-laptop")
+    prompt, recipe = load_generator_prompt(settings), BaseRecipe()
+    tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, Generator(Scripted(str), prompt, settings))
+    world = tasks.world(0)
+    values = {
+        (entity.title.strip(), fact.noun): fact.value.strip()
+        for entity in world.oracle.facts.values()
+        for fact in entity.facts
+    }
+
+    def known(prompt: str) -> str:
+        name, _, rest = prompt.rpartition(" So : ")[2].partition(" # ")
+        return f" {values[name, rest.partition(' , ')[2].removesuffix(' :')]} . and more"
+
+    def found(writer: Scripted) -> dict[str, list[float]]:
+        generator = Generator(writer, prompt, settings)
+        return _facts(generator, tasks, WorldSampler(world, "train"), random.Random(0), 200)
+
+    right, cut = found(Scripted(known)), found(Scripted(lambda prompt: known(prompt)[:3]))
+    assert sorted(right) == ["a fact, in other words", "a fact, relation first", "a fact, value first"]
+    assert {one for values in right.values() for one in values} == {1.0}
+    assert {one for values in cut.values() for one in values} == {0.0}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a base model can do in a world that it never met: its abilities, each with an interval."""
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -36,6 +37,9 @@ ENDS: dict[Task, Callable[[str], str]] = {
 }  # fmt: skip
 """Task → what of a text must be that of the target: all of it, or what follows from the facts."""
 
+FACT = re.compile(r"(?P<key> .+? # (?P<number>\d+) , (?P<relation>.+?) :)(?P<value> .+?) \.")
+"""The first fact of a drill's target."""
+
 Abilities = dict[str, Interval]
 """Ability → the share of cases that are right."""
 
@@ -58,6 +62,7 @@ def abilities(
         rng = random.Random(f"{seed}/{task}")
         examples = [tasks.example(task, sampler, 1.0, rng) for _ in range(max(1, count // 4))]
         right[task] = _same(generator, examples, end)
+    right |= _facts(generator, tasks, sampler, random.Random(f"{seed}/facts"), count)
     right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
     rng_numpy = np.random.default_rng(seed)
     found = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
@@ -83,6 +88,28 @@ def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[
         float(isinstance(text, str) and end(text) == end(one.written))
         for text, one in zip(written, examples, strict=True)
     ]
+
+
+def _facts(
+    generator: Generator, tasks: BaseTasks, sampler: WorldSampler, rng: random.Random, count: int
+) -> dict[str, list[float]]:
+    """How a passage states a fact → whether its value is written after the name, the number and the relation."""
+    prompts, stated, values = list[str](), list[str](), list[str]()
+    for _ in range(count):
+        example = tasks.example("drill", sampler, 1.0, rng)
+        fact = FACT.match(example.written)
+        assert fact is not None
+        text = example.passages[int(fact["number"]) - 1].text
+        places = text.find(f" {fact['relation']} "), text.find(f"{fact['value']} ")
+        order = "in other words" if places[0] < 0 else "relation first" if places[0] < places[1] else "value first"
+        prompts.append(example.shown + fact["key"])
+        stated.append(f"a fact, {order}")
+        values.append(fact["value"])
+    right: dict[str, list[float]] = {}
+    written = generate_each(generator.model, prompts, generator.settings.max_answer_tokens)
+    for order, text, value in zip(stated, written, values, strict=True):
+        right.setdefault(order, []).append(float(isinstance(text, str) and text.partition(" .")[0] == value))
+    return dict(sorted(right.items()))
 
 
 def _copied(model: PreTrainedModel, distance: int, seed: int) -> list[float]:
