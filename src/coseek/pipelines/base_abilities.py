@@ -107,8 +107,8 @@ def _facts(
         values.append(fact["value"])
     right: dict[str, list[float]] = {}
     written = generate_each(generator.model, prompts, generator.settings.max_answer_tokens)
-    for order, text, value in zip(stated, written, values, strict=True):
-        right.setdefault(order, []).append(float(isinstance(text, str) and text.partition(" .")[0] == value))
+    for order, output, value in zip(stated, written, values, strict=True):
+        right.setdefault(order, []).append(float(isinstance(output, str) and output.partition(" .")[0] == value))
     return dict(sorted(right.items()))
 
 
