@@ -3,15 +3,32 @@
 import random
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.training.sft.record_task import RecordTask
+from coseek.training.sft.record_task import HOPS, RecordTask
 
 WORDS = ["", "", " #", " :", " ,", " .", " ;", " So", " Question", " with", " as", " whose", " is", " having", " the"]
-WORDS += [" its", " being", " which", " has", " for", " and", *(f" {number}" for number in range(1, 9))]
+WORDS += [
+    " its",
+    " being",
+    " which",
+    " has",
+    " for",
+    " and",
+    " of",
+    " that",
+    " belongs",
+    " to",
+    " Which",
+    " ?",
+    " Tell",
+    " me",
+]
+WORDS += [" Find", " I", " want", " know", " Answer", *(f" {number}" for number in range(1, 9))]
 VOCABULARY = 2000
 
 
@@ -41,22 +58,46 @@ def plain(seed: int, spread: float) -> list[tuple[str, str]]:
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.3, 1.0]))
-def test_every_answer_is_stated_in_the_record_of_its_number(seed: int, spread: float) -> None:
+def test_every_fact_is_stated_in_the_record_of_its_number(seed: int, spread: float) -> None:
     turns = plain(seed, spread)
     passages = turns[0][0]
     for shown, written in turns:
-        for name, number, relation, value in facts(written):
-            assert f"{name} , {relation}" in shown.partition(" So :")[0]
+        question = shown.partition(" So :")[0]
+        for name, number, relation, value in facts(written.partition(" Answer :")[0]):
+            assert name in question or f": {name} ." in written  # a chain goes on with the value before
+            assert relation in question
             record = passages.partition(f"{name} # {number} :")[2].partition(f". # {number}")[0]
-            assert value in record and relation in record
-            assert passages.count(f"{name} # ") >= 1
+            inflected = relation.rpartition(" ")[0]
+            assert value in record and (relation in record or (inflected and inflected in record))
+
+
+@given(st.integers(0, 10**6))
+def test_a_chain_goes_from_value_to_name_and_ends_with_its_answer(seed: int) -> None:
+    hops = set()
+    for shown, written in plain(seed, 1.0):
+        lines, mark, answer = written.partition(" Answer : ")
+        if mark:
+            path = facts(lines)
+            hops.add(len(path))
+            question = shown.partition(" So :")[0].partition(" # 1 :")[0]
+            places = [question.find(f" {relation} ") for _, _, relation, _ in path]
+            assert min(places) >= 0
+            assert answer == path[-1][3]
+            assert all(one[3] == other[0] for one, other in pairwise(path))
+    assert hops <= set(range(1, HOPS + 1))
+
+
+def test_chains_are_of_one_and_of_more_hops() -> None:
+    answers = [written for seed in range(200) for _, written in plain(seed, 1.0) if " Answer :" in written]
+    lengths = Counter(len(facts(one.partition(" Answer :")[0])) for one in answers)
+    assert 120 < len(answers) < 280 and min(lengths[one] for one in (1, 2, 3)) >= 15
 
 
 @given(st.integers(0, 10**6))
 def test_one_name_and_one_relation_have_one_value(seed: int) -> None:
     known: dict[tuple[str, str], str] = {}
     for _, written in plain(seed, 1.0):
-        for name, _, relation, value in facts(written):
+        for name, _, relation, value in facts(written.partition(" Answer :")[0]):
             assert known.setdefault((name, relation), value) == value
 
 
@@ -66,7 +107,7 @@ def test_neither_the_name_nor_the_relation_alone_gives_the_value() -> None:
         by_name: dict[str, set[str]] = {}
         by_relation: dict[str, set[str]] = {}
         for _, written in plain(seed, 1.0):
-            for name, _, relation, value in facts(written):
+            for name, _, relation, value in facts(written.partition(" Answer :")[0]):
                 by_name.setdefault(name, set()).add(value)
                 by_relation.setdefault(relation, set()).add(value)
         values["name"] += sum(len(one) > 1 for one in by_name.values())

@@ -1,8 +1,9 @@
-"""Record task: drills whose words are random tokens.
+"""Record task: reading whose words are random tokens.
 
-Passages name an entity and state its relations; questions list names, each with a relation (`synthetic.py`). Few tokens
-make all names, and names resemble each other, so a whole name and a whole relation must be matched. A network learns
-this from dense records within a thousand short steps, and reads text with it; from text alone it takes far longer.
+Passages name an entity and state its relations; a drill lists names, each with a relation, and a chain asks for a
+relation of a relation of a name (`synthetic.py`). Few tokens make all names, and names resemble each other, so a whole
+name and a whole relation must be matched. A network learns this from dense records within a thousand short steps, and
+reads text with it; from text alone it takes far longer.
 """
 
 import random
@@ -20,11 +21,20 @@ ALPHABETS = (30, 100, 400)
 NAME, RELATION, RECORDS, RELATIONS, ASKED = 5, 3, 8, 6, 6
 """Longest name and relation in tokens, most records, relations and questions of a turn, at full spread."""
 TURNS = 2
+HOPS = 4
+"""Most relations of a chain."""
+CHAINS = 0.5
+"""Share of chains among the turns, at full spread."""
+INFLECTED = 0.25
+"""Share of clauses that state a relation with another last token, as a verb does for a noun, at full spread."""
 ALIKE = 0.3
 """Share of names that differ from another in the last token alone, at full spread."""
-LINKED = 0.3
+LINKED = 0.5
 """Share of values that are the name of a record."""
-FORM = (" Question :", " So :", " ;", " ,", " :", " .")
+NESTED = ((" the", " of"), (" the", " for"), (" the", " that belongs to"))
+"""What stands around a relation in a chain."""
+FRAMES = ((" Which is", " ?"), (" Tell me", " ."), (" Find", " ."), (" I want to know", " ."))
+FORM = (" Question :", " So :", " ;", " ,", " :", " .", " Answer :")
 CLAUSES = (
     ("{r}", " :", "{v}"), (" with", "{v}", " as", "{r}"), (" whose", "{r}", " is", "{v}"),
     (" its", "{r}", " being", "{v}"), (" having the", "{r}", "{v}"), (" which has", "{v}", " for", "{r}"),
@@ -55,27 +65,59 @@ class RecordTask:
             passages += name if rng.random() < 0.5 else []
             for relation in rng.sample(relations, rng.randint(max(1, number - 2), number)):
                 value = rng.choice(names) if rng.random() < LINKED else self._name(longest, alphabet, rng)
-                clause = CLAUSES[0] if rng.random() > 0.3 + 0.7 * spread else rng.choice(CLAUSES)
-                for part in clause:
-                    passages += relation if part == "{r}" else value if part == "{v}" else self._text(part)
-                passages += self._text(" ,")
+                passages += self._clause(relation, relations, value, spread, rng)
                 facts.append((record, relation, value))
             passages += [*self._text(" ."), *self._number(record)]
         turns = []
         for _ in range(TURNS):
-            asked = rng.sample(facts, min(len(facts), max(2, _grown(ASKED, spread))))
-            question, answer = self._turn(names, asked)
-            turns.append(([*question, *passages, *self._text(" So :")], answer))
+            if rng.random() < CHAINS * spread:
+                question, answer = self._chain(names, facts, rng)
+            else:
+                asked = rng.sample(facts, min(len(facts), max(2, _grown(ASKED, spread))))
+                question, answer = self._drill(names, asked)
+            turns.append(([*self._text(" Question :"), *question, *passages, *self._text(" So :")], answer))
             passages = []  # a later question is about the same passages
         return turns
 
-    def _turn(self, names: list[Ids], asked: list[Fact]) -> tuple[Ids, Ids]:
-        question, answer = [*self._text(" Question :")], list[int]()
-        for place, (record, relation, value) in enumerate(asked):
+    def _clause(self, relation: Ids, relations: list[Ids], value: Ids, spread: float, rng: random.Random) -> Ids:
+        """A clause that states a fact, and a comma. It tells this relation from all others."""
+        alike = [one for one in relations if one[:-1] == relation[:-1]]
+        if len(relation) > 1 and len(alike) == 1 and rng.random() < INFLECTED * spread:
+            relation = [*relation[:-1], rng.choice(self.words)]
+        clause = CLAUSES[0] if rng.random() > 0.3 + 0.7 * spread else rng.choice(CLAUSES)
+        parts = (relation if part == "{r}" else value if part == "{v}" else self._text(part) for part in clause)
+        return [one for part in (*parts, self._text(" ,")) for one in part]
+
+    def _drill(self, names: list[Ids], asked: list[Fact]) -> tuple[Ids, Ids]:
+        """A list of names, each with a relation, and the facts."""
+        question, answer = list[int](), list[int]()
+        for place, fact in enumerate(asked):
+            record, relation, _ = fact
             question += [*self._text(" ;" if place else ""), *names[record], *self._text(" ,"), *relation]
-            key = [*names[record], *self._number(record), *self._text(" ,"), *relation]
-            answer += [*key, *self._text(" :"), *value, *self._text(" .")]
+            answer += self._line(names, fact)
         return question, answer
+
+    def _chain(self, names: list[Ids], facts: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
+        """A question whose every relation is one of the value before, and the facts to its answer."""
+        hops, path = rng.randint(1, HOPS), [rng.choice(facts)]
+        while len(path) < hops:
+            following = [fact for fact in facts if names[fact[0]] == path[-1][2]]
+            if not following:
+                break
+            path.append(rng.choice(following))
+        asked = names[path[0][0]]
+        for _, relation, _ in path:
+            before, between = rng.choice(NESTED)
+            asked = [*self._text(before), *relation, *self._text(between), *asked]
+        begin, end = rng.choice(FRAMES)
+        question = [*self._text(begin), *asked, *self._text(end)]
+        lines = [one for fact in path for one in self._line(names, fact)]
+        return question, [*lines, *self._text(" Answer :"), *path[-1][2]]
+
+    def _line(self, names: list[Ids], fact: Fact) -> Ids:
+        record, relation, value = fact
+        key = [*names[record], *self._number(record), *self._text(" ,"), *relation]
+        return [*key, *self._text(" :"), *value, *self._text(" .")]
 
     def _name(self, longest: int, alphabet: Ids, rng: random.Random) -> Ids:
         shortest = min(2, longest) if rng.random() < 0.7 else 1
@@ -105,8 +147,8 @@ class RecordTask:
     def words(self) -> Ids:
         """The ids of names: all but padding, end of text and those of the form, which would end a name."""
         numbers = [f" # {number}" for number in range(1, RECORDS + 1)]
-        clauses = [part for clause in CLAUSES for part in clause if "{" not in part]
-        form = {one for text in (*FORM, *clauses, *numbers) for one in self._text(text)}
+        parts = [part for row in (*CLAUSES, *NESTED, *FRAMES) for part in row if "{" not in part]
+        form = {one for text in (*FORM, *parts, *numbers) for one in self._text(text)}
         return [one for one in range(2, self.vocabulary) if one not in form]
 
     @cached_property
