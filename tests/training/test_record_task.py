@@ -28,7 +28,7 @@ WORDS += [
     " Tell",
     " me",
 ]
-WORDS += [" Find", " I", " want", " know", " Answer", *(f" {number}" for number in range(1, 9))]
+WORDS += [" where", " Find", " I", " want", " know", " Answer", *(f" {number}" for number in range(1, 9))]
 VOCABULARY = 2000
 
 

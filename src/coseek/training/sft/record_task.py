@@ -36,11 +36,12 @@ NESTED = ((" the", " of"), (" the", " for"), (" the", " that belongs to"))
 FRAMES = ((" Which is", " ?"), (" Tell me", " ."), (" Find", " ."), (" I want to know", " ."))
 FORM = (" Question :", " So :", " ;", " ,", " :", " .", " Answer :")
 CLAUSES = (
-    ("{r}", " :", "{v}"), (" with", "{v}", " as", "{r}"), (" whose", "{r}", " is", "{v}"),
-    (" its", "{r}", " being", "{v}"), (" having the", "{r}", "{v}"), (" which has", "{v}", " for", "{r}"),
-    (" and the", "{r}", " is", "{v}"),
+    ("{r}", " :", "{v}"), (" whose", "{r}", " is", "{v}"), (" its", "{r}", " being", "{v}"),
+    (" having the", "{r}", "{v}"), (" and the", "{r}", " is", "{v}"), (" with", "{v}", " as", "{r}"),
+    (" which has", "{v}", " for", "{r}"), (" where", "{v}", " is", "{r}"), ("{v}", " being the", "{r}"),
+    (" to which", "{v}", " is", "{r}"),
 )  # fmt: skip
-"""How a record states a fact."""
+"""How a record states a fact. Half of them name the value first, which is learnt much later."""
 
 
 @dataclass(frozen=True)
