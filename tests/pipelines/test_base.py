@@ -75,7 +75,7 @@ def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
 def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
     from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
     from coseek.models.tokenizer import ByteTokenizer
-    from coseek.pipelines.base_abilities import _facts
+    from coseek.pipelines.base_abilities import facts_read
     from coseek.training.sft.base_tasks import BaseTasks
     from coseek.training.sft.synthetic import WorldSampler
 
@@ -95,10 +95,10 @@ def test_a_fact_counts_as_read_only_if_its_whole_value_is_written() -> None:
 
     def found(writer: Scripted) -> dict[str, list[float]]:
         generator = Generator(writer, prompt, settings)
-        return _facts(generator, tasks, WorldSampler(world, "train"), random.Random(0), 200)
+        return facts_read(generator, tasks, WorldSampler(world, "train"), random.Random(0), 200)
 
     right, cut = found(Scripted(known)), found(Scripted(lambda prompt: known(prompt)[:3]))
-    assert sorted(right) == ["a fact, in other words", "a fact, relation first", "a fact, value first"]
+    assert sorted(right) == ["fact, in other words", "fact, relation first", "fact, value first"]
     assert {one for values in right.values() for one in values} == {1.0}
     assert {one for values in cut.values() for one in values} == {0.0}
 

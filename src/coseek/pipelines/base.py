@@ -9,17 +9,19 @@ answers as a generator as it is.
 import random
 from collections.abc import Iterable
 from functools import cached_property
+from statistics import fmean
 
 from coseek.graders.generator import Generator
 from coseek.measure.score import Scores
 from coseek.measure.table import Table, group_table, scores_json
 from coseek.models.pretrained import load_model
-from coseek.pipelines.base_abilities import abilities, abilities_json, abilities_table
+from coseek.pipelines.base_abilities import abilities, abilities_json, abilities_table, facts_read
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.reader import ReaderTraining
 from coseek.pipelines.run_record import write_tables
 from coseek.training.sft.base_tasks import BaseTasks
 from coseek.training.sft.curriculum import Draw
+from coseek.training.sft.synthetic import WorldSampler
 from coseek.training.trainer.data_order import derive_seed
 from coseek.world import english
 from coseek.world.world import World, make_world
@@ -64,9 +66,11 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         return make_world(self.recipe.laptop_world)
 
     def evaluate(self, generator: Generator) -> dict[str, float]:
-        """Strict EM on two held-out worlds: one of a drawn lexicon, and a laptop world."""
+        """Strict EM on two held-out worlds, one of a drawn lexicon and a laptop world, and facts read in the first."""
         laptop = {f"laptop {name}": value for name, value in self.reading(generator, self.laptop_world).items()}
-        return self.reading(generator, self.held_out) | laptop
+        sampler, rng = WorldSampler(self.held_out, "dev"), random.Random(self.recipe.table.seed)
+        read = facts_read(generator, self.tasks(generator), sampler, rng, self.recipe.table.dev_questions)
+        return self.reading(generator, self.held_out) | laptop | {name: fmean(values) for name, values in read.items()}
 
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json` of the abilities; returns the table of abilities."""

@@ -62,7 +62,7 @@ def abilities(
         rng = random.Random(f"{seed}/{task}")
         examples = [tasks.example(task, sampler, 1.0, rng) for _ in range(max(1, count // 4))]
         right[task] = _same(generator, examples, end)
-    right |= _facts(generator, tasks, sampler, random.Random(f"{seed}/facts"), count)
+    right |= facts_read(generator, tasks, sampler, random.Random(f"{seed}/facts"), count)
     right |= {f"copy after {distance} tokens": _copied(model, distance, seed) for distance in DISTANCES}
     rng_numpy = np.random.default_rng(seed)
     found = {name: bootstrap_mean(values, rng_numpy) for name, values in right.items()}
@@ -90,7 +90,7 @@ def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[
     ]
 
 
-def _facts(
+def facts_read(
     generator: Generator, tasks: BaseTasks, sampler: WorldSampler, rng: random.Random, count: int
 ) -> dict[str, list[float]]:
     """How a passage states a fact → whether its value is written after the name, the number and the relation."""
@@ -103,7 +103,7 @@ def _facts(
         places = text.find(f" {fact['relation']} "), text.find(f"{fact['value']} ")
         order = "in other words" if places[0] < 0 else "relation first" if places[0] < places[1] else "value first"
         prompts.append(example.shown + fact["key"])
-        stated.append(f"a fact, {order}")
+        stated.append(f"fact, {order}")
         values.append(fact["value"])
     right: dict[str, list[float]] = {}
     written = generate_each(generator.model, prompts, generator.settings.max_answer_tokens)

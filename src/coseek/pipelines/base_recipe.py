@@ -23,7 +23,7 @@ class BaseRecipe(ReaderRecipe):
     """A laptop world: what is read there without training on its words."""
     laptop: LaptopSettings = LaptopSettings(
         hidden=128,
-        layers=("conv", "full_attention", "conv", "full_attention", "conv", "full_attention"),
+        layers=("conv", "full_attention") * 4,
         heads=4,
         kv_heads=2,
         kernel=6,
@@ -31,9 +31,9 @@ class BaseRecipe(ReaderRecipe):
         feed_forward=320,
         vocabulary=4096,
     )
-    """The model's shape: 1.6 M parameters."""
+    """The model's shape: 2 M parameters."""
     sft: SftSettings = SftSettings(
-        steps=8000,
+        steps=9000,
         tokens_per_step=4000,
         repeat_steps=120,
         varied_steps=240,
@@ -41,7 +41,7 @@ class BaseRecipe(ReaderRecipe):
         curriculum=(),
         learner=LearnerSettings(
             optimiser=OptimiserSettings(
-                lr=3e-3, betas=(0.9, 0.98), weight_decay=0.02, warmup_updates=20, decay="linear", decay_from=0.6,
+                lr=2e-3, betas=(0.9, 0.98), weight_decay=0.02, warmup_updates=20, decay="linear", decay_from=0.4,
                 floor=0.02,
             ),
             precision="auto",
