@@ -153,8 +153,9 @@ def test_training_begins_with_records_and_copies_and_ends_with_every_task() -> N
 
 def test_no_example_holds_a_tag_of_any_protocol() -> None:
     tags = {tag.opening for name in ("search-r1", "qagent", "s3", "react") for tag in load_protocol(name).grammar.tags}
+    drawn = tasks()
     for number in range(40):
-        text = "".join(segment.text for segment in tasks().draw(1.0, random.Random(number)).segments)
+        text = "".join(segment.text for segment in drawn.draw(1.0, random.Random(number)).segments)
         assert not any(tag and tag in text for tag in tags)
 
 

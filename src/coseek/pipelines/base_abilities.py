@@ -1,7 +1,6 @@
 """What a base model can do in a world that it never met: its abilities, each with an interval."""
 
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -36,9 +35,6 @@ ENDS: dict[Task, Callable[[str], str]] = {
     "drill": str.strip, "next": _conclusion, "support": str.strip, "check": _conclusion, "enough": _conclusion,
 }  # fmt: skip
 """Task → what of a text must be that of the target: all of it, or what follows from the facts."""
-
-FACT = re.compile(r"(?P<key> .+? # (?P<number>\d+) , (?P<relation>.+?) :)(?P<value> .+?) \.")
-"""The first fact of a drill's target."""
 
 Abilities = dict[str, Interval]
 """Ability → the share of cases that are right."""
@@ -97,14 +93,14 @@ def facts_read(
     prompts, stated, values = list[str](), list[str](), list[str]()
     for _ in range(count):
         example = tasks.example("drill", sampler, 1.0, rng)
-        fact = FACT.match(example.written)
-        assert fact is not None
-        text = example.passages[int(fact["number"]) - 1].text
-        places = text.find(f" {fact['relation']} "), text.find(f"{fact['value']} ")
+        key, _, value = example.written.partition(" .")[0].partition(" :")
+        place, _, relation = key.partition(" , ")
+        text = example.passages[int(place.rpartition(" # ")[2]) - 1].text
+        places = text.find(f" {relation} "), text.find(f"{value} ")
         order = "in other words" if places[0] < 0 else "relation first" if places[0] < places[1] else "value first"
-        prompts.append(example.shown + fact["key"])
+        prompts.append(f"{example.shown}{key} :")
         stated.append(f"fact, {order}")
-        values.append(fact["value"])
+        values.append(value)
     right: dict[str, list[float]] = {}
     written = generate_each(generator.model, prompts, generator.settings.max_answer_tokens)
     for order, output, value in zip(stated, written, values, strict=True):
