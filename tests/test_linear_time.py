@@ -240,6 +240,7 @@ USES: dict[str, Callable[[str], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(module_patterns()))
 def test_no_pattern_takes_longer_than_its_text_is_long(name: str) -> None:
     check(name, partial(use_pattern, module_patterns()[name], name in MATCHED_WHOLE), QUICK)

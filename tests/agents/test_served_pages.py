@@ -44,6 +44,7 @@ def test_a_view_without_past_turns_has_requests_of_one_size_however_long_the_run
     assert len(sizes) == 30 and len(set(sizes)) == 1 and max(sizes) < 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("view", "count"),
     [("prior-queries", 30), pytest.param("prior-queries+reasonings+documents", 9, marks=pytest.mark.slow)],

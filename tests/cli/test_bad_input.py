@@ -347,6 +347,7 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("index", "set", "k1=2", "--out", "bm25"), ("world", "make", "new")])
 def test_a_full_disk_leaves_everything_as_it_was(words: tuple[str, ...], home: Path, coseek: Type) -> None:
     before = contents(home)

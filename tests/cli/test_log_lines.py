@@ -96,6 +96,7 @@ def test_nothing_is_cut_in_a_file_unless_columns_says_so(monkeypatch: pytest.Mon
     assert stdout_console().width == 60
 
 
+@pytest.mark.slow
 def test_a_table_in_a_pipe_holds_every_cell_whole(world: Path, index: Path, tmp_path: Path, coseek: Type) -> None:
     run = tmp_path / ("a-run-with-a-long-name-" * 4)
     words = ("run", world, "--split", "test", "--count", 3, "--agent", "expert", "--retriever", index, "--out", run)

@@ -198,6 +198,7 @@ def test_without_quotes_nothing_that_the_server_said_is_repeated(status: int) ->
         calls.close()
 
 
+@pytest.mark.slow
 def test_a_server_is_obeyed_in_how_long_to_wait() -> None:
     with site(in_order(Said({}, 503, {"retry-after": "1"}), OK)) as there:
         calls = HttpClient(there.url, HttpSettings(first_wait_s=0.0, longest_wait_s=2.0))

@@ -133,6 +133,7 @@ def test_a_start_that_fails_gives_its_folder_back_though_its_error_is_still_look
     lock.release()
 
 
+@pytest.mark.slow
 def test_the_library_waits_for_nobody_either(tmp_path: Path) -> None:
     run, labels = Run.create(tmp_path / "run", {}), tmp_path / "labels"
     with holder("folder", run.folder), holder("folder", labels):

@@ -132,6 +132,7 @@ def test_a_mistake_in_a_question_is_found_before_the_corpus_is_read(flashrag: Pa
         import_data("flashrag", sources, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_an_import_does_not_hold_its_corpus(tmp_path: Path) -> None:
     text = "word " * 200
     rows: list[Json] = [{"id": str(n), "contents": f'"Page {n}"\n{text}'} for n in range(20_000)]

@@ -25,6 +25,7 @@ SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=8)
 SEEDS = st.integers(0, 2**32)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(SIZES, st.integers(0, 1500), SEEDS)
 def test_a_draw_keeps_the_share_of_every_data_set_and_loses_none(sizes: list[int], count: int, seed: int) -> None:
@@ -63,6 +64,7 @@ def test_another_seed_draws_other_questions() -> None:
     assert len(draws) == 5
 
 
+@pytest.mark.slow
 def test_the_first_rows_of_a_sorted_file_do_not_stand_for_it() -> None:
     drawn = Counter(question.dataset for question in draw(asked(79_168, 90_447), 200, 0))
     assert drawn == {"set0": 93, "set1": 107}

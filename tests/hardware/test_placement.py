@@ -65,6 +65,7 @@ def called(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
             yield getattr(node.func, "attr", getattr(node.func, "id", "")), node
 
 
+@pytest.mark.slow
 def test_a_new_opener_goes_through_the_one_place() -> None:
     found: dict[str, set[str]] = {}
     for path in sources("src/coseek"):

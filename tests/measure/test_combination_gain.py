@@ -50,5 +50,6 @@ def test_the_json_says_the_gain_at_equal_passages() -> None:
     assert [point["run"] for point in tree["points"]] == ["k = 1", "k = 2", "matched", "agent"]
 
 
+@pytest.mark.slow
 def test_the_plot_has_the_curve_and_the_agent() -> None:
     assert "naive RAG" in gain().plot() and "agent" in gain().plot()

@@ -285,6 +285,7 @@ def flaky(rng: random.Random, gate: threading.Event) -> Callable[[Asked], Said]:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attempts", "least"), [(1, 60), (5, 98)])
 def test_every_row_ends_whatever_the_server_does(attempts: int, least: int) -> None:
     gate = threading.Event()

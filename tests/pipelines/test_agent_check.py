@@ -34,6 +34,7 @@ def typed(folder: Path, *words: object) -> tuple[int, bool, list[str]]:
     return ran.returncode, ran.stdout.splitlines()[-1:] == ["True"], ran.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_all_mistakes_of_a_recipe_are_named_by_one_call_before_torch_is_imported(tmp_path: Path) -> None:
     code, torch, said = typed(
         tmp_path, "train", "agent", "quickstart", "reward={exact_mach: 1.0}", "protocol=serch-r1", "data.world=null",
@@ -53,6 +54,7 @@ def test_all_mistakes_of_a_recipe_are_named_by_one_call_before_torch_is_imported
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -76,6 +78,7 @@ def test_no_training_command_wakes_torch_to_refuse(
     assert all(any(part in line for line in said) for part in parts), said
 
 
+@pytest.mark.slow
 def test_all_mistakes_of_a_run_are_named_by_one_call(tmp_path: Path) -> None:
     code, torch, said = typed(
         tmp_path, "run", "nowhere", "--agent", "rules", "--protocol", "rga", "--retriever", "none", "--out", "run"

@@ -205,6 +205,7 @@ def test_a_small_request_cannot_ask_for_a_huge_answer() -> None:
         assert WEB.post(f"{url}/retrieve", json={"queries": ["x"], "topk": 4}).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "contents", ["no title", "Bare title\nbody", '"Quoted"\nbody', '"\nhalf', "", "A\n\nB\n", "\n"]
 )

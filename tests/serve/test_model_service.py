@@ -226,6 +226,7 @@ def test_nothing_that_is_asked_breaks_the_service(live: Live, body: dict[str, ob
     assert reply.status_code in (200, 400, 404, 413), reply.text
 
 
+@pytest.mark.slow
 def test_requests_join_while_others_are_written(folder: Path) -> None:
     with live_model(folder) as live:
         began = threading.Event()
@@ -263,6 +264,7 @@ def test_nobody_writes_for_a_client_that_has_gone(folder: Path) -> None:
         assert live[1].generation.written_tokens == 0
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_a_503_and_nothing_else_is_lost(folder: Path) -> None:
     with live_model(folder, max_rows=2, queue=3) as live, ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(post, live, prompt=[40 + n], max_tokens=200, temperature=0) for n in range(12)]
@@ -273,6 +275,7 @@ def test_a_full_queue_is_a_503_and_nothing_else_is_lost(folder: Path) -> None:
         assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.status_code == 503)
 
 
+@pytest.mark.slow
 def test_many_kinds_of_draw_take_turns(folder: Path) -> None:
     with live_model(folder, max_rows=4) as live, ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(post, live, prompt=[40], max_tokens=20, temperature=n / 10, seed=1) for n in range(12)]

@@ -95,6 +95,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
         assert isinstance(reply.exception(), httpx.HTTPError)
 
 
+@pytest.mark.slow
 def test_the_command_serves_several_indexes_under_their_names(tmp_path: Path) -> None:
     CORPUS.save(tmp_path / "corpus.jsonl")
     build_index(tmp_path / "corpus.jsonl", "bm25", tmp_path / "words")

@@ -44,6 +44,7 @@ def given_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_training_finds_more_and_dense_search_opens_the_result(given_folders: Path, tmp_path: Path) -> None:
     training = train(given_folders, tmp_path / "out", "training.steps=40", "training.optimiser.lr=0.003")
     table = training.results()
@@ -62,6 +63,7 @@ def test_training_finds_more_and_dense_search_opens_the_result(given_folders: Pa
     assert lines[-2]["loss"] < lines[0]["loss"] and "held/mrr" in lines[-1]
 
 
+@pytest.mark.slow
 def test_what_training_saw_is_what_serving_encodes(given_folders: Path, tmp_path: Path) -> None:
     """The look at the end and an index over the same passages rank alike."""
     training = train(given_folders, tmp_path / "out", "training.steps=2")
@@ -179,6 +181,7 @@ def test_the_same_seed_gives_the_same_encoder_and_another_one_does_not(given_fol
     assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
 
 
+@pytest.mark.slow
 def test_targets_are_learnt_by_divergence(given_folders: Path, tmp_path: Path) -> None:
     more = ("loss={kind: kl, temperature: 0.1}", "training.steps=30", "training.optimiser.lr=0.003", "held_out.share=0")
     training = train(given_folders, tmp_path / "out", *more, labels="targets")
@@ -271,6 +274,7 @@ def test_mistakes_are_sentences(given_folders: Path, tmp_path: Path, capsys: pyt
         assert said in error and "Traceback" not in error, error
 
 
+@pytest.mark.slow
 def test_the_command_trains_says_where_and_refuses_to_overwrite(
     given_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

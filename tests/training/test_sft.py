@@ -40,6 +40,7 @@ def settings_of(**changes: object) -> SftSettings:
     return SftSettings.model_validate(tree | changes)
 
 
+@pytest.mark.slow
 def test_training_on_demonstrations_makes_them_likely(tmp_path: Path) -> None:
     model = tiny_model(seed=4)
     train_sft(

@@ -315,6 +315,7 @@ def timeless(found: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.endswith("_s")} for row in found]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_seeds_every_generator_moves_no_weight_of_an_agent(own: str, tmp_path: Path) -> None:
     settings = settings_of("grpo", steps=3)
     plain, rows_plain = train(tmp_path / "plain" / "rl", settings)

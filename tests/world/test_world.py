@@ -66,6 +66,7 @@ def called(world: World, ident: str) -> tuple[str, ...]:
     return entity.names if entity else (ident,)
 
 
+@pytest.mark.slow
 def test_the_default_world_is_as_large_as_promised() -> None:
     facts = small().oracle.facts.values()
     assert len(facts) >= 2500
