@@ -97,8 +97,7 @@ def test_500_questions_survive_servers_that_fail_a_fifth_of_all_calls(tmp_path: 
     assert sorted(trajectory.question.id for trajectory in kept) == sorted(question.id for question in questions)
     ends = Counter(trajectory.stop for trajectory in kept)
     assert set(ends) <= {StopReason.ANSWERED, StopReason.MODEL_ERROR, StopReason.RETRIEVER_ERROR}
-    # Without repeated calls about half of the runs would end well; a busy machine also loses some to the timeout.
-    assert ends[StopReason.ANSWERED] >= (400 if again else 120)
+    assert ends[StopReason.ANSWERED] >= (450 if again else 120)
     for trajectory in kept:
         assert (trajectory.answer is None) == trajectory.stop.is_fault == bool(trajectory.stop_detail)
         for segment in trajectory.segments[1:]:

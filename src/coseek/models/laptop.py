@@ -34,7 +34,7 @@ class LaptopSettings(Settings):
     kv_heads: int = Field(default=2, ge=1)
     """Key and value heads; must divide `heads`."""
     kernel: int = Field(default=3, ge=1)
-    """Number of tokens that a convolution sees. A name of several tokens is matched sooner if one sees all of it."""
+    """Number of tokens that a convolution sees."""
     embedding_std: float = Field(default=0.02, gt=0.0)
     """Standard deviation of the untrained embeddings."""
     feed_forward: int = Field(default=320, ge=8)

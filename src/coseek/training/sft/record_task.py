@@ -2,8 +2,7 @@
 
 Passages name an entity and state its relations; a drill lists names, each with a relation, and a chain asks for a
 relation of a relation of a name (`synthetic.py`). Few tokens make all names, and names resemble each other, so a whole
-name and a whole relation must be matched. A network learns this from dense records within a thousand short steps, and
-reads text with it; from text alone it takes far longer.
+name and a whole relation must be matched. Records are short and full of questions, and no word of them has a meaning.
 """
 
 import random
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
+
+from coseek.world.rationales import MARK
 
 Ids: TypeAlias = list[int]
 Fact: TypeAlias = tuple[int, Ids, Ids]
@@ -34,14 +35,15 @@ LINKED = 0.5
 NESTED = ((" the", " of"), (" the", " for"), (" the", " that belongs to"))
 """What stands around a relation in a chain."""
 FRAMES = ((" Which is", " ?"), (" Tell me", " ."), (" Find", " ."), (" I want to know", " ."))
-FORM = (" Question :", " So :", " ;", " ,", " :", " .", " Answer :")
+FORM = (" Question :", " So :", " ;", " ,", " :", " .", MARK)
+"""What stands between names, relations and values."""
 CLAUSES = (
     ("{r}", " :", "{v}"), (" whose", "{r}", " is", "{v}"), (" its", "{r}", " being", "{v}"),
     (" having the", "{r}", "{v}"), (" and the", "{r}", " is", "{v}"), (" with", "{v}", " as", "{r}"),
     (" which has", "{v}", " for", "{r}"), (" where", "{v}", " is", "{r}"), ("{v}", " being the", "{r}"),
     (" to which", "{v}", " is", "{r}"),
 )  # fmt: skip
-"""How a record states a fact. Half of them name the value first, which is learnt much later."""
+"""How a record states a fact. Half of them name the value first, which is learnt later (docs/LOG.md)."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class RecordTask:
         begin, end = rng.choice(FRAMES)
         question = [*self._text(begin), *asked, *self._text(end)]
         lines = [one for fact in path for one in self._line(names, fact)]
-        return question, [*lines, *self._text(" Answer :"), *path[-1][2]]
+        return question, [*lines, *self._text(MARK), *path[-1][2]]
 
     def _line(self, names: list[Ids], fact: Fact) -> Ids:
         record, relation, value = fact
