@@ -399,7 +399,7 @@ def test_half_a_letter_from_a_server_is_mended_and_a_score_that_is_no_number_is_
 def test_an_answer_that_is_no_json_is_an_error(body: bytes) -> None:
     with (
         asking(lambda path, _: (200, {}, body)) as (client, _),
-        pytest.raises(RetrieverError, match="cannot be understood"),
+        pytest.raises(RetrieverError, match=r"its answer is not JSON \(3 tries\)"),
     ):
         client.search(["x"], 3)
 

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from coseek.core.connections import Connections
 from coseek.core.errors import MissingExtra, SettingError
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.core.server_slots import slots_of
 from coseek.core.settings import Settings
 from coseek.core.strict_json import InvalidJson, parse_lenient
@@ -208,6 +208,10 @@ class HttpClient:
     ) -> bytes:
         """Make a call and wait for the bytes of the answer, whatever their format."""
         return _waited(self._begin(bytes, method, path, body, headers))
+
+    def fetch_json(self, method: Method, path: str, body: JsonObject | None = None) -> Json:
+        """Make a call and wait for its answer, which may be any JSON. An answer that is none is asked for again."""
+        return _waited(self._begin(_json, method, path, body, None))
 
     def _begin(
         self,
@@ -405,11 +409,15 @@ def _waited(future: "Future[T]") -> T:
         raise
 
 
-def _object(text: bytes) -> JsonObject:
+def _json(text: bytes) -> Json:
     try:
-        answer = parse_lenient(text)
+        return parse_lenient(text)
     except InvalidJson:
         raise _TransientFault("its answer is not JSON") from None
+
+
+def _object(text: bytes) -> JsonObject:
+    answer = _json(text)
     if not isinstance(answer, dict):
         raise _TransientFault("its answer is JSON, but no object")
     return answer

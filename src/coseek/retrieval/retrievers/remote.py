@@ -169,8 +169,8 @@ class RemoteRetriever:
 
     def _ask(self, queries: list[_Sent], k: int) -> list[list[Hit]]:
         try:
-            text = self._calls.fetch("POST", "/retrieve", self._body(queries, k))
-            return parse_response(parse_lenient(text), len(queries), k)
+            answer = self._calls.fetch_json("POST", "/retrieve", self._body(queries, k))
+            return parse_response(answer, len(queries), k)
         except HttpFailure as error:
             if error.status == _TOO_LARGE and (half := len(queries) // 2):
                 return self._ask(queries[:half], k) + self._ask(queries[half:], k)
