@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import IO, Generic, TypeVar
 
 from coseek.agents.search_turns import TurnId
+from coseek.core.files import json_line
 from coseek.core.lock import Lock, lock_beside
 from coseek.data.grade_cache import GradeCache, GradeEntry
 from coseek.graders.grader import CacheEntry
@@ -68,6 +69,8 @@ class ScoreCache(Generic[E]):
 
     def keep(self, entries: Sequence[E]) -> None:
         """Append entries. From the first call on, the file is locked as long as this object lives."""
+        # Made first: pydantic builds the schema of a first entry, and drops a Ctrl-C that arrives meanwhile.
+        lines = [json_line(entry.to_json()) for entry in entries]
         with self._writing:
             if self._file is None:
                 self._lock = lock_beside(self.cache.path)
@@ -75,9 +78,9 @@ class ScoreCache(Generic[E]):
                     pass
                 self._file = self.cache.path.open("a", encoding="utf-8")
                 weakref.finalize(self, self._file.close)
-            for entry in entries:
-                self.cache.append(self._file, entry)
-                self._known[entry.key] = entry
+            self._file.writelines(lines)
+            self._file.flush()
+            self._known.update((entry.key, entry) for entry in entries)
 
     def close(self) -> None:
         """Close the file and release its lock; `keep` would take them again."""
