@@ -12,22 +12,8 @@ from hypothesis import strategies as st
 from coseek.training.sft.record_task import HOPS, RecordTask
 
 WORDS = ["", "", " #", " :", " ,", " .", " ;", " So", " Question", " with", " as", " whose", " is", " having", " the"]
-WORDS += [
-    " its",
-    " being",
-    " which",
-    " has",
-    " for",
-    " and",
-    " of",
-    " that",
-    " belongs",
-    " to",
-    " Which",
-    " ?",
-    " Tell",
-    " me",
-]
+WORDS += [f" {word}" for word in ("its", "being", "which", "has", "for", "and", "of", "that", "belongs", "to")]
+WORDS += [" Which", " Who", " ?", " Tell", " me"]
 WORDS += [" where", " Find", " I", " want", " know", " Answer", *(f" {number}" for number in range(1, 9))]
 VOCABULARY = 2000
 
@@ -46,11 +32,15 @@ def facts(answer: str) -> list[tuple[str, str, str, str]]:
     """Name, number, relation and value of each sentence of an answer. Names are made of random tokens alone."""
     found = []
     for sentence in filter(None, (one.strip() for one in answer.split(" ."))):
-        key, _, value = sentence.partition(" : ")
-        name, _, rest = key.partition(" # ")
-        number, _, relation = rest.partition(" , ")
-        found.append((name, number, relation, value))
+        name, _, rest = sentence.partition(" # ")
+        number, *stated = rest.split(" , ")
+        for relation, _, value in (one.partition(" : ") for one in stated):
+            found.append((name, number, relation, value))
     return found
+
+
+def is_match(answer: str) -> bool:
+    return any(" , " in one.partition(" : ")[2] for one in answer.split(" ."))
 
 
 def plain(seed: int, spread: float) -> list[tuple[str, str]]:
@@ -64,7 +54,8 @@ def test_every_fact_is_stated_in_the_record_of_its_number(seed: int, spread: flo
     for shown, written in turns:
         question = shown.partition(" So :")[0]
         for name, number, relation, value in facts(written.partition(" Answer :")[0]):
-            assert name in question or f": {name} ." in written  # a chain goes on with the value before
+            # A chain goes on with the value before; a match asks for the name.
+            assert name in question or f": {name} ." in written or written.endswith(f" Answer : {name}")
             assert relation in question
             record = passages.partition(f"{name} # {number} :")[2].partition(f". # {number}")[0]
             inflected = relation.rpartition(" ")[0]
@@ -76,7 +67,7 @@ def test_a_chain_goes_from_value_to_name_and_ends_with_its_answer(seed: int) -> 
     hops = set()
     for shown, written in plain(seed, 1.0):
         lines, mark, answer = written.partition(" Answer : ")
-        if mark:
+        if mark and not is_match(written):
             path = facts(lines)
             hops.add(len(path))
             question = shown.partition(" So :")[0].partition(" # 1 :")[0]
@@ -88,9 +79,25 @@ def test_a_chain_goes_from_value_to_name_and_ends_with_its_answer(seed: int) -> 
 
 
 def test_chains_are_of_one_and_of_more_hops() -> None:
-    answers = [written for seed in range(200) for _, written in plain(seed, 1.0) if " Answer :" in written]
-    lengths = Counter(len(facts(one.partition(" Answer :")[0])) for one in answers)
-    assert 120 < len(answers) < 280 and min(lengths[one] for one in (1, 2, 3)) >= 15
+    written = [one for seed in range(200) for _, one in plain(seed, 1.0) if " Answer :" in one]
+    chains = [one for one in written if not is_match(one)]
+    lengths = Counter(len(facts(one.partition(" Answer :")[0])) for one in chains)
+    assert 300 < len(chains) < 500 and min(lengths[one] for one in (1, 2, 3)) >= 30
+    assert len(written) - len(chains) > 80
+
+
+@given(st.integers(0, 10**6))
+def test_a_match_asks_for_the_only_name_with_both_values(seed: int) -> None:
+    turns = plain(seed, 1.0)
+    known = {fact for _, written in turns for fact in facts(written.partition(" Answer :")[0])}
+    for shown, written in turns:
+        if is_match(written):
+            (name, _, *one), (same, _, *other) = facts(written.partition(" Answer :")[0])
+            question = shown.partition(" So :")[0].partition(" # 1 :")[0]
+            assert name == same and written.endswith(f" Answer : {name}")
+            assert all(f" {part} " in question for part in (*one, *other))
+            having = [{first for first, _, *rest in known if rest == fact} for fact in (one, other)]
+            assert having[0] & having[1] == {name}
 
 
 @given(st.integers(0, 10**6))

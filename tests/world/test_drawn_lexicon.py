@@ -59,6 +59,25 @@ def test_no_relation_of_a_held_out_world_is_learnt() -> None:
     assert not english_nouns & set(common) and english_nouns & set(held_out)
 
 
+def test_a_held_out_relation_is_not_asked_by_a_word_that_only_training_could_explain() -> None:
+    """Question and passage name it by words of one stem."""
+    frame = words_of(drawn_lexicon(0)) & words_of(drawn_lexicon(1)) & words_of(drawn_lexicon(2))
+    rows = [row.split() for row in (*english.ROOTS.split(" | "), *english.BARE_ROOTS.split(" | "))]
+    stems = {row[0]: [one for one in row if one[:3] == row[0][:3]] for row in rows}
+    asked = 0
+    for seed in range(20):
+        for relation in drawn_lexicon(seed, held_out=True).relations:
+            if relation.noun not in stems:
+                continue
+            foreign = (
+                {one for row in rows if row[0] == relation.noun for one in row} - set(stems[relation.noun]) - frame
+            )
+            texts = (*relation.clauses, *relation.phrases, *relation.asks)
+            assert not [text for text in texts if foreign & set(text.split())]
+            asked += 1
+    assert asked > 50
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_relation_states_its_value_and_asks_for_its_subject(seed: int) -> None:
     lexicon = drawn_lexicon(seed)

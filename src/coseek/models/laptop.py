@@ -41,6 +41,8 @@ class LaptopSettings(Settings):
     """Inner width of the gated feed-forward layer."""
     vocabulary: int = Field(default=3000, ge=1)
     """The maximum vocabulary, including special tokens and the 256 bytes."""
+    single_digits: bool = False
+    """Whether each digit is a token: numbers that were never met are then compared digit by digit."""
     max_positions: int = Field(default=4096, ge=1)
     """The maximum context in the folder's configuration."""
 
@@ -51,7 +53,7 @@ def make_policy(
     """Write an untrained policy and a tokenizer trained on `texts` as a Hugging Face folder, atomically."""
     from coseek.models.pretrained import save_model
 
-    tokenizer = HfTokenizer(train_tokenizer(texts, special_tokens, settings.vocabulary))
+    tokenizer = HfTokenizer(train_tokenizer(texts, special_tokens, settings.vocabulary, settings.single_digits))
     save_model(new_model(settings, tokenizer, seed), tokenizer, folder)
 
 

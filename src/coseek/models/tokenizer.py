@@ -112,12 +112,15 @@ class ByteTokenizer:
         return b"".join(filter(None, map(self._bytes.get, ids))).decode(errors="replace")
 
 
-def train_tokenizer(texts: Iterable[str], special_tokens: Sequence[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+def train_tokenizer(
+    texts: Iterable[str], special_tokens: Sequence[str], vocab_size: int, single_digits: bool = False
+) -> "PreTrainedTokenizerFast":
     """Train a byte-level BPE tokenizer, deterministically. Ids: padding 0, end of text 1, `special_tokens` in order,
-    then bytes and merges, at most `vocab_size` in all. No space is prepended. Any text can be encoded. A `vocab_size`
-    that is too small is a `SettingError`."""
+    then bytes and merges, at most `vocab_size` in all. No space is prepended. Any text can be encoded. With
+    `single_digits` each digit is a token, the first with the space before it. A `vocab_size` that is too small is a
+    `SettingError`."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as RustTokenizer
-    from tokenizers import decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     specials = [PAD, END, *special_tokens]
@@ -126,6 +129,9 @@ def train_tokenizer(texts: Iterable[str], special_tokens: Sequence[str], vocab_s
         raise SettingError(f"a vocabulary of {vocab_size} is too small; bytes and special tokens alone need {smallest}")
     rust = RustTokenizer(models.BPE())
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if single_digits:
+        digits = pre_tokenizers.Split(Regex(" ?[0-9]"), behavior="isolated")
+        rust.pre_tokenizer = pre_tokenizers.Sequence([digits, rust.pre_tokenizer])
     rust.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

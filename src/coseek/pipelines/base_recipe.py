@@ -25,11 +25,12 @@ class BaseRecipe(ReaderRecipe):
         hidden=128,
         layers=("conv", "full_attention") * 4,
         heads=4,
-        kv_heads=2,
+        kv_heads=4,
         kernel=6,
         embedding_std=0.09,
         feed_forward=320,
         vocabulary=4096,
+        single_digits=True,
     )
     """The model's shape: 2 M parameters."""
     sft: SftSettings = SftSettings(

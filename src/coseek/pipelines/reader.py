@@ -81,15 +81,16 @@ class ReaderTraining(TrainingRun[R], ABC):
         return self.reading(generator, self.held_out)
 
     def train(self) -> None:
-        """Make the untrained network, train it and save the generator; finished parts are skipped."""
+        """Make the untrained network, train it and save the generator; finished parts are skipped. All workers train;
+        the first makes, evaluates and saves."""
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
-        if not self.start_folder.exists():
+        if self.workers.first and not self.start_folder.exists():
             make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
-        if self.trained_folder.exists():
+        if self.workers.agree(self.trained_folder.exists):
             return
         model = load_model(self.start_folder, self.recipe.in_float32())
-        policy = Policy(model, self.recipe.sft.learner, 0)
+        policy = Policy(model, self.recipe.sft.learner, 0, workers=self.workers)
         generator = self.generator_of(model, "in training")
         outcome = train_sft(
             policy,

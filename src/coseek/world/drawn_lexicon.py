@@ -2,7 +2,7 @@
 
 A drawn lexicon shares the kinds and literals of the laptop lexicon as keys, and none of its content words. About half
 of its relations are English, the others invented. Question and passage mostly name a relation by words of one root;
-an English relation sometimes has a synonym, which is the same in all worlds.
+an English relation sometimes has a synonym, which is the same in all worlds and never held out.
 """
 
 import random
@@ -20,6 +20,8 @@ INVENTED = 0.5
 """Share of relations, kinds and title words that are invented."""
 SYNONYM = 0.25
 """Share of English relations that have a second noun. Invented ones have none: nothing would tell what it means."""
+STEM = 3
+"""Letters that a noun shares with its verb in a held-out lexicon."""
 HELD_OUT = 5
 """Every fifth English relation is in held-out lexicons alone."""
 RELATIONS_PER_KIND = 5
@@ -253,6 +255,8 @@ class _Drawer:
                 if not self._used.isdisjoint(row):
                     continue
                 noun, other, *verb = row
+                if self._held_out:  # nothing would tell that two words that were never met mean the same
+                    other, verb = noun, verb if verb and verb[0][:STEM] == noun[:STEM] else []
                 root = _Root(noun, other if rng.random() < SYNONYM else noun, *verb)
             else:
                 stem = self._invent(rng.choice((1, 2)))

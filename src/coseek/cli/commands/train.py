@@ -98,7 +98,7 @@ def train_generator(
         return
     from coseek.pipelines.generator import GeneratorTraining  # torch
 
-    train_reader(GeneratorTraining(recipe, out), resume, as_json, "Try: coseek score RUN --answer-with {}")
+    train_reader(GeneratorTraining, recipe, out, resume, as_json, "Try: coseek score RUN --answer-with {}")
 
 
 @app.command("base")
@@ -122,7 +122,7 @@ def train_base(
     from coseek.pipelines.base import BaseTraining  # torch
 
     way = "Try: coseek train agent quickstart policy.folder={} policy.marks=true"
-    train_reader(BaseTraining(recipe, out), resume, as_json, way)
+    train_reader(BaseTraining, recipe, out, resume, as_json, way)
 
 
 @app.command("simulator")
@@ -237,11 +237,16 @@ def train_together(
     print_result(folder, table, as_json, listed(results.files()))
 
 
-def train_reader(training: "ReaderTraining[R]", resume: bool, as_json: bool, way: str) -> None:
+def train_reader(kind: "type[ReaderTraining[R]]", recipe: R, out: Path, resume: bool, as_json: bool, way: str) -> None:
     """Train and measure a laptop model that reads; `way` says what its folder is for."""
-    with resumable_training(training.folder) as training.progress:
+    from coseek.training.trainer.workers import workers_here  # torch
+
+    with resumable_training(out) as bar:
+        training = kind(recipe, out, bar, workers_here())
         training.begin(resume)
         training.train()
+        if not training.workers.first:
+            return
         table = training.write_results(training.measure())
     folder = training.trained_folder
     print_result(training.folder, table, as_json, f"{folder}: {training.TITLE.lower()}. {way.format(folder)}")

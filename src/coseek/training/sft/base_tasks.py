@@ -36,8 +36,10 @@ from coseek.world.rationales import MARK, line, rationale
 from coseek.world.world import World, WorldSettings, make_world
 
 Task = Literal["read", "drill", "next", "support", "check", "enough", "records", "copy"]
-FIRST: dict[Task, float] = {"records": 0.75, "copy": 0.25}
+FIRST: dict[Task, float] = {"records": 0.85, "copy": 0.15}
 """Task → its share of the examples at the start."""
+GROWING = 1 / 3
+"""Share of the warm-up in which records grow, and, as long, of what follows it, in which they give way to text."""
 CUES: dict[Task, str] = {
     "read": " So :", "drill": " So :", "next": " Then :", "support": " Support :", "check": " Check :",
     "enough": " Enough :",
@@ -45,9 +47,9 @@ CUES: dict[Task, str] = {
 """Task → what ends its prompt."""
 LIVE_WORLDS = 12
 """Worlds that examples are drawn from at one time; the oldest is replaced as training goes on."""
-GROWN = 0.3
-"""Share of training after which examples may have the maximum number of passages."""
-FOLLOW_UPS = 2
+GROWN = 0.2
+"""Share of training, from the warm-up on, after which examples may have the maximum number of passages."""
+FOLLOW_UPS = 4
 """Drills about the same passages after an example: more to learn from one context."""
 MISSING = 0.6
 """Share of `next` and `enough` examples in which a passage of the plan is missing."""
@@ -66,7 +68,7 @@ class BaseTaskSettings(Settings):
 
     shares: dict[Task, Weight] = Field(
         default={
-            "read": 0.38, "drill": 0.12, "next": 0.2, "support": 0.06, "check": 0.08, "enough": 0.06, "records": 0.06,
+            "read": 0.36, "drill": 0.1, "next": 0.18, "support": 0.06, "check": 0.08, "enough": 0.06, "records": 0.12,
             "copy": 0.04,
         }
     )  # fmt: skip
@@ -79,8 +81,8 @@ class BaseTaskSettings(Settings):
     """Settings of a world; each has another seed."""
     passages: tuple[int, int] = (1, 8)
     """Fewest and most passages of an example, gold ones included."""
-    warm_up: float = Field(default=0.07, ge=0.0, lt=0.5)
-    """Share of training in which records and copies are alone, and grow; in as long again, they give way to text."""
+    warm_up: float = Field(default=0.25, ge=0.0, lt=0.5)
+    """Share of training in which records and copies are alone."""
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> "BaseTaskSettings":
@@ -133,13 +135,13 @@ class BaseTasks:
     def shares(self, done: float) -> dict[Task, float]:
         """Task → its share of the examples: records and copies first."""
         warm_up = self.settings.warm_up
-        late = min(1.0, max(0.0, done / warm_up - 1.0)) if warm_up else 1.0
+        late = min(1.0, max(0.0, (done / warm_up - 1.0) / GROWING)) if warm_up else 1.0
         given = {task: share for task, share in self.settings.shares.items() if share}
         return {task: late * share + (1 - late) * FIRST.get(task, 0.0) for task, share in given.items()}
 
     def _grown(self, done: float) -> float:
         """How far records have grown, from 0 to 1."""
-        return min(1.0, done / self.settings.warm_up) if self.settings.warm_up else 1.0
+        return min(1.0, done / (self.settings.warm_up * GROWING)) if self.settings.warm_up else 1.0
 
     @cached_property
     def records(self) -> RecordTask:
@@ -166,7 +168,8 @@ class BaseTasks:
     def example(self, task: Task, sampler: WorldSampler, done: float, rng: random.Random) -> BaseExample:
         """One example of a task with text."""
         fewest, most = self.settings.passages
-        count = rng.randint(fewest, fewest + round((most - fewest) * min(1.0, done / GROWN)))
+        grown = min(1.0, max(0.0, done - self.settings.warm_up) / GROWN)
+        count = rng.randint(fewest, fewest + round((most - fewest) * grown))
         if task == "drill":
             drill = sampler.drill(count, rng)
             return self._example(drill.question, drill.passages, CUES[task], drill.written)

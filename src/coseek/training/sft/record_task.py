@@ -1,8 +1,9 @@
 """Record task: reading whose words are random tokens.
 
-Passages name an entity and state its relations; a drill lists names, each with a relation, and a chain asks for a
-relation of a relation of a name (`synthetic.py`). Few tokens make all names, and names resemble each other, so a whole
-name and a whole relation must be matched. Records are short and full of questions, and no word of them has a meaning.
+Passages name an entity and state its relations. A drill lists names, each with a relation (`synthetic.py`), a chain
+asks for a relation of a relation of a name, and a match asks for the name that has two values. Few tokens make all
+names, and names resemble each other, so a whole name and a whole relation must be matched. Records are short and full
+of questions, and no word of them has a meaning.
 """
 
 import random
@@ -21,11 +22,12 @@ ALPHABETS = (30, 100, 400)
 """Numbers of different tokens that the names of one example are made of."""
 NAME, RELATION, RECORDS, RELATIONS, ASKED = 5, 3, 8, 6, 6
 """Longest name and relation in tokens, most records, relations and questions of a turn, at full spread."""
-TURNS = 2
+TURNS = 5
+"""Turns about the same records: the longer part of an example is what is learnt from."""
 HOPS = 4
 """Most relations of a chain."""
-CHAINS = 0.5
-"""Share of chains among the turns, at full spread."""
+CHAINS, MATCHES = 0.4, 0.15
+"""Shares of chains and of matches among the turns, at full spread."""
 INFLECTED = 0.25
 """Share of clauses that state a relation with another last token, as a verb does for a noun, at full spread."""
 ALIKE = 0.3
@@ -35,6 +37,9 @@ LINKED = 0.5
 NESTED = ((" the", " of"), (" the", " for"), (" the", " that belongs to"))
 """What stands around a relation in a chain."""
 FRAMES = ((" Which is", " ?"), (" Tell me", " ."), (" Find", " ."), (" I want to know", " ."))
+MATCH = ((" Which has", "{v}", " for", "{r}", " and", "{v}", " for", "{r}", " ?"),
+         (" Who has the", "{r}", "{v}", " and the", "{r}", "{v}", " ?"))  # fmt: skip
+"""How a match is asked."""
 FORM = (" Question :", " So :", " ;", " ,", " :", " .", MARK)
 """What stands between names, relations and values."""
 CLAUSES = (
@@ -73,8 +78,11 @@ class RecordTask:
             passages += [*self._text(" ."), *self._number(record)]
         turns = []
         for _ in range(TURNS):
-            if rng.random() < CHAINS * spread:
+            kind = rng.random()
+            if kind < CHAINS * spread:
                 question, answer = self._chain(names, facts, rng)
+            elif kind < (CHAINS + MATCHES) * spread and (pair := self._pair(facts, rng)):
+                question, answer = self._match(names, pair, rng)
             else:
                 asked = rng.sample(facts, min(len(facts), max(2, _grown(ASKED, spread))))
                 question, answer = self._drill(names, asked)
@@ -117,10 +125,31 @@ class RecordTask:
         lines = [one for fact in path for one in self._line(names, fact)]
         return question, [*lines, *self._text(MARK), *path[-1][2]]
 
-    def _line(self, names: list[Ids], fact: Fact) -> Ids:
-        record, relation, value = fact
-        key = [*names[record], *self._number(record), *self._text(" ,"), *relation]
-        return [*key, *self._text(" :"), *value, *self._text(" .")]
+    def _pair(self, facts: list[Fact], rng: random.Random) -> list[Fact]:
+        """Two facts of one record that no other has, in any order; empty if there are none."""
+        first = rng.choice(facts)
+        others = [fact for fact in facts if fact[0] == first[0] and fact[1] != first[1]]
+        pair = [first, *rng.sample(others, min(1, len(others)))]
+        owners = [{fact[0] for fact in facts if fact[1:] == one[1:]} for one in pair]
+        return rng.sample(pair, 2) if len(pair) == 2 and owners[0] & owners[1] == {first[0]} else []
+
+    def _match(self, names: list[Ids], pair: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
+        """A question for the name that has two values, and the facts to its answer."""
+        values, relations = iter(pair), iter(pair)
+        parts = (
+            next(relations)[1] if part == "{r}" else next(values)[2] if part == "{v}" else self._text(part)
+            for part in rng.choice(MATCH)
+        )
+        return [one for part in parts for one in part], [
+            *self._line(names, *pair), *self._text(MARK), *names[pair[0][0]],
+        ]  # fmt: skip
+
+    def _line(self, names: list[Ids], *facts: Fact) -> Ids:
+        """The facts of one record."""
+        line = [*names[facts[0][0]], *self._number(facts[0][0])]
+        for _, relation, value in facts:
+            line += [*self._text(" ,"), *relation, *self._text(" :"), *value]
+        return [*line, *self._text(" .")]
 
     def _name(self, longest: int, alphabet: Ids, rng: random.Random) -> Ids:
         shortest = min(2, longest) if rng.random() < 0.7 else 1
@@ -150,7 +179,7 @@ class RecordTask:
     def words(self) -> Ids:
         """The ids of names: all but padding, end of text and those of the form, which would end a name."""
         numbers = [f" # {number}" for number in range(1, RECORDS + 1)]
-        parts = [part for row in (*CLAUSES, *NESTED, *FRAMES) for part in row if "{" not in part]
+        parts = [part for row in (*CLAUSES, *NESTED, *FRAMES, *MATCH) for part in row if "{" not in part]
         form = {one for text in (*FORM, *parts, *numbers) for one in self._text(text)}
         return [one for one in range(2, self.vocabulary) if one not in form]
 
