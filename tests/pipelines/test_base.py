@@ -1,7 +1,10 @@
 """A base model in small: trained, stopped and gone on with, and opened as a generator and as a policy."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,3 +155,24 @@ def test_a_stopped_base_training_goes_on_to_the_same_weights(tmp_path: Path) -> 
     assert (whole.trained_folder / "model.safetensors").read_bytes() == (
         again.trained_folder / "model.safetensors"
     ).read_bytes()
+
+
+@pytest.mark.slow
+def test_two_workers_train_the_base_model_that_one_trains(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    from coseek.pipelines.base import BaseTraining
+
+    less = {**TINY, "sft": {**TINY["sft"], "learner": {"precision": "float32"}}}  # type: ignore[dict-item]
+    alone = BaseTraining(make_settings(BaseRecipe, less), tmp_path / "alone")
+    alone.begin(resume=False)
+    alone.train()
+    words = [f"{name}={json.dumps(value)}" for name, value in less.items()]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", "2", "-m", "coseek", "train", "base", "--out", str(tmp_path / "two"), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=230)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.stdout.count("ability") == 1  # one worker measures
+    one, two = (load_file(folder / "base" / "model.safetensors") for folder in (tmp_path / "alone", tmp_path / "two"))
+    assert max(abs(one[name] - two[name]).max() for name in one) < 1e-5
