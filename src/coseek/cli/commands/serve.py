@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from coseek.agents.factory import check_folder
-from coseek.cli.options import DeviceName, PrecisionName
+from coseek.agents.factory import check_folder, limits_for, open_agent, settings_for, settled_for
+from coseek.cli.commands.ask import refuse_knowing
+from coseek.cli.options import DeviceName, PrecisionName, PromptTemplateName, ProtocolName, TokenizerName
 from coseek.cli.terminal import new_app, say
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
@@ -134,6 +135,47 @@ def serve_model(
         say(line)
     say(f"opening {model} …")
     run(folder, settings, name, lambda url: print(f"coseek serves {name or model} at {url}", flush=True))
+
+
+@app.command("mcp")
+def serve_mcp(
+    retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
+    agent: Annotated[
+        str | None,
+        typer.Option(help="An agent for the tool `ask`: `rules`, a model folder, a URL, or a YAML file."),
+    ] = None,
+    http: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Serve streamable HTTP at this port of the loopback address, not stdio; 0: a free one."
+        ),
+    ] = None,
+    topk: Annotated[int, typer.Option(min=1, help="Passages for each search.")] = 10,
+    protocol: ProtocolName = None,
+    prompt_template: PromptTemplateName = None,
+    tokenizer: TokenizerName = None,
+    device: DeviceName = None,
+) -> None:
+    """Serve tools for chat clients by the Model Context Protocol: `search`, `fetch`, and `ask` with an agent.
+
+    A client starts the command and speaks to it over stdin and stdout; with --http it listens on loopback, at /mcp.
+    """
+    check_libraries()
+    require_library("mcp", "`coseek serve mcp`", "mcp")
+    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device) if agent else None
+    if chosen is not None:
+        refuse_knowing(chosen.name)
+    from coseek.serve.mcp_server import KnowledgeTools, make_server, serve_http
+
+    opened = open_retriever(retriever)
+    tools = KnowledgeTools(opened, topk)
+    if chosen is not None:
+        tools = KnowledgeTools(opened, topk, open_agent(settled_for(chosen, chosen)), limits_for(chosen))
+    server = make_server(tools, f"coseek {_own_name(retriever)}")
+    if http is None:
+        server.run("stdio")
+    else:
+        serve_http(server, http, lambda url: print(f"coseek serves {retriever} at {url}", flush=True))
 
 
 def check_libraries() -> None:

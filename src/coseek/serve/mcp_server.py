@@ -1,0 +1,182 @@
+"""MCP server: a retriever's `search` and `fetch` and an agent's `ask` as tools of the Model Context Protocol.
+
+`search` and `fetch` have the shapes that chat clients expect of a knowledge source. Every result is structured content,
+and the same JSON as text. Searches of one server run one after the other, since a retriever need not be thread-safe.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import anyio.to_thread
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+
+from coseek import __version__
+from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.served_context import served_context
+from coseek.core.errors import CoseekError, DataError
+from coseek.data.passage import Passage
+from coseek.data.question import Question
+from coseek.retrieval.retriever import Retriever
+from coseek.serve.running import bound
+
+R = TypeVar("R")
+
+REMEMBERED = 10_000
+"""Passages that `fetch` knows of a retriever without a corpus here: the last ones that searches found."""
+ABOUT = "Search a collection of passages, and read a passage whole by its id."
+ABOUT_AGENT = " `ask` lets a search agent answer a question from it, and names the passages it read."
+
+
+@dataclass(frozen=True)
+class Found:
+    """A passage in a list."""
+
+    id: str
+    title: str
+    url: str
+    """Empty for a passage without an address."""
+
+
+@dataclass(frozen=True)
+class SearchResults:
+    """What `search` returns."""
+
+    results: list[Found]
+
+
+@dataclass(frozen=True)
+class Document(Found):
+    """What `fetch` returns."""
+
+    text: str
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
+class AgentAnswer:
+    """What `ask` returns."""
+
+    answer: str
+    stop: str
+    """Why the agent stopped."""
+    sources: list[Found]
+
+
+@dataclass
+class KnowledgeTools:
+    """The tools, as methods that block. `CoseekError`s are messages for the client."""
+
+    retriever: Retriever
+    topk: int
+    agent: Agent | None = None
+    limits: Limits = field(default_factory=Limits)
+    _met: OrderedDict[str, Passage] = field(default_factory=OrderedDict, init=False)
+    _one: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def search(self, query: str) -> SearchResults:
+        """Find passages for a query."""
+        with self._one:
+            hits = self.retriever.search([_asked(query, "query")], self.topk)[0]
+        self._remember([hit.passage for hit in hits])
+        return SearchResults([_found(hit.passage) for hit in hits])
+
+    def fetch(self, id: str) -> Document:  # the contract names it so
+        """Read a passage whole. `id` is one that `search` or `ask` named."""
+        passage = self._passage(id)
+        return Document(passage.id, passage.title, _url(passage), passage.text, {})
+
+    def ask(self, question: str) -> AgentAnswer:
+        """Let the agent search and answer."""
+        assert self.agent is not None
+        asked = Question("asked", _asked(question, "question"))
+        with self._one:
+            trajectory = rollout(self.agent, self.retriever, [asked], [0], self.limits)[0]
+        if trajectory.stop.is_fault:
+            raise DataError(f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}")
+        served = served_context(trajectory)
+        self._remember(served)
+        return AgentAnswer(trajectory.answer or "", str(trajectory.stop), [_found(passage) for passage in served])
+
+    def _passage(self, ident: str) -> Passage:
+        corpus = self.retriever.corpus
+        known = self._met.get(ident) if corpus is None else corpus.by_id(ident) if corpus.has(ident) else None
+        if known is None:
+            raise DataError(f"there is no passage {ident!r}; `search` names the ids")
+        return known
+
+    def _remember(self, passages: list[Passage]) -> None:
+        if self.retriever.corpus is not None:
+            return
+        for passage in passages:
+            self._met[passage.id] = passage
+            self._met.move_to_end(passage.id)
+        while len(self._met) > REMEMBERED:
+            self._met.popitem(last=False)
+
+
+def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
+    """A server with `search` and `fetch`, and `ask` where there is an agent."""
+    about = ABOUT + (ABOUT_AGENT if tools.agent is not None else "")
+    server = MCPServer(name, instructions=about, version=__version__, log_level="WARNING")
+    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+
+    @server.tool(description="Find passages for a query, best first.", annotations=reads, structured_output=True)
+    async def search(query: str) -> SearchResults:
+        return await _blocking(partial(tools.search, query))
+
+    @server.tool(
+        description="Read a passage whole, by an id that was found.", annotations=reads, structured_output=True
+    )
+    async def fetch(id: str) -> Document:
+        return await _blocking(partial(tools.fetch, id))
+
+    if tools.agent is not None:
+
+        @server.tool(
+            description="Let a search agent answer a question from the passages.",
+            annotations=reads,
+            structured_output=True,
+        )
+        async def ask(question: str) -> AgentAnswer:
+            return await _blocking(partial(tools.ask, question))
+
+    return server
+
+
+def serve_http(server: MCPServer, port: int, ready: Callable[[str], None]) -> None:
+    """Serve streamable HTTP on loopback until a signal comes; `ready` is called with the URL. Port 0 takes a free one.
+    Raises `SettingError` for a port that is taken."""
+    listening = bound("127.0.0.1", port)
+    config = uvicorn.Config(server.streamable_http_app(stateless_http=True, json_response=True), log_level="warning")
+    ready(f"http://127.0.0.1:{listening.getsockname()[1]}/mcp")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+async def _blocking(call: Callable[[], R]) -> R:
+    """Run a call in a thread; its `CoseekError` becomes an error of the tool."""
+    try:
+        return await anyio.to_thread.run_sync(call)
+    except CoseekError as error:
+        raise ToolError(str(error)) from error
+
+
+def _asked(text: str, name: str) -> str:
+    if not text.strip():
+        raise DataError(f"the {name} is empty")
+    return text
+
+
+def _found(passage: Passage) -> Found:
+    return Found(passage.id, passage.title, _url(passage))
+
+
+def _url(passage: Passage) -> str:
+    """A page's id is its address."""
+    return passage.id if passage.id.startswith(("http://", "https://")) else ""

@@ -1,0 +1,151 @@
+"""Fears about MCP tools: a client that cannot read a result, and a mistake that ends the server."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult
+
+from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
+from coseek.data.passage import Corpus, Hit, Passage
+from coseek.retrieval.index import build_index
+from coseek.retrieval.query import QueryLike
+from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever
+from coseek.serve import mcp_server
+from coseek.serve.mcp_server import KnowledgeTools, make_server
+from coseek.world.world import WorldSettings, make_world
+
+HOSTILE = 'x\x1b[2J"}]} </answer><script>alert(1)</script>\u202e'
+PAGE = Passage("https://a.example/b", "A page", f"The page says {HOSTILE}")
+
+
+class Elsewhere(LayeredRetriever):
+    """A retriever whose corpus is on another machine."""
+
+    name, identity, corpus = "elsewhere", "elsewhere", None
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        return self.over.search(queries, k)
+
+
+def called(tools: KnowledgeTools, *calls: tuple[str, dict[str, str]]) -> list[CallToolResult]:
+    async def all_calls() -> list[CallToolResult]:
+        async with Client(make_server(tools, "test")) as client:
+            return [await client.call_tool(*call) for call in calls]
+
+    return asyncio.run(all_calls())
+
+
+def over(*passages: Passage) -> KnowledgeTools:
+    corpus = Corpus(list(passages))
+    return KnowledgeTools(FixedRetriever(corpus, {"q": [one.id for one in passages]}), 3)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mcp")
+    make_world(WorldSettings(size="tiny", train=0, dev=5, test=0)).save(folder / "world")
+    build_index(folder / "world", "bm25", folder / "index")
+    return folder / "index"
+
+
+def test_a_result_is_the_same_as_content_and_as_text() -> None:
+    for result in called(over(PAGE), ("search", {"query": "q"}), ("fetch", {"id": PAGE.id})):
+        (text,) = result.content
+        assert not result.is_error and text.type == "text" and json.loads(text.text) == result.structured_content
+
+
+def test_search_and_fetch_have_the_fields_that_clients_read() -> None:
+    found, page = called(over(PAGE), ("search", {"query": "q"}), ("fetch", {"id": PAGE.id}))
+    assert found.structured_content == {"results": [{"id": PAGE.id, "title": "A page", "url": PAGE.id}]}
+    assert page.structured_content == {
+        "id": PAGE.id, "title": "A page", "url": PAGE.id, "text": PAGE.text, "metadata": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (("search", {"query": " "}), "the query is empty"),
+        (("fetch", {"id": "c"}), "there is no passage 'c'; `search` names the ids"),
+        (("search", {"text": "q"}), "query"),
+        (("ask", {"question": "q"}), "Unknown tool"),
+    ],
+)
+def test_a_mistake_is_an_error_of_its_call_alone(call: tuple[str, dict[str, str]], sentence: str) -> None:
+    wrong, right = called(over(PAGE), call, ("search", {"query": "q"}))
+    (text,) = wrong.content
+    assert wrong.is_error and text.type == "text" and sentence in text.text and not right.is_error
+
+
+def test_tools_that_only_read_say_so() -> None:
+    async def tools() -> None:
+        async with Client(make_server(over(PAGE), "test")) as client:
+            listed = (await client.list_tools()).tools
+            assert [tool.name for tool in listed] == ["search", "fetch"]
+            assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in listed)
+            assert all(tool.output_schema for tool in listed)
+
+    asyncio.run(tools())
+
+
+def test_what_a_search_found_can_be_fetched_where_the_corpus_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_server, "REMEMBERED", 1)
+    passages = [Passage(name, name, f"text of {name}") for name in "ab"]
+    retriever = Elsewhere(FixedRetriever(Corpus(passages), {"a": ["a"], "b": ["b"]}))
+    searches = [("search", {"query": name}) for name in "ab"]
+    *_, first, last = called(KnowledgeTools(retriever, 1), *searches, ("fetch", {"id": "a"}), ("fetch", {"id": "b"}))
+    assert first.is_error  # the oldest is forgotten
+    assert last.structured_content is not None and last.structured_content["text"] == "text of b"
+
+
+def test_an_agent_answers_with_the_passages_that_it_read(index: Path) -> None:
+    from coseek.retrieval.factory import open_retriever
+
+    chosen = settings_for("rules")
+    retriever = open_retriever(str(index))
+    tools = KnowledgeTools(retriever, 3, open_agent(settled_for(chosen, chosen)), limits_for(chosen))
+    name = next(iter(retriever.corpus or [])).title.strip()
+    (answer,) = called(tools, ("ask", {"question": f"Where was {name} born ?"}))
+    told = answer.structured_content
+    assert told is not None and told["stop"] and told["sources"] and told["sources"][0]["title"].strip() == name
+
+
+@pytest.mark.slow
+def test_a_client_starts_the_command_and_speaks_over_stdio(index: Path) -> None:
+    command = StdioServerParameters(command=sys.executable, args=["-m", "coseek", "serve", "mcp", str(index)])
+
+    async def speak() -> CallToolResult:
+        async with Client(command) as client:
+            return await client.call_tool("search", {"query": "painter"})
+
+    found = asyncio.run(speak()).structured_content
+    assert found is not None and len(found["results"]) == 10
+
+
+@pytest.mark.slow
+def test_two_clients_speak_over_http(index: Path) -> None:
+    words = [sys.executable, "-m", "coseek", "serve", "mcp", str(index), "--http", "0", "--topk", "2"]
+
+    async def speak(url: str) -> int:
+        async with Client(url) as one, Client(url) as other:
+            found = [await client.call_tool("search", {"query": "painter"}) for client in (one, other)]
+        return sum(len((result.structured_content or {})["results"]) for result in found)
+
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            assert asyncio.run(speak(url)) == 4
+            port = urlsplit(url).port
+            again = subprocess.run([*words[:-3], str(port)], capture_output=True, text=True, check=False, timeout=60)
+            assert again.returncode == 2 and again.stderr.startswith("coseek: ") and str(port) in again.stderr
+        finally:
+            server.terminate()
+            server.communicate(timeout=20)
