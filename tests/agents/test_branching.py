@@ -228,6 +228,7 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", list(CALLS))
 def test_a_branch_is_token_for_token_the_run_that_reads_everything_anew(name: str, temperature: float) -> None:

@@ -108,6 +108,7 @@ def test_a_run_does_not_go_on_under_another_prompt_or_protocol_of_the_same_name(
     assert coseek(*words, "--resume").code == 0
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_over_what_a_retriever_file_says_now(home: Path, coseek: Type) -> None:
     words = [*WORDS[:8], "--retriever", "both.yaml", "--out", "out"]
     both = Path("both.yaml")
@@ -120,6 +121,7 @@ def test_a_run_does_not_go_on_over_what_a_retriever_file_says_now(home: Path, co
     assert coseek(*words, "--resume").code == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_is_not_gone_on_with_unseen(home: Path, coseek: Type) -> None:
     assert coseek(*WORDS).code == 0
     whole = rows(Path("out"))

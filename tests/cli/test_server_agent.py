@@ -40,6 +40,7 @@ def rows(run: Path) -> list[JsonObject]:
     return sorted(found, key=lambda row: (row["question"]["id"], row["seed"]))
 
 
+@pytest.mark.slow
 def test_a_run_on_a_server_is_the_run_on_its_folder(
     coseek: Type, world: Path, index: Path, policy: Path, url: str, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ def test_what_is_kept_is_found_by_a_later_store(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.text(max_size=5)), max_size=30))
 @settings(max_examples=20)
 def test_a_key_keeps_its_first_text(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> None:

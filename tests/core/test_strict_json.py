@@ -126,6 +126,7 @@ def test_depth_is_counted_and_a_value_that_holds_itself_is_deep() -> None:
     assert is_deep(ring)
 
 
+@pytest.mark.slow
 def test_a_yaml_file_that_holds_itself_or_a_half_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     names = "abcdefghijklmno"

@@ -29,6 +29,7 @@ def test_a_real_set_has_its_passages_and_questions_and_every_gold_passage(
     assert all(question.gold_ids and question.answers for question in read)
 
 
+@pytest.mark.slow
 def test_2wiki_counts_its_own_passages_and_the_distractors(tmp_path: Path) -> None:
     sources = [SHARED / "2wiki-train500", SHARED / "hipporag-2wiki-corpus"]
     made = import_data("2wiki", sources, tmp_path / "out", shares=parse_shares("train=.7,dev=.1,test=.2"))

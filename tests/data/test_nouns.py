@@ -84,6 +84,7 @@ def test_a_bad_passage_is_named_with_file_and_line(tmp_path: Path) -> None:
         Corpus.load(path)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.builds(

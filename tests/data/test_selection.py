@@ -40,6 +40,7 @@ def test_a_draw_keeps_the_share_of_every_data_set_and_loses_none(sizes: list[int
         assert count == 0 or abs(here / len(drawn) - size / len(questions)) <= max(0.03, len(sizes) / len(drawn))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(SIZES, st.integers(0, 600), st.integers(0, 600), SEEDS)
 def test_a_draw_is_the_same_for_a_file_in_another_order_and_part_of_a_larger_draw(

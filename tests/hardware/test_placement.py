@@ -75,6 +75,7 @@ def test_a_new_opener_goes_through_the_one_place() -> None:
     assert found == OPENERS
 
 
+@pytest.mark.slow
 def test_nothing_but_one_file_asks_which_devices_there_are() -> None:
     asks = {"is_available", "current_accelerator", "cuda", "set_device"}
     found = {

@@ -40,6 +40,7 @@ def read_in_pieces(engine: Engine, rows: list[list[int]], rng: random.Random) ->
             done[row] = end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), ENGINES)
 def test_rows_read_in_pieces_lead_to_the_logits_of_one_plain_pass(kind: str, name: str) -> None:
     model = network(name)

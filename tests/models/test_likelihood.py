@@ -60,6 +60,7 @@ def test_it_is_the_sum_that_one_plain_pass_over_the_row_alone_gives(name: str) -
         assert weighed.fault is None
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.integers(0, 10_000), st.integers(1, 9), st.sampled_from([1, 40, 200, 8192]))
 def test_a_row_has_the_same_likelihood_alone_and_among_others(seed: int, count: int, batch_tokens: int) -> None:

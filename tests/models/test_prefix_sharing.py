@@ -107,6 +107,7 @@ def test_a_row_whose_prompt_was_read_in_another_is_the_row_that_read_it_itself(n
     assert shared.tokens_copied > 0.5 * alone.tokens_read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lfm2", "llama"])
 def test_shared_rows_are_the_same_in_any_batch_and_order(name: str) -> None:
     model, keys = network(name), list(range(12))

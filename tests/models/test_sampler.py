@@ -66,6 +66,7 @@ def test_greedy_rows_take_the_most_likely_token_and_say_its_log_probability_at_t
     assert [row[place] for place in places] == [int(best[place - 1]) for place in places]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lfm2", "llama"])
 def test_a_row_is_the_same_alone_and_in_any_batch_and_order(name: str) -> None:
     model = network(name)
@@ -103,6 +104,7 @@ def test_sampling_leaves_the_global_generator_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_the_sampler_writes_with_the_weights_that_training_left() -> None:
     model = network("lfm2")
     for dtype in ("float32", "bfloat16"):
@@ -313,6 +315,7 @@ def test_nothing_to_write_gives_no_turns() -> None:
     assert sampler(network("lfm2")).step() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_cache_in_bytes_is_never_exceeded_and_changes_no_row(name: str) -> None:
     model = network(name)

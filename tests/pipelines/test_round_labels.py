@@ -79,6 +79,7 @@ def test_labels_that_a_fault_left_incomplete_are_never_trained_on_and_are_gone_o
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["agentic-r", "dr-synth"])
 def test_a_run_that_a_fault_ended_is_made_anew(tmp_path: Path, method: str) -> None:
     method_of = f"labels={{method: {method}, scorer: oracle}}"

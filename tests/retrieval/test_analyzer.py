@@ -42,6 +42,7 @@ def test_a_misspelt_stemmer_fails_when_settings_are_made() -> None:
         make_settings(Bm25Settings, {"stem": "englsh"})
 
 
+@pytest.mark.slow
 def test_without_the_library_of_stemmers_the_way_to_it_is_said_and_the_rest_works() -> None:
     code = """
 import sys

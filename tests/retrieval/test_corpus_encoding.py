@@ -99,6 +99,7 @@ def test_devices_of_two_kinds_do_not_share_a_corpus(tmp_path: Path, encoder: Pat
     assert not list(tmp_path.glob(".x*"))
 
 
+@pytest.mark.slow
 def test_a_stopped_build_with_other_settings_begins_anew(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
     target = tmp_path / "index"
     for settings in ({}, {"passage_prompt": "ba "}):

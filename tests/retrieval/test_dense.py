@@ -66,6 +66,7 @@ def test_the_way_of_looking_changes_nothing(tmp_path: Path, tiny: Path) -> None:
     assert others == [first, first]
 
 
+@pytest.mark.slow
 def test_prompts_and_lengths_reach_the_encoder_and_are_kept_with_the_index(tmp_path: Path, dense: Dense) -> None:
     build_index(CORPUS, "dense", tmp_path / "index", {"query_prompt": "stew of vegetables ", "passage_tokens": 32})
     opened = open_index(tmp_path / "index", CORPUS)
@@ -169,6 +170,7 @@ def test_an_index_and_its_encoder_may_move_together(tmp_path: Path) -> None:
     assert open_index(tmp_path / "there" / "index", CORPUS).search(["ba"], 1)[0]
 
 
+@pytest.mark.slow
 def test_identity_follows_what_hits_depend_on(tmp_path: Path, tiny: Path) -> None:
     settings: dict[str, object] = {"encoder": str(tiny)}
     plain = build_index(CORPUS, "dense", tmp_path / "a", settings).identity
@@ -208,6 +210,7 @@ def test_a_vector_that_is_no_number_is_a_fault_of_the_search_and_stops_a_build(t
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
+@pytest.mark.slow
 def test_opening_an_index_wakes_no_torch(tmp_path: Path, tiny: Path) -> None:
     CORPUS.save(tmp_path / "corpus.jsonl")
     EncoderCard(view="question+query").save(tiny)

@@ -75,6 +75,7 @@ def test_shards_change_nothing(tmp_path: Path, dtype: str) -> None:
     assert np.array_equal(rows, brute_force(vectors.astype(dtype), queries, 30))
 
 
+@pytest.mark.slow
 def test_copies_by_the_million_are_ranked_by_row_in_bounded_memory() -> None:
     """No bound can tell copies apart: all of them are scored, a piece at a time."""
     vectors = np.tile(unit_rows(np.random.default_rng(2), 1, 4), (1_300_000, 1))

@@ -97,6 +97,7 @@ def test_equal_passages_keep_corpus_order(tmp_path: Path, encoder: Path) -> None
         assert pairs == sorted(pairs)
 
 
+@pytest.mark.slow
 def test_float16_halves_the_graphs_vectors(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
     full = build_index(corpus, "hnsw", tmp_path / "full", {"encoder": str(encoder)})
     half = build_index(corpus, "hnsw", tmp_path / "half", {"encoder": str(encoder), "dtype": "float16"})

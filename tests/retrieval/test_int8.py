@@ -32,6 +32,7 @@ def int8_search(store: VectorStore, folder: Path, together: int = 64) -> Int8Sea
     return Int8Search(store, folder / "int8", together)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(hard_cases(), st.sampled_from([3, 20]), st.sampled_from([32, 96]), st.sampled_from([2, 3]))
 def test_what_is_found_is_the_float64_ranking_to_the_last_id(
@@ -108,6 +109,7 @@ def test_float16_vectors_in_shards_are_ranked_by_their_stored_values(tmp_path: P
     assert np.array_equal(rows, brute_force(vectors.astype(np.float16), queries, 30))
 
 
+@pytest.mark.slow
 def test_the_copy_is_a_quarter_of_float32_and_the_same_bytes_every_time(tmp_path: Path) -> None:
     store = VectorStore.of(unit_rows(np.random.default_rng(4), 10_000, 384))
     for name in ("once", "again"):

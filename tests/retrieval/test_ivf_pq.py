@@ -59,6 +59,7 @@ def test_an_index_that_is_opened_again_finds_the_same_and_is_the_same_when_made_
     assert one == two != three
 
 
+@pytest.mark.slow
 def test_a_query_finds_the_same_alone_and_in_a_batch_and_never_a_passage_that_is_not_there(
     tmp_path: Path, encoder: Path, corpus: Corpus
 ) -> None:

@@ -57,6 +57,7 @@ def test_vectors_that_do_not_fit_into_memory_are_scanned_in_int8(
     assert [chosen(rows, 384, "float32", "cpu").taken for rows in (fit - 1, fit + 1)] == ["exact", "int8"]
 
 
+@pytest.mark.slow
 def test_auto_finds_what_every_way_finds_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way, "FEWEST", 100)
     make_encoder(tmp_path / "encoder")

@@ -48,6 +48,7 @@ def test_blocks_cover_all_rows_in_order_and_copy_nothing(tmp_path: Path) -> None
     assert not any(block.flags.owndata for _, block in blocks)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)  # every piece is synced to the disk
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30))
 def test_a_writer_killed_after_any_block_and_begun_again_writes_the_same_bytes(
@@ -61,6 +62,7 @@ def test_a_writer_killed_after_any_block_and_begun_again_writes_the_same_bytes(
     assert bytes_of(folder / "pieces") == bytes_of(folder / "once")
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.integers(0, 400), st.integers(0, 400), st.booleans())
 def test_what_a_killed_writer_left_half_written_is_written_over(

@@ -104,6 +104,7 @@ def test_parameters_are_added_and_no_provider_is_asked_for_more_than_it_gives(si
     assert (sent["gl"], sent["num"]) == (["de"], ["10"])
 
 
+@pytest.mark.slow
 def test_the_key_is_written_nowhere(
     site: Site, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

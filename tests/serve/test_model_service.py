@@ -74,6 +74,7 @@ def choice(reply: httpx.Response) -> JsonObject:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_conversation_over_http_is_the_one_with_the_local_sampler(
     live: Live, folder: Path, tokenizer: HfTokenizer, temperature: float
@@ -293,6 +294,7 @@ def test_a_token_is_asked_for(folder: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_answered_before_the_end(folder: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with live_model(folder) as live:

@@ -135,6 +135,7 @@ def test_a_copy_repeats_the_sequence_before_the_gap_and_tells_where_to_copy_from
     assert (1, False) in kinds and (GIVEN, True) in kinds and (GIVEN, False) not in kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [0.0, 0.1, 0.6, 1.0])
 def test_a_draw_depends_on_the_progress_and_the_generator_alone(done: float) -> None:
     one, other = tasks(), tasks()
@@ -151,6 +152,7 @@ def test_training_begins_with_records_and_copies_and_ends_with_every_task() -> N
     assert set(settings.shares) == set(get_args(Task))
 
 
+@pytest.mark.slow
 def test_no_example_holds_a_tag_of_any_protocol() -> None:
     tags = {tag.opening for name in ("search-r1", "qagent", "s3", "react") for tag in load_protocol(name).grammar.tags}
     drawn = tasks()

@@ -242,6 +242,7 @@ def test_the_papers_recipes_have_the_papers_encoders_and_numbers() -> None:
     assert re.fullmatch(r"Instruction: [^\n]+[^\s]\nQuery: Reasoning: r\nQuery: q", shown)
 
 
+@pytest.mark.slow
 def test_an_encoder_is_never_fed_more_tokens_than_it_has_positions(given_folders: Path, tmp_path: Path) -> None:
     """Longer texts would end the training in the middle of it, with a stack of torch's."""
     long = ("query_tokens=8192", "passage_tokens=100", "training.steps=1", "held_out.share=0")

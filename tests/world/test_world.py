@@ -75,6 +75,7 @@ def test_the_default_world_is_as_large_as_promised() -> None:
     assert [len(small().questions[split]) for split in SPLITS] == [6000, 1000, 1000]
 
 
+@pytest.mark.slow
 def test_passages_are_short_and_put_a_space_before_every_word() -> None:
     for passage in small().corpus:
         for text in (passage.title, passage.text):
