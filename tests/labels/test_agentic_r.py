@@ -116,7 +116,6 @@ def test_the_checker_sees_every_kind_of_mistake(tmp_path: Path) -> None:
     assert "0 label sets and 0 reasons" in " ".join(violations(tmp_path, run))
 
 
-@pytest.mark.slow
 def test_labels_of_a_turn_do_not_depend_on_the_other_turns(tmp_path: Path) -> None:
     together, _ = labelled(tmp_path / "all", parts(tmp_path / "all"))
     alone: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
@@ -134,7 +133,6 @@ def test_continuing_only_while_it_matters_gives_the_labels_of_continuing_all(tmp
     assert few.counts["branches"] * 5 < many.counts["branches"]
 
 
-@pytest.mark.slow
 def test_a_killed_start_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     labelled(tmp_path / "whole", parts(tmp_path / "whole"))
     folder = tmp_path / "killed"

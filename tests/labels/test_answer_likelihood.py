@@ -343,7 +343,6 @@ def test_weighing_settings_are_described() -> None:
     assert all(field.description for field in AnswerLikelihoodSettings.model_fields.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_labels_as_its_model_does_and_a_refused_prompt_leaves_only_its_turn_undone(
     method: str, tmp_path: Path

@@ -141,7 +141,6 @@ def test_rejection_can_be_left_out(made: tuple[Path, list[Labelled]], tmp_path: 
     assert all(isinstance(one, LabelSet) for one in everything)
 
 
-@pytest.mark.slow
 def test_neither_its_runs_nor_its_labels_hold_all_trajectories_in_memory(tmp_path: Path) -> None:
     """With pages all of them would be gigabytes. Of 120 runs here, a batch of labels has 64 turns."""
     made = maker(tmp_path, samples=5)
@@ -160,7 +159,6 @@ def test_neither_its_runs_nor_its_labels_hold_all_trajectories_in_memory(tmp_pat
     assert len(held) > 150 and 0 < max(held) < 60
 
 
-@pytest.mark.slow
 def test_a_killed_start_goes_on_to_the_same_labels(made: tuple[Path, list[Labelled]], tmp_path: Path) -> None:
     """The files are cut where a kill would have cut them: in the middle of a line."""
     labels_of(maker(tmp_path))
@@ -259,7 +257,6 @@ def passages_in(prompt: str) -> int:
     return int(prompt.partition(" passages, each")[0].rpartition(" ")[2])
 
 
-@pytest.mark.slow
 def test_a_lenient_order_that_misses_a_few_passages_is_repaired_and_counted_and_a_strict_one_drops_its_turn(
     tmp_path: Path,
 ) -> None:
@@ -286,7 +283,6 @@ def _pool(one: LabelSet) -> list[Passage]:
     return list(dict.fromkeys([*gold, *(hit.passage for hit in bm25().search([one.query], 50)[0])]))
 
 
-@pytest.mark.slow
 def test_runs_whose_answer_is_a_sentence_can_be_kept_by_cover_match_or_by_a_judge(tmp_path: Path) -> None:
     def reasons(turns: Sequence[SearchTurn], made: DrSynth) -> set[str]:
         return {one.reason for one in made.label(turns) if isinstance(one, DroppedTurn)}

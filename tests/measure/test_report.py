@@ -109,7 +109,6 @@ def test_a_page_fetches_nothing_and_forbids_scripts() -> None:
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
-@pytest.mark.slow
 def test_plots_in_one_page_do_not_share_ids() -> None:
     html = report_html("t", [PlotSection("p", plot) for plot in [*plots(), *plots()]])
     page = Page(html)
@@ -119,7 +118,6 @@ def test_plots_in_one_page_do_not_share_ids() -> None:
     assert targets and targets <= set(page.ids)
 
 
-@pytest.mark.slow
 def test_the_same_data_draws_the_same_bytes() -> None:
     assert list(plots()) == list(plots())
 
