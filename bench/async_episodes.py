@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.agents.async_playing import Improviser, asked, ledger, play_async, shelf_for
@@ -34,7 +34,8 @@ from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.training.sft.loop import draw_any, train_sft
+from coseek.training.sft.curriculum import draw_any
+from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings
 from coseek.training.trainer.policy import Policy
 from coseek.world.settings import WorldSettings
@@ -42,7 +43,7 @@ from coseek.world.world import World, make_world
 
 PROTOCOLS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 BYTES = Limits(max_turns=4, max_turn_tokens=600, max_observation_tokens=600, max_tokens=6000)
-TOKENS = Limits(max_turns=3, max_turn_tokens=48, max_observation_tokens=96, max_tokens=900)
+TOKENS = Limits(max_turns=3, max_turn_tokens=64, max_observation_tokens=96, max_tokens=900)
 
 
 @dataclass
@@ -84,10 +85,12 @@ class Comparison:
         )
 
 
-def questions_of(world: World, episodes: int) -> Iterator[tuple[Protocol, list[Question]]]:
-    """Every protocol with its share of the episodes."""
+def questions_of(world: World, only: Sequence[str], episodes: int) -> Iterator[tuple[Protocol, list[Question]]]:
+    """Protocols with their share of the episodes."""
     pool = world.questions["dev"]
     for place, name in enumerate(PROTOCOLS):
+        if name not in only:
+            continue
         numbers = range(place, episodes, len(PROTOCOLS))
         yield load_protocol(name, "laptop"), [pool[number % len(pool)] for number in numbers]
 
@@ -100,27 +103,30 @@ def retriever_for(protocol: Protocol, world: World) -> Retriever:
     return retriever
 
 
-def scripted(world: World, episodes: int) -> Iterator[Comparison]:
+def scripted(world: World, only: Sequence[str], episodes: int) -> Iterator[Comparison]:
     expert, broken = Comparison("expert"), Comparison("broken")
-    for protocol, questions in questions_of(world, episodes):
+    for protocol, questions in questions_of(world, only, episodes):
         tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
 
         def model(protocol: Protocol = protocol, tokenizer: ByteTokenizer = tokenizer) -> Model:
             return ScriptedAgentModel(ExpertAgent(), protocol, tokenizer)
 
+        def improviser(protocol: Protocol = protocol) -> Model:
+            return Improviser(protocol)
+
         expert.add(protocol, model, retriever_for(protocol, world), questions, BYTES)
-        broken.add(protocol, lambda it=protocol: Improviser(it), shelf_for(protocol), asked(len(questions)), BYTES)
+        broken.add(protocol, improviser, shelf_for(protocol), asked(len(questions)), BYTES)
     yield expert
     yield broken
 
 
-def networks(world: World, episodes: int, folder: Path, steps: int) -> Iterator[Comparison]:
+def networks(world: World, only: Sequence[str], episodes: int, folder: Path, steps: int) -> Iterator[Comparison]:
     if not (folder / "policy").exists():
         make_shown(world, folder, steps)
     tokenizer, module = HfTokenizer.load(folder / "policy"), load_model(folder / "policy", FLOAT32)
     for temperature in (0.0, 1.0):
         found = Comparison(f"network {temperature:g}")
-        for protocol, questions in questions_of(world, episodes // 2):
+        for protocol, questions in questions_of(world, only, episodes // 2):
             chosen = SamplerSettings(temperature=temperature, max_rows=64)
 
             def model(protocol: Protocol = protocol, chosen: SamplerSettings = chosen) -> Model:
@@ -145,7 +151,8 @@ def make_shown(world: World, folder: Path, steps: int) -> None:
         limits = TOKENS.model_copy(update={"max_turn_tokens": 300, "max_tokens": 1500})
         shown += rollout(agent, retriever_for(protocol, world), questions, range(len(questions)), limits)
     whole = [run for run in shown if not run.truncated and not run.stop.is_fault]
-    settings = SftSettings(steps=steps, checkpoint_every=steps)
+    # The form of a turn is enough: the policy need not know what it writes about.
+    settings = SftSettings(steps=steps, checkpoint_every=steps, repeat_steps=0)
     train_sft(Policy(model, settings.learner, 0), draw_any(whole), settings, folder / "sft")
     save_model(model, tokenizer, folder / "policy")
 
@@ -154,14 +161,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--network", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=PROTOCOLS, default=PROTOCOLS, help="these protocols' share alone")
     parser.add_argument("--folder", type=Path, help="where the policy is kept for another start")
-    parser.add_argument("--sft-steps", type=int, default=150)
+    parser.add_argument("--sft-steps", type=int, default=250)
     options = parser.parse_args()
     world = make_world(WorldSettings(seed=9, size="tiny", train=200, dev=100, test=0))
     with tempfile.TemporaryDirectory() as made:
         folder = options.folder or Path(made)
-        done = networks(world, options.episodes, folder, options.sft_steps) if options.network else None
-        found = list(done or scripted(world, options.episodes))
+        options_of = (world, options.only, options.episodes)
+        found = list(networks(*options_of, folder, options.sft_steps) if options.network else scripted(*options_of))
     print("\n".join(one.report() for one in found))
     return 0 if all(one.equal == one.episodes for one in found) else 1
 
