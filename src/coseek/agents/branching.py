@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from coseek.agents.environment import End
 from coseek.agents.episode import Episode
 from coseek.agents.limits import Limits
 from coseek.agents.replay import ReplayPoint, with_hits
@@ -119,7 +120,6 @@ class Branching(Driver):
         *,
         concurrency: int = 256,
     ) -> None:
-        agent.protocol.check_retriever(retriever.name)
         super().__init__(agent, retriever, limits, None, None)
         self.feed: Feed | None = feed
         self.on_branch = on_branch
@@ -176,7 +176,7 @@ class Branching(Driver):
     def _seen(self, past: ReplayPoint, passages: Sequence[Passage]) -> Hashable:
         """A key that is equal for passages which look alike to the agent. Ids count where they are shown, and where
         passages found twice are shown once."""
-        by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.prompt_template.file.document
+        by_id = len(passages) != 1 or len(past.block) > 1 or "{id}" in self.protocol.template.file.document
         return tuple((passage.id if by_id else "", passage.title, passage.text) for passage in passages)
 
     def _stages(self, added: Sequence[int]) -> list[_Stages]:
@@ -268,9 +268,9 @@ class Branching(Driver):
         one, past = self.jobs[key].branches[0], self.jobs[key].past
         row = self.rows[key] = past.episode(key, one.seed)
         if row.turns > self.limits.max_turns:
-            self._finish(row, StopReason.TURN_LIMIT)
+            self._finish(row, End(StopReason.TURN_LIMIT))
         else:
-            self._answer(row, past.found(one.passages))
+            self._go_on(row, self.environment.show_searches(row, past.found(one.passages)))
 
     def _hand(self, row: Episode, request: Request) -> None:
         past, trunk = self.jobs[row.key].past, self.trunk_of.get(row.key)
@@ -300,8 +300,8 @@ class Branching(Driver):
         self._let_go(row)
         super()._close(row)
 
-    def _finish(self, row: Episode, stop: StopReason, answer: str | None = None, detail: str = "") -> None:
-        super()._finish(row, stop, answer, detail)
+    def _finish(self, row: Episode, end: End) -> None:
+        super()._finish(row, end)
         run, job = self.done.pop(row.key), self.jobs.pop(row.key)
         for one in job.branches:
             shown = one.search < len(run.searches)

@@ -1,8 +1,9 @@
-"""Episode: the state of one run while it is rolled out. The driver decides what happens next."""
+"""Episode: the state of one run while it is rolled out. The environment decides what happens next."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from coseek.agents.document_block import apply_selection, latest_block
 from coseek.agents.search_turns import make_past_turn
@@ -56,6 +57,11 @@ class Episode:
     def written(self) -> int:
         """Number of the agent's turns so far."""
         return sum(segment.author is Author.AGENT for segment in self.segments)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All token ids so far."""
+        return tuple(chain.from_iterable(segment.ids for segment in self.segments))
 
     @property
     def so_far(self) -> EpisodeState:

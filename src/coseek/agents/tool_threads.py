@@ -44,6 +44,11 @@ class ToolThreads(Generic[A, R]):
         self._waiting.setdefault(tool, []).extend(calls)
         self._begin(tool)
 
+    def withdraw(self, tool: Tool, call: A) -> None:
+        """Drop a call that has not begun; of another one the result can still be taken."""
+        if call in (waiting := self._waiting.get(tool, [])):
+            waiting.remove(call)
+
     def take(self, block: bool) -> list[tuple[Sequence[A], R]]:
         """The finished batches with their results; with `block` at least one, if any is open."""
         if block and self._begun:
@@ -58,6 +63,8 @@ class ToolThreads(Generic[A, R]):
 
     def close(self) -> None:
         """Wait for the calls under way; the others are dropped."""
+        for waiting in self._waiting.values():
+            waiting.clear()
         self._pool.shutdown(cancel_futures=True)
 
     def _begin(self, tool: Tool) -> None:

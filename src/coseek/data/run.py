@@ -126,6 +126,15 @@ class Run:
             faults = (DataError, KeyError, ValueError, TypeError)
             yield from parse_rows(self.trajectories_path, Trajectory.from_json, faults)
 
+    def by_question(self) -> Iterator[list[Trajectory]]:
+        """The stored trajectories of one question after the other, in the order of the first of each; by seed."""
+        spans: dict[str, list[tuple[RowKey, int, int]]] = {}
+        for span in _spans(self.trajectories_path):
+            spans.setdefault(span[0][0], []).append(span)
+        for group in spans.values():
+            lines = _lines_at(self.trajectories_path, sorted(group))
+            yield [Trajectory.from_json(parse_line(line, str(self.trajectories_path))) for line in lines]
+
     def done(self) -> set[RowKey]:
         """The keys of all stored trajectories."""
         return {(trajectory.question.id, trajectory.seed) for trajectory in self.trajectories()}

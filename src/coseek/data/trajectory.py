@@ -65,6 +65,8 @@ class Segment:
     """Exactly what was sampled, or what was inserted; never re-tokenised."""
     logprobs: tuple[float, ...] = ()
     """Natural log at the sampling temperature, one per agent token; empty for the environment."""
+    version: int | None = None
+    """Version of the weights that sampled the ids; `None` where the model does not tell."""
 
     def __post_init__(self) -> None:
         wanted = len(self.ids) if self.author is Author.AGENT else 0
@@ -78,6 +80,8 @@ class Segment:
         row: JsonObject = {"author": str(self.author), "tag": self.tag, "text": self.text, "ids": list(self.ids)}
         if self.author is Author.AGENT:
             row["logprobs"] = list(self.logprobs)
+        if self.version is not None:
+            row["version"] = self.version
         return row
 
     @classmethod
@@ -88,6 +92,7 @@ class Segment:
             text=str(row["text"]),
             ids=tuple(cast(list[int], row["ids"])),
             logprobs=tuple(float(value) for value in cast(list[float], row.get("logprobs", []))),
+            version=cast("int | None", row.get("version")),
         )
 
 

@@ -85,6 +85,8 @@ class Turn:
     """Whether `ids` and `logprobs` are those sampled. Inexact turns, from text-only servers, are not trained on."""
     cost_usd: float | None = 0.0
     """The cost of the turn; `None` if there is a price and the server reports no token counts."""
+    version: int | None = None
+    """The version of the weights that sampled it, if the model tells."""
 
 
 class Model(Protocol):

@@ -40,13 +40,15 @@ class Experience:
 
 
 def make_experience(
-    episodes: EpisodeBatch, settings: RlSettings, algorithm: Algorithm, backend: TrainingBackend
+    episodes: EpisodeBatch, settings: RlSettings, algorithm: Algorithm, backend: TrainingBackend | None
 ) -> Experience:
-    """Make a batch with advantages from scored runs."""
-    policy, critic, reference = backend.policy, backend.critic, backend.reference
+    """Make a batch with advantages from scored runs. Without a backend there is no reference and no critic, and the old
+    policy is the sampler's."""
+    policy, critic, reference = (backend.policy, backend.critic, backend.reference) if backend else (None,) * 3
     batch = make_batch([episode.trajectory for episode in episodes.scored])
     mask_BT = batch.agent_BT & _counted(episodes, settings)[:, None]
-    old_BT = batch.logprobs_BT if settings.old_logprobs == "rollout" else policy.forward(batch, batch.agent_BT)
+    recomputed = policy if settings.old_logprobs == "recompute" else None
+    old_BT = batch.logprobs_BT if recomputed is None else recomputed.forward(batch, batch.agent_BT)
     reference_BT = reference.forward(batch, mask_BT) if reference else None
     rewards_B = row_rewards(episodes, settings)
     flat_B = _flat(rewards_B, episodes, settings)

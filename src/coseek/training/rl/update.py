@@ -65,7 +65,7 @@ def improve(
     updates = 0
     for _ in range(settings.epochs):
         for rows_B in minibatches(experience, settings.minibatches, rng, algorithm.drops_zero_spread):
-            weights_BT = _weights(experience, settings, rows_B)
+            weights_BT = minibatch_weights(experience, settings, rows_B)
             wanted_BT = (weights_BT != 0.0) & ~experience.silent_B[:, None]
             if not bool(wanted_BT.any()):
                 continue
@@ -106,16 +106,21 @@ def logprob_gap(policy: ForwardModel, batch: Batch, rows: int) -> dict[str, floa
 
 def minibatches(experience: Experience, most: int, rng: random.Random, drop_zero_spread: bool = False) -> list[Tensor]:
     """Shuffle the rows that count and split them into at most `most` minibatches of about equal size."""
-    counted_B = experience.mask_BT.any(dim=1)
-    if drop_zero_spread:
-        counted_B = counted_B & ~experience.flat_B
-    rows: Sequence[int] = counted_B.nonzero()[:, 0].tolist()
+    rows: Sequence[int] = counted_rows(experience, drop_zero_spread).tolist()
     shuffled = rng.sample(rows, k=len(rows))
     count = min(most, len(rows))
     return [torch.tensor(shuffled[part::count]) for part in range(count)]
 
 
-def _weights(experience: Experience, settings: RlSettings, rows_B: Tensor) -> Tensor:
+def counted_rows(experience: Experience, drop_zero_spread: bool) -> Tensor:
+    """Return the indices of the rows that count in the loss."""
+    counted_B = experience.mask_BT.any(dim=1)
+    if drop_zero_spread:
+        counted_B = counted_B & ~experience.flat_B
+    return counted_B.nonzero()[:, 0]
+
+
+def minibatch_weights(experience: Experience, settings: RlSettings, rows_B: Tensor) -> Tensor:
     """Return the loss weights of a minibatch, over all rows of the step: 0 outside the minibatch."""
     here_B = torch.zeros(len(experience.batch), dtype=torch.bool)
     here_B[rows_B] = True

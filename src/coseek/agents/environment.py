@@ -1,0 +1,261 @@
+"""Environment: answers the turns of episodes. It asks no model itself, so that any driver can play its episodes.
+
+Every method takes an episode one step further and returns what the driver does next: let the model write (`Request`),
+run a tool call (`PendingCall`), or end the episode (`End`). Only `run_tool` searches. Budgets are enforced here (and in
+`agents.branching`): an episode that reaches its budget ends; no segment is ever cut, so the tokens trained on are the
+tokens sampled.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
+
+from coseek.agents.episode import Episode
+from coseek.agents.grammar import Action, Intent
+from coseek.agents.limits import Limits
+from coseek.agents.protocol import Protocol
+from coseek.agents.search_turns import make_query
+from coseek.agents.tool import (
+    DocumentPage,
+    Result,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolFault,
+    ToolRequest,
+    TurnSearches,
+)
+from coseek.agents.tools.search import arguments_for
+from coseek.agents.unwritable import checked_turn
+from coseek.core.concurrency import concurrency_of
+from coseek.core.files import Json
+from coseek.data.evidence import ranked
+from coseek.data.trajectory import MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Call, Segment, StopReason, Trajectory
+from coseek.models.model import EpisodeState, Ranking, Request, Tokenizer, Turn, TurnEnd
+from coseek.retrieval.retriever import Retriever
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingCall:
+    """A call that one turn of an episode made, to be run."""
+
+    row: Episode
+    tool: Tool
+    request: ToolRequest
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an episode ends."""
+
+    stop: StopReason
+    answer: str | None = None
+    detail: str = ""
+
+
+Next: TypeAlias = Request | End
+"""What follows a result. The context of a request with a negative key is a side context, used for this turn alone."""
+
+
+class Environment:
+    """The loop of a protocol over a retriever. One environment serves any number of episodes."""
+
+    def __init__(self, protocol: Protocol, tokenizer: Tokenizer, retriever: Retriever, limits: Limits) -> None:
+        protocol.check_tools()
+        protocol.check_retriever(retriever.name)
+        self.protocol, self.tokenizer, self.limits = protocol, tokenizer, limits
+        self.prompt_template = protocol.template
+        self.context = ToolContext(retriever, limits, protocol.template, tokenizer)
+
+    # --- an episode's steps
+
+    def begin(self, row: Episode) -> Next | PendingCall:
+        """Show an episode its prompt; a protocol that opens with a search first searches the question."""
+        ids, tail = self.prompt_template.prompt_ids(self.tokenizer, row.question)
+        ids += () if self.protocol.opens_with_search else tail
+        row.add(Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids))
+        if not self.protocol.opens_with_search:
+            return self._ask(row)
+        return self._pending(row, ToolCall(self.protocol.grammar.search, arguments_for([row.question.question])), "")
+
+    def take(self, row: Episode, turn: Turn) -> Next | PendingCall:
+        """Process what the model wrote for the episode's latest request."""
+        turn = checked_turn(turn)
+        if turn.key < 0:
+            return self._take_notes(row, turn)
+        text = self.tokenizer.decode(turn.ids)
+        intent = self.protocol.grammar.intent(text)
+        row.exact = row.exact and turn.exact
+        row.pay(turn.cost_usd)
+        if turn.ids:
+            tag = intent.span.tag if intent.span else ""
+            row.add(Segment(Author.AGENT, tag, text, turn.ids, turn.logprobs, turn.version))
+        if turn.end is TurnEnd.FAULT:
+            return End(StopReason.MODEL_ERROR, detail=turn.fault)
+        row.select(intent.selected)
+        if intent.action is Action.ANSWER and intent.span is not None:
+            return End(StopReason.ANSWERED, answer=intent.span.text.strip())
+        if intent.action is Action.COMPLETE:
+            return End(StopReason.COMPLETE)
+        if intent.call is None:
+            return self._refuse(row, intent, turn)
+        if row.turns >= self.limits.max_turns:
+            return End(StopReason.TURN_LIMIT)
+        if problem := self._over_limit(row, intent.call.tool):
+            return self._refuse(row, replace(intent, problem=problem), turn)
+        row.turns += 1
+        return self._pending(row, intent.call, text)
+
+    def answer(self, call: PendingCall, result: Result, took_s: float) -> Next:
+        """Show an episode the result of its call. `took_s` counts as retrieval time if it searched."""
+        if isinstance(result, TurnSearches):
+            call.row.retriever_s += took_s
+            return self.show_searches(call.row, result)
+        return self._show_result(call, result)
+
+    def show_searches(self, row: Episode, found: TurnSearches) -> Next:
+        """Show the results of one turn's searches. A failed query is shown as failed; when all fail, the run ends."""
+        if all(search.fault is not None for search in found.searches):
+            row.keep(found)
+            return End(StopReason.RETRIEVER_ERROR, detail=found.searches[0].fault or "")
+        if self.protocol.ends_after_search:
+            row.keep(found)
+            return End(StopReason.COMPLETE)
+        if self.protocol.reason_in_documents and any(search.hits for search in found.searches):
+            return self._ask_for_notes(row, found)
+        shown = self.protocol.grammar.search.render(found, self.context)
+        assert not isinstance(shown, ToolFault)
+        return self._show(row, self.protocol.observation_tag, shown, found)
+
+    def finish(self, row: Episode, end: End, model: object) -> Trajectory:
+        """Build the trajectory of an episode that ended; `model` ranks its passages if it is a `Ranking`."""
+        format_error = self.protocol.grammar.format_error(self.protocol.grammar.spans(row.segments))
+        # Best first: the agent's own ranking, else the default one.
+        own = model.evidence(row.so_far) if isinstance(model, Ranking) else None
+        return Trajectory(
+            question=row.question,
+            protocol=self.protocol.name,
+            segments=tuple(row.segments),
+            searches=tuple(row.searches),
+            stop=end.stop,
+            answer=end.answer,
+            valid=not format_error,
+            format_error=format_error,
+            stop_detail=end.detail,
+            selected_ids=row.selected_ids,
+            side_contexts=tuple(row.side_contexts),
+            seed=row.seed,
+            timings={"wall_s": time.perf_counter() - row.began, "retriever_s": row.retriever_s},
+            exact=row.exact,
+            cost_usd=row.cost_usd or None,
+            calls=tuple(row.calls),
+            evidence=ranked(row.searches, row.selected_ids if own is None else own),
+        )
+
+    # --- tools
+
+    def run_tool(self, calls: Sequence[PendingCall]) -> list[tuple[Result, float]]:
+        """Run calls of one tool in one batch. Returns each result with its seconds: a search's are shared in
+        proportion to queries."""
+        began = time.perf_counter()
+        results = calls[0].tool.run([call.request for call in calls], self.context)
+        took_s = time.perf_counter() - began
+        counts = [len(result.searches) if isinstance(result, TurnSearches) else 0 for result in results]
+        return [(result, took_s * count / max(1, sum(counts))) for result, count in zip(results, counts, strict=True)]
+
+    def at_once(self, tool: Tool) -> int:
+        """Calls of a tool that may run at the same time."""
+        return concurrency_of(self.context.retriever) if tool is self.protocol.grammar.search else 1
+
+    # --- parts of the steps
+
+    def _over_limit(self, row: Episode, tool: Tool) -> str:
+        """Why the latest turn may not call this tool, or ""."""
+        most = tool.settings.max_calls
+        if most is None:
+            return ""
+        turns = [segment.text for segment in row.segments if segment.author is Author.AGENT][:-1]
+        calls = (self.protocol.grammar.intent(text).call for text in turns)
+        made = sum(call is not None and call.tool is tool for call in calls)
+        return f"{tool.name!r} may be called {most} times in one run" if made >= most else ""
+
+    def _pending(self, row: Episode, call: ToolCall, written: str) -> PendingCall:
+        query = make_query(row.question, row.history, "", written, self.protocol.grammar)
+        request = ToolRequest(call.arguments, row.written, query, tuple(row.searches), call.fault)
+        return PendingCall(row, call.tool, request)
+
+    def _ask(self, row: Episode) -> Next:
+        """Let the model write, or end the episode when its budget is spent."""
+        left = self.limits.max_tokens - row.tokens
+        if left < 1:
+            return End(StopReason.TOKEN_LIMIT, detail=f"the prompt alone holds {row.tokens} tokens")
+        ids, row.unsent = row.unsent, ()
+        return Request(row.key, ids, min(left, self.limits.max_turn_tokens), row.seed, row.so_far)
+
+    def _refuse(self, row: Episode, intent: Intent, turn: Turn) -> Next:
+        """Answer a turn without a valid action: ask for a retry, or end the episode."""
+        if turn.end is TurnEnd.LENGTH and intent.span is None:
+            return End(StopReason.TOKEN_LIMIT, detail=f"a turn of {len(turn.ids)} tokens without an action")
+        problem = intent.problem or ("a turn without an action" if intent.span is None else "an empty query")
+        if not self.protocol.retries:
+            return End(StopReason.INVALID, detail=problem)
+        if row.turns >= self.limits.max_turns:
+            return End(StopReason.TURN_LIMIT)
+        row.turns += 1
+        return self._show(row, RETRY, self.prompt_template.retry_ids(self.tokenizer, problem))
+
+    def _show(self, row: Episode, tag: str, ids: tuple[int, ...], found: TurnSearches | Call | None = None) -> Next:
+        """Insert an environment segment, record the searches or the call it answers, and continue the episode."""
+        if self.protocol.opens_with_search and not row.written:
+            ids += self.prompt_template.prompt_ids(self.tokenizer, row.question)[1]
+        if row.tokens + len(ids) >= self.limits.max_tokens:
+            # Not recorded: a reward must not pay for what the agent never read.
+            return End(StopReason.TOKEN_LIMIT, detail=f"no room for an observation of {len(ids)} tokens")
+        if isinstance(found, Call):
+            row.calls.append(found)
+        elif found is not None:
+            row.keep(found)
+        row.add(Segment(Author.ENVIRONMENT, tag, self.tokenizer.decode(ids), ids))
+        return self._ask(row)
+
+    def _show_result(self, call: PendingCall, result: "DocumentPage | ToolFault | Json") -> Next:
+        """Show a result other than searches. A fault is recorded, not shown, and ends the episode."""
+        row, tool, request = call.row, call.tool, call.request
+        shown = result if isinstance(result, ToolFault) else tool.render(result, self.context)
+        if isinstance(shown, ToolFault):
+            row.calls.append(Call(request.turn, tool.name, request.arguments, fault=shown.message))
+            return End(StopReason.TOOL_ERROR, detail=shown.message)
+        if isinstance(result, DocumentPage):
+            # The agent's mistake and no fault of a part: it is counted, and the run goes on.
+            there = self.prompt_template.has_page(self.tokenizer, result.hit, result.page, self.limits)
+            return self._show(row, PAGE if there else MISSING, shown)
+        return self._show(row, TOOL, shown, Call(request.turn, tool.name, request.arguments, cast(Json, result)))
+
+    def _ask_for_notes(self, row: Episode, found: TurnSearches) -> Next:
+        """Ask the model for notes on search results in a side context (Search-o1's reason-in-documents)."""
+        asked, size = found.queries[0], self.limits.max_observation_tokens
+        ids = self.prompt_template.notes_prompt_ids(
+            self.tokenizer, row.question.question, asked.reasoning, found.searches, size
+        )
+        left = self.limits.max_tokens - len(ids)
+        if left < 1:
+            return End(StopReason.TOKEN_LIMIT, detail=f"a prompt for notes of {len(ids)} tokens")
+        row.noting = found
+        row.side_contexts.append((Segment(Author.ENVIRONMENT, PROMPT, self.tokenizer.decode(ids), ids),))
+        so_far = EpisodeState(row.question, tuple(row.searches), side_searches=found.searches)
+        return Request(row.side_key, ids, min(left, self.limits.max_turn_tokens), row.side_seed, so_far)
+
+    def _take_notes(self, row: Episode, turn: Turn) -> Next:
+        """Insert the model's notes as an environment segment, which is not trained on."""
+        found, row.noting = row.noting, None
+        row.pay(turn.cost_usd)
+        if turn.ids:
+            text = self.tokenizer.decode(turn.ids)
+            row.side_contexts[-1] += (Segment(Author.AGENT, "", text, turn.ids, turn.logprobs, turn.version),)
+        if turn.end is TurnEnd.FAULT:
+            return End(StopReason.MODEL_ERROR, detail=turn.fault)
+        ids = turn.ids[:-1] if turn.ids[-1:] == (self.tokenizer.eos_id,) else turn.ids
+        notes = self.tokenizer.decode(ids).strip()
+        shown = self.prompt_template.notes_ids(self.tokenizer, notes, self.limits.max_observation_tokens)
+        return self._show(row, self.protocol.observation_tag, shown, found)

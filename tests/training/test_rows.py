@@ -1,0 +1,241 @@
+"""Rows for any engine: they hold what the learner trains on, to the last bit, and nothing of what failed."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.training.echo import settings_of
+from tests.training.tiny import agent, environment, random_trajectories, tiny_model, trajectory
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import json_line, parse_line
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.rewards.reward import Reward
+from coseek.training.rl.algorithm import open_algorithm
+from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.episodes import EpisodeBatch, score
+from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.rows import TrainingRow, experience_of, export_rows, read_rows, rows_of
+from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.update import improve
+from coseek.training.trainer.policy import Policy
+
+GROUPS, SIZE = 4, 4
+ALGORITHMS = ("grpo", "rloo", "reinforce-pp")
+
+
+def paid(run: Trajectory) -> Reward:
+    """A number drawn by the run's question and seed, often the same for a whole group."""
+    rng = random.Random(f"{run.question.id}/{run.seed}")
+    return Reward(1.0 if run.question.id == "q0" else rng.choice([0.0, 0.5, 1.0]))
+
+
+def sampled(seed: int) -> list[Trajectory]:
+    """Groups of runs; one in five ran into a limit, one in eight failed."""
+    rng = random.Random(seed)
+    stops = [StopReason.ANSWERED] * 6 + [StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT, StopReason.MODEL_ERROR]
+    return [
+        replace(run, question=Question(f"q{place // SIZE}", "?", ("a",)), seed=place % SIZE, stop=rng.choice(stops))
+        for place, run in enumerate(random_trajectories(GROUPS * SIZE, rng))
+    ]
+
+
+def scored(runs: Sequence[Trajectory]) -> EpisodeBatch:
+    return score([int(run.question.id[1:]) for run in runs], runs, paid)
+
+
+def made(
+    episodes: EpisodeBatch, choice: RlSettings, backend: LocalBackend | None = None
+) -> tuple[Experience, list[TrainingRow]]:
+    """The experience of a step, and its rows as a file gives them back."""
+    algorithm = open_algorithm(choice)
+    experience = make_experience(episodes, choice, algorithm, backend)
+    rows = rows_of(experience, episodes, choice, algorithm)
+    return experience, [TrainingRow.from_json(parse_line(json_line(row.to_json()), "row")) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("grpo", {}),
+        ("grpo", {"normaliser": "sequence", "minibatches": 3, "epochs": 2}),
+        ("grpo", {"normaliser": "group", "truncated": "mask"}),
+        ("grpo", {"normaliser": "constant", "constant_tokens": 9, "truncated": "penalise", "clip_high": 0.28}),
+        ("grpo", {"entropy": 0.1}),
+        ("rloo", {"algorithm_settings": {"zero_spread": "drop"}, "minibatches": 1}),
+        ("reinforce-pp", {"minibatches": 1}),
+        ("ppo", {}),
+    ],
+)
+def test_rows_move_a_policy_by_the_same_bits_as_the_learners_own_batch(
+    algorithm: str, changes: dict[str, object]
+) -> None:
+    choice = settings_of(algorithm, group_size=SIZE, **changes)
+    opened = open_algorithm(choice)
+    first, second = (Policy(tiny_model(), choice.policy, 8) for _ in range(2))
+    backend = LocalBackend(first, choice)
+    experience, rows = made(scored(sampled(3)), choice, backend)
+    said = improve(experience, choice, opened, backend, random.Random(5))
+    without_critic = LocalBackend(second, settings_of("grpo"))
+    again = improve(experience_of(rows, choice), choice, opened, without_critic, random.Random(5))
+    assert said["updates"] == again["updates"] > 0 and said["grad_norm"] > 0
+    assert {name: said[name] for name in again} == again
+    for left, right in zip(first.module.parameters(), second.module.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    algorithm=st.sampled_from(ALGORITHMS),
+    truncated=st.sampled_from(["keep", "mask", "penalise"]),
+    normaliser=st.sampled_from(["token", "sequence", "group"]),
+)
+def test_the_batch_of_a_step_can_be_made_of_its_rows(
+    seed: int, algorithm: str, truncated: str, normaliser: str
+) -> None:
+    choice = settings_of(algorithm, group_size=SIZE, truncated=truncated, normaliser=normaliser)
+    experience, rows = made(scored(sampled(seed)), choice)
+    again = experience_of(rows, choice)
+    assert torch.equal(again.batch.ids_BT, experience.batch.ids_BT)
+    assert torch.equal(again.batch.lengths_B, experience.batch.lengths_B)
+    assert torch.equal(again.batch.logprobs_BT, experience.batch.logprobs_BT)
+    for name in ("mask_BT", "advantages_BT", "old_BT", "groups_B", "silent_B", "sampled_at_B"):
+        assert torch.equal(getattr(again, name), getattr(experience, name)), name
+    trained = [row for row in rows if any(row.trained)]
+    assert sum(row.weight * sum(row.trained) for row in trained) == pytest.approx(1.0 if trained else 0.0)
+    assert all(row.weight == 0.0 for row in rows if row not in trained)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_the_advantages_of_a_group_sum_to_nothing_and_are_one_number_a_run(seed: int) -> None:
+    choice = settings_of("grpo", group_size=SIZE)
+    _, rows = made(scored(sampled(seed)), choice)
+    for group in {row.group for row in rows}:
+        own = [
+            {value for value, trained in zip(row.advantage, row.trained, strict=True) if trained}
+            for row in rows
+            if row.group == group
+        ]
+        assert all(len(values) == 1 for values in own)
+        numbers = [values.pop() for values in own]
+        assert sum(numbers) == pytest.approx(0.0, abs=1e-5)
+        if group == 0 or len(numbers) == 1:  # no spread, no baseline
+            assert set(numbers) == {0.0}
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_a_run_that_failed_is_in_no_row_and_in_no_baseline(seed: int) -> None:
+    runs = sampled(seed)
+    kept = [run for run in runs if not run.stop.is_fault]
+    choice = settings_of("grpo", group_size=SIZE)
+    rows = made(scored(runs), choice)[1]
+    assert rows == made(scored(kept), choice)[1]
+    assert [row.episode for row in rows] == [f"{run.question.id}/{run.seed}" for run in kept]
+
+
+def test_a_row_tells_the_oldest_weights_that_sampled_it() -> None:
+    written = [replace(agent(2, 3), version=7), environment(4), replace(agent(5), version=6)]
+    run = trajectory(environment(1), *written, question="q1")
+    choice = settings_of("grpo", group_size=1)
+    (row,) = made(scored([run]), choice)[1]
+    assert (row.policy_version, row.turn, row.step) == (6, 1, 0)
+    assert row.trained == (False, True, True, False, True)
+    plain = [replace(segment, version=None) for segment in run.segments]
+    assert made(scored([replace(run, segments=tuple(plain))]), choice)[1][0].policy_version == 0
+
+
+# --- stored runs
+
+
+def stored(folder: Path, runs: Sequence[Trajectory]) -> Run:
+    run = Run.create(folder / "run", {})
+    with run.open_for_append() as file:
+        for one in runs:
+            run.append(file, one)
+    return run
+
+
+def test_a_stored_run_is_exported_step_by_step_whatever_the_order_of_its_lines(tmp_path: Path) -> None:
+    choice = settings_of("grpo", group_size=SIZE, questions_per_step=3)
+    runs = sampled(1)
+    by_seed = sorted(runs, key=lambda one: (one.seed, one.question.id))  # all first runs, then all second ones
+    run = stored(tmp_path, by_seed)
+    export = export_rows(run, paid, choice)
+    rows = list(read_rows(export.path))
+    assert export.path == run.folder / "rows.jsonl" and export.rows == len(rows)
+    assert export.faults == sum(one.stop.is_fault for one in runs) > 0
+    expected = []
+    for step, part in enumerate((runs[: 3 * SIZE], runs[3 * SIZE :])):
+        expected += [replace(row, step=step) for row in made(scored(part), choice)[1]]
+    assert rows == expected
+
+
+def test_groups_without_spread_are_left_out_where_they_are_resampled(tmp_path: Path) -> None:
+    choice = settings_of("grpo", group_size=SIZE, resample=True)
+    run = stored(tmp_path, sampled(1))
+    assert 0 not in {row.group for row in read_rows(export_rows(run, paid, choice).path)}
+
+
+def test_an_interrupted_export_leaves_the_old_rows(tmp_path: Path) -> None:
+    run = stored(tmp_path, sampled(1))
+    choice = settings_of("grpo", group_size=SIZE, questions_per_step=1)
+    before = export_rows(run, paid, choice).path.read_bytes()
+
+    def fail(one: Trajectory) -> Reward:
+        if one.question.id == "q2":
+            raise KeyboardInterrupt
+        return paid(one)
+
+    with pytest.raises(KeyboardInterrupt):
+        export_rows(run, fail, choice)
+    assert (run.folder / "rows.jsonl").read_bytes() == before
+    assert sorted(path.name for path in run.folder.iterdir() if not path.name.startswith(".")) == [
+        "rows.jsonl",
+        "run.yaml",
+        "trajectories.jsonl",
+    ]
+
+
+def test_what_no_stored_run_can_give_is_refused(tmp_path: Path) -> None:
+    run = stored(tmp_path, [one for one in sampled(1) if one.seed == 0])
+    with pytest.raises(SettingError, match="no critic, which ppo needs"):
+        export_rows(run, paid, settings_of("ppo"))
+    with pytest.raises(SettingError, match="no reference policy; set kl=0"):
+        export_rows(run, paid, settings_of("grpo", kl=0.1, kl_in="reward"))
+    with pytest.raises(DataError, match=r"grpo compares the runs of a question, and .* has one of each"):
+        export_rows(run, paid, settings_of("grpo"))
+    assert not (run.folder / "rows.jsonl").exists()
+    assert export_rows(run, paid, settings_of("reinforce-pp", group_size=1)).rows > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"schema": 2}, "a row of schema 2"),
+        ({"ids": [1, 2]}, "needs as many values of every kind"),
+        ({"ids": [1, "2", 3]}, "ids is a list of ints"),
+        ({"trained": [1, 1, 0]}, "trained is a list of bools"),
+        ({"trained": [True, True, False]}, "the first token"),
+        ({"trained": [False, False, True]}, "an advantage at a token that is not trained"),
+        ({"weight": None}, "NoneType"),
+    ],
+)
+def test_a_broken_row_is_named_by_its_line(tmp_path: Path, change: dict[str, object], problem: str) -> None:
+    row = TrainingRow((1, 2, 3), (False, True, True), (0.0, -1.0, -2.0), (0.0, 0.5, 0.5), 0.5, 0, 0, "q/1", 1, 0)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json_line(row.to_json())}{json.dumps(row.to_json() | change)}\n")
+    rows = read_rows(path)
+    assert next(rows) == row
+    with pytest.raises(DataError, match=f"rows.jsonl, line 2: .*{problem}"):
+        next(rows)
