@@ -1,5 +1,6 @@
 """What the tests of the service share: a server in a thread, and retrievers that are slow or fail on purpose."""
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.app import make_app
-from coseek.serve.middleware import Headers, Receive, Scope, Send
+from coseek.serve.middleware import App, Headers, Receive, Scope, Send
 from coseek.serve.running import Server, bound
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ServeSettings
+from coseek.serve.worker import AnyService
 
 CORPUS = Corpus(
     [
@@ -80,8 +82,6 @@ def live(
     given = make_settings(ServeSettings, {"port": 0, "log": False, **settings})
     listening = bound(given.host, given.port)
     service = RetrieverService({name: partial(_same, one) for name, one in retrievers.items()}, given)
-    ready = threading.Event()
-    service.when_open = ready.set
     app = make_app(service, token)
 
     async def measured(scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,13 +89,22 @@ def live(
             sizes.append(int(dict(cast(Headers, scope["headers"]))[b"content-length"]))
         await app(scope, receive, send)
 
-    server = Server(service, measured)
+    with in_a_thread(service, measured, listening) as url:
+        yield url
+
+
+@contextmanager
+def in_a_thread(service: AnyService, app: App, listening: socket.socket) -> Iterator[str]:
+    """The URL of a service that runs in a thread, which is stopped in the end."""
+    ready = threading.Event()
+    service.when_open = ready.set
+    server = Server(service, app)
     server.grace_s = 0.0
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:
-        assert ready.wait(10)
-        assert service.failure is None
+        assert ready.wait(30)
+        assert service.failure is None, service.failure
         host, port = listening.getsockname()[:2]
         yield f"http://{host}:{port}"
     finally:

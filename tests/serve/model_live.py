@@ -1,16 +1,17 @@
 """What the tests of the model service share: a tiny policy on disk, and its server in a thread."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.serve.live import in_a_thread
 
 from coseek.core.settings import make_settings
 from coseek.hardware.placement import FLOAT32
 from coseek.models.laptop import LaptopSettings, make_policy
 from coseek.serve.model_app import make_model_app
 from coseek.serve.model_service import ModelService
-from coseek.serve.running import Server, bound
+from coseek.serve.running import bound
 from coseek.serve.settings import ModelServeSettings
 
 SMALL = LaptopSettings(hidden=32, feed_forward=48, vocabulary=320, max_positions=2048)
@@ -42,17 +43,5 @@ def live_model(folder: Path, token: str | None = None, **settings: float | str) 
     given = make_settings(ModelServeSettings, {"port": 0, "log": False, **settings})
     listening = bound(given.host, given.port)
     service = ModelService(folder, given, "policy")
-    ready = threading.Event()
-    service.when_open = ready.set
-    server = Server(service, make_model_app(service, token))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    try:
-        assert ready.wait(30)
-        assert service.failure is None, service.failure
-        host, port = listening.getsockname()[:2]
-        yield f"http://{host}:{port}", service
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    with in_a_thread(service, make_model_app(service, token), listening) as url:
+        yield url, service

@@ -33,7 +33,7 @@ def serve_model(folder: Path, settings: ModelServeSettings, name: str | None, re
 def make_model_app(service: ModelService, token: str | None = None) -> App:
     """The whole application. It starts and closes the service with its own lifespan."""
     log = Log() if service.settings.log else None
-    app = new_app(service, log, _error, openapi=False)
+    app = new_app(service, log, openai_error, openapi=False)
 
     async def info() -> Response:
         return JSONResponse(service.info())
@@ -42,7 +42,7 @@ def make_model_app(service: ModelService, token: str | None = None) -> App:
         return JSONResponse(service.models())
 
     def fault(request: Request, error: Exception) -> Response:
-        return JSONResponse(_error(500, f"the model failed: {error}", "model_error"), 500)
+        return JSONResponse(openai_error(500, f"the model failed: {error}", "model_error"), 500)
 
     app.add_api_route("/info", info, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
@@ -52,7 +52,7 @@ def make_model_app(service: ModelService, token: str | None = None) -> App:
     return AccessMiddleware(cast(App, app), service, token, log)
 
 
-def _error(status: int, sentence: str, kind: str) -> JsonObject:
+def openai_error(status: int, sentence: str, kind: str) -> JsonObject:
     """The body of an error in OpenAI's format."""
     return {"error": {"message": sentence, "type": kind, "code": status}}
 
@@ -62,14 +62,14 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         asked = read_asked(kind, await whole_body(request, service.settings))
-        answer = await _while_wanted(request, write(asked, cast(JsonObject, request.scope[RECORD])))
+        answer = await while_wanted(request, write(asked, cast(JsonObject, request.scope[RECORD])))
         # ASCII: a text may end within a character.
         return Response(json.dumps(answer, allow_nan=False).encode(), media_type="application/json")
 
     return endpoint
 
 
-async def _while_wanted(request: Request, work: Awaitable[T]) -> T:
+async def while_wanted(request: Request, work: Awaitable[T]) -> T:
     """The result of the work, which is cancelled when the client disconnects first."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(request.receive())

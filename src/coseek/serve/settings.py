@@ -67,3 +67,16 @@ class ModelServeSettings(ListenSettings, Placement):
     """Characters of one prompt, at most."""
     max_prompts: int = Field(default=64, ge=1)
     """Prompts of one request, at most."""
+
+
+class AgentServeSettings(ListenSettings):
+    """Settings of an agent service."""
+
+    max_rows: int = Field(default=64, ge=1)
+    """Questions answered at once, at most."""
+    queue: int = Field(default=1_024, ge=1)
+    """Questions that may wait; more are answered with 503 and `Retry-After`."""
+    max_question_chars: int = Field(default=32_768, ge=1)
+    """Characters of a question, at most."""
+    page: bool = True
+    """Serve a page for trying at `/`."""

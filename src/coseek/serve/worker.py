@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from coseek.core.files import JsonObject
-from coseek.serve.settings import ListenSettings, ModelServeSettings, ServeSettings
+from coseek.serve.settings import AgentServeSettings, ListenSettings, ModelServeSettings, ServeSettings
 
 L = TypeVar("L", bound=ListenSettings)
 
@@ -105,4 +105,6 @@ class Service(ABC, Generic[L]):
         return self._worker.close(wait_s)
 
 
-AnyService: TypeAlias = Service[ListenSettings] | Service[ServeSettings] | Service[ModelServeSettings]
+AnyService: TypeAlias = (
+    Service[ListenSettings] | Service[ServeSettings] | Service[ModelServeSettings] | Service[AgentServeSettings]
+)

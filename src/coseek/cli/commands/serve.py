@@ -10,23 +10,33 @@ from urllib.parse import urlsplit
 import typer
 
 from coseek.agents.factory import check_folder, limits_for, open_agent, settings_for, settled_for
+from coseek.agents.limits import Limits
 from coseek.cli.commands.ask import refuse_knowing
-from coseek.cli.options import DeviceName, PrecisionName, PromptTemplateName, ProtocolName, TokenizerName
-from coseek.cli.terminal import new_app, say
+from coseek.cli.options import (
+    DeviceName,
+    PrecisionName,
+    PromptTemplateName,
+    ProtocolName,
+    RetrieverName,
+    Temperature,
+    TokenizerName,
+)
+from coseek.cli.terminal import assignments, new_app, say
 from coseek.core.errors import SettingError
-from coseek.core.settings import make_settings
+from coseek.core.settings import dump_settings, make_settings
 from coseek.hardware.device import AUTO, device_of
 from coseek.hardware.speed import warning
 from coseek.models.shipped import model_path
-from coseek.retrieval.factory import open_retriever, require_library
+from coseek.retrieval.factory import check_source, open_retriever, require_library
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.settings import ModelServeSettings, ServeSettings
+from coseek.serve.settings import AgentServeSettings, ModelServeSettings, ServeSettings
 
 app = new_app()
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 _OURS = ServeSettings()
 _MODEL = ModelServeSettings()
+_AGENT = AgentServeSettings()
 TOGETHER_CPU, TOGETHER_GPU = 8, 64
 """Queries in one forward pass. On a processor 8 short queries suffice; more only add padding."""
 
@@ -135,6 +145,56 @@ def serve_model(
         say(line)
     say(f"opening {model} …")
     run(folder, settings, name, lambda url: print(f"coseek serves {name or model} at {url}", flush=True))
+
+
+@app.command("agent")
+def serve_agent(
+    agent: Annotated[
+        str,
+        typer.Argument(metavar="AGENT", help="A model folder, a URL, a YAML file, or `rules`, which needs no model."),
+    ],
+    retriever: RetrieverName,
+    limits: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6 or limits.max_turns=6."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The agent's name in requests; its folder's by default.")] = None,
+    host: Host = _AGENT.host,
+    port: Port = _AGENT.port,
+    token_env: TokenEnv = None,
+    rows: Annotated[int, typer.Option(min=1, help="Questions answered at once, at most.")] = _AGENT.max_rows,
+    queue: Annotated[int, typer.Option(min=1, help="Questions that may wait; more get 503.")] = _AGENT.queue,
+    temperature: Temperature = 0.0,
+    protocol: ProtocolName = None,
+    prompt_template: PromptTemplateName = None,
+    tokenizer: TokenizerName = None,
+    device: DeviceName = None,
+    page: Annotated[bool, typer.Option(help="Serve a page for trying at /.")] = _AGENT.page,
+    quiet: Quiet = False,
+) -> None:
+    """Serve an agent: POST /v1/chat/completions, streaming turn by turn or whole, GET /v1/models, /health, /info, and a
+    page for trying at /.
+
+    The last message of a request is the question. What is answered is token for token what `coseek run` measures.
+    """
+    check_libraries()
+    chosen = settings_for(agent, protocol, prompt_template, tokenizer, device)
+    chosen = chosen.model_copy(update={"temperature": temperature})
+    refuse_knowing(chosen.name)
+    typed = [text.removeprefix("limits.") for text in limits or []]
+    budgets = make_settings(Limits, assignments(typed, onto=dump_settings(limits_for(chosen))))
+    check_source(retriever)
+    from coseek.serve.agent_app import serve_agent as run
+    from coseek.serve.agent_service import AgentService
+
+    given = {
+        "host": host, "port": port, "token_env": token_env, "max_rows": rows, "queue": queue, "page": page,
+        "log": not quiet,
+    }  # fmt: skip
+    settings = make_settings(AgentServeSettings, given)
+    service = AgentService(settled_for(chosen, chosen), partial(open_retriever, retriever), budgets, settings, name)
+    say(f"opening {agent} …")
+    run(service, lambda url: print(f"coseek serves {service.name} at {url}", flush=True))
 
 
 @app.command("mcp")

@@ -1,0 +1,171 @@
+"""Agent service: an agent with its retriever, and the way from a question to a trajectory. Knows no HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from coseek import __version__
+from coseek.agents.async_driver import AsyncDriver, Sampled, Sampling
+from coseek.agents.factory import AgentSettings, open_agent
+from coseek.agents.limits import Limits
+from coseek.agents.rollout import Agent
+from coseek.core.files import JsonObject
+from coseek.core.settings import dump_settings
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, Trajectory
+from coseek.models.model import EpisodeState, Ranking, Request
+from coseek.retrieval.retriever import Retriever
+from coseek.serve.contract import RefusedRequest
+from coseek.serve.model_engine import ModelEngine
+from coseek.serve.settings import AgentServeSettings
+from coseek.serve.worker import Service
+
+Hear = Callable[[str, Sequence[Search]], None]
+"""Called with what the agent wrote in a turn, or with "" and the searches that were answered since."""
+
+
+class AgentService(Service[AgentServeSettings]):
+    """Serves one agent over one retriever, both opened in the engine's thread."""
+
+    def __init__(
+        self,
+        agent: AgentSettings,
+        open_retriever: Callable[[], Retriever],
+        limits: Limits,
+        settings: AgentServeSettings,
+        name: str | None = None,
+    ) -> None:
+        self.name = name or Path(agent.name).stem or agent.name
+        self.limits = limits
+        self.waiting = 0
+        """Questions that wait for a row."""
+        self.running = 0
+        self._settings, self._open_retriever = agent, open_retriever
+        self._engine = ModelEngine()
+        self._free = asyncio.Semaphore(settings.max_rows)
+        self._agent: Agent | None = None
+        self._retriever: Retriever | None = None
+        self._driver: AsyncDriver | None = None
+        super().__init__(settings, self._engine)
+
+    def _open(self) -> None:
+        self._retriever = self._open_retriever()
+        self._agent = open_agent(self._settings)
+        self._engine.model = self._agent.model
+
+    @property
+    def not_ready(self) -> str:
+        """Why nothing can be asked now; empty when it can."""
+        if self.stopping:
+            return "the service is stopping"
+        if self.failure is not None:
+            return f"{self.name} could not be opened"
+        return "" if self._agent is not None else f"{self.name} is being opened"
+
+    def health(self) -> JsonObject:
+        why, engine = self.not_ready, self._engine
+        counts: JsonObject = {"waiting": self.waiting, "running": self.running, "open_rows": engine.open_rows}
+        return {"ready": not why, "why": why, **counts, "faults": engine.faults}
+
+    def models(self) -> JsonObject:
+        """What `/v1/models` lists."""
+        return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "coseek"}]}
+
+    def info(self) -> JsonObject:
+        agent, retriever = self._opened()
+        return {
+            "name": self.name,
+            "protocol": agent.protocol.name,
+            **agent.identities,
+            "retriever": retriever.name,
+            "retriever_identity": retriever.identity,
+            "limits": dump_settings(self.limits),
+            "coseek": __version__,
+        }
+
+    @asynccontextmanager
+    async def episodes(self) -> AsyncIterator[None]:
+        """Wraps the life of the service: at its end no episode is left."""
+        try:
+            yield
+        finally:
+            if self._driver is not None:
+                await self._driver.__aexit__(None, None, None)
+
+    async def answer(self, question: str, seed: int, hear: Hear | None = None) -> Trajectory:
+        """Let the agent answer. Raises `RefusedRequest` (503) where too many wait. Cancelled, it frees its row."""
+        self.check_room()
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+        try:
+            driver = await self._driving()
+            turns = _turns_of(self._engine, hear)
+            try:
+                return await driver.run_episode(Question("asked", question), seed, turns)
+            finally:
+                turns.close()
+        finally:
+            self.running -= 1
+            self._free.release()
+
+    def check_room(self) -> None:
+        """Raise `RefusedRequest` (503) where nothing can be asked now."""
+        self._opened()
+        if self.waiting >= self.settings.queue:
+            raise RefusedRequest(503, f"{self.waiting} questions are waiting already; retry later", retry_after_s=5)
+
+    def _opened(self) -> tuple[Agent, Retriever]:
+        if self.not_ready or self._agent is None or self._retriever is None:
+            raise RefusedRequest(503, f"{self.not_ready}; retry later", retry_after_s=1)
+        return self._agent, self._retriever
+
+    async def _driving(self) -> AsyncDriver:
+        """The driver, which belongs to the event loop."""
+        if self._driver is None:
+            agent, retriever = self._opened()
+            driver = AsyncDriver(agent.protocol, agent.model.tokenizer, retriever, self.limits)
+            self._driver = await driver.__aenter__()
+        return self._driver
+
+
+class _Turns:
+    """The turns of one episode."""
+
+    def __init__(self, engine: ModelEngine, hear: Hear | None) -> None:
+        self._engine, self._hear = engine, hear
+        self._keys: set[int] = set()
+        self._searched = 0
+
+    async def __call__(self, ids: Sequence[int], *, sampling: Sampling, request: Request) -> Sampled:
+        self._keys.add(request.key)
+        made = request.state.searches[self._searched :]
+        self._searched += len(made)
+        if made and self._hear is not None:
+            self._hear("", made)
+        turn = await self._engine.turn(request)
+        if request.key < 0:  # a side context has one turn
+            self._engine.close_row(request.key)
+        elif self._hear is not None and self._engine.model is not None:
+            self._hear(self._engine.model.tokenizer.decode(turn.ids), ())
+        return Sampled(turn.ids, turn.logprobs, turn.end, turn.version, turn.exact, turn.cost_usd, turn.fault)
+
+    def close(self) -> None:
+        """Free the rows."""
+        for key in self._keys:
+            self._engine.close_row(key)
+
+
+class _RankingTurns(_Turns):
+    """The same of a model that ranks the passages that it found."""
+
+    def evidence(self, so_far: EpisodeState) -> Sequence[str] | None:
+        return self._engine.model.evidence(so_far) if isinstance(self._engine.model, Ranking) else None
+
+
+def _turns_of(engine: ModelEngine, hear: Hear | None) -> _Turns:
+    return (_RankingTurns if isinstance(engine.model, Ranking) else _Turns)(engine, hear)

@@ -1,0 +1,223 @@
+"""Fears about a served agent: that it is not the agent that was measured, that rows stay open, and that a fault is an
+answer."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionStreamOptionsParam
+from tests.serve.live import CORPUS, WEB, EchoRetriever, in_a_thread
+from tests.serve.model_live import tiny_policy
+
+from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
+from coseek.agents.limits import Limits
+from coseek.agents.rollout import rollout
+from coseek.core.settings import make_settings
+from coseek.data.question import Question
+from coseek.data.trajectory import Trajectory
+from coseek.serve.agent_app import PAGE, make_agent_app
+from coseek.serve.agent_chat import details, reasoning, usage
+from coseek.serve.agent_service import AgentService
+from coseek.serve.running import bound
+from coseek.serve.settings import AgentServeSettings
+
+SHORT = Limits(max_turns=3, max_turn_tokens=24, max_observation_tokens=64, max_tokens=2000)
+QUESTIONS = [f"Who wrote program {number} ?" for number in range(12)]
+
+
+@contextmanager
+def live_agent(
+    name: str, retriever: EchoRetriever | None = None, limits: Limits | None = None, **settings: float | str
+) -> Iterator[tuple[str, AgentService]]:
+    """The URL of an agent's server in a thread, and the service behind it."""
+    given = make_settings(AgentServeSettings, {"port": 0, "log": False, **settings})
+    chosen = settings_for(name, "search-r1")
+    listening = bound(given.host, given.port)
+    service = AgentService(
+        settled_for(chosen, chosen), lambda: retriever or EchoRetriever(), limits or limits_for(chosen), given, "agent"
+    )
+    with in_a_thread(service, make_agent_app(service), listening) as url:
+        yield url, service
+
+
+def asked(url: str, question: str, **more: object) -> httpx.Response:
+    row = {"messages": [{"role": "user", "content": question}], **more}
+    return WEB.post(f"{url}/v1/chat/completions", json=row)
+
+
+def measured(name: str, limits: Limits | None = None) -> list[Trajectory]:
+    """The same questions in a run."""
+    chosen = settings_for(name, "search-r1")
+    agent = open_agent(settled_for(chosen, chosen))
+    questions = [Question("asked", text) for text in QUESTIONS]
+    return rollout(agent, EchoRetriever(), questions, [5] * len(questions), limits or limits_for(chosen))
+
+
+def same(answer: dict[str, object], run: Trajectory) -> bool:
+    message = answer["choices"][0]["message"]  # type: ignore[index]
+    written = message["content"] == (run.answer or "") and message["reasoning_content"] == reasoning(run)
+    return written and answer["usage"] == usage(run) and answer["coseek"] == details(run)
+
+
+def test_what_rules_answer_is_what_a_run_measures() -> None:
+    with live_agent("rules") as (url, _):
+        answers = [asked(url, question, seed=5).json() for question in QUESTIONS[:4]]
+    assert all(same(*pair) for pair in zip(answers, measured("rules"), strict=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 64])
+def test_what_a_model_answers_among_others_is_what_a_run_measures(rows: int, tmp_path: Path) -> None:
+    folder = str(tiny_policy(tmp_path / "policy"))
+
+    async def all_at_once(url: str) -> list[dict[str, object]]:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
+            rows = [{"messages": [{"role": "user", "content": text}], "seed": 5} for text in QUESTIONS]
+            got = await asyncio.gather(*(web.post(f"{url}/v1/chat/completions", json=row) for row in rows))
+        return [one.json() for one in got]
+
+    with live_agent(folder, limits=SHORT, max_rows=rows) as (url, _):
+        answers = asyncio.run(all_at_once(url))
+        assert WEB.get(f"{url}/health").json()["open_rows"] == 0
+    runs = measured(folder, SHORT)
+    assert len({reasoning(run) for run in runs}) > 3  # the questions are not all one
+    assert all(same(*pair) for pair in zip(answers, runs, strict=True))
+
+
+def test_the_official_client_reads_answers_and_streams() -> None:
+    with live_agent("rules") as (url, _):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        assert [one.id for one in client.models.list()] == ["agent"]
+        messages: list[ChatCompletionMessageParam] = [
+            {"role": "user", "content": [{"type": "text", "text": QUESTIONS[0]}]}
+        ]
+        whole = client.chat.completions.create(model="agent", messages=messages, temperature=0.3, seed=5)
+        options: ChatCompletionStreamOptionsParam = {"include_usage": True}
+        stream = client.chat.completions.create(
+            model="agent", messages=messages, seed=5, stream=True, stream_options=options
+        )
+        chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content == measured("rules")[0].answer
+    thoughts = [getattr(chunk.choices[0].delta, "reasoning_content", "") for chunk in chunks if chunk.choices]
+    assert (
+        "".join(thoughts) == getattr(whole.choices[0].message, "reasoning_content", None)
+        and len([*filter(None, thoughts)]) > 1
+    )
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage == whole.usage and whole.usage is not None and whole.usage.total_tokens > 0
+
+
+def test_searches_come_before_the_turn_that_reads_them() -> None:
+    with live_agent("rules") as (url, _):
+        events = asked(url, QUESTIONS[0], stream=True).text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    rows = [json.loads(one.removeprefix("data: ")) for one in events[:-2]]
+    kinds = ["search" if "searches" in row.get("coseek", {}) else [*row["choices"][0]["delta"]] for row in rows]
+    assert kinds[:3] == [["role", "content"], ["reasoning_content"], "search"]
+
+
+def test_a_failed_search_is_an_error_and_no_answer() -> None:
+    class Broken(EchoRetriever):
+        pass
+
+    with live_agent("rules", Broken()) as (url, _):
+        whole = asked(url, "fail")
+        streamed = asked(url, "fail", stream=True).text
+    assert whole.status_code == 502 and "the shelf fell down" in whole.json()["error"]["message"]
+    assert "choices" not in whole.json()
+    assert "the shelf fell down" in streamed and '"finish_reason": "stop"' not in streamed
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "a JSON object"),
+        (b'{"messages": []}', 400, "messages"),
+        (b'{"messages": [{"role": "user", "content": " "}]}', 400, "the last message is the question"),
+        (b'{"messages": [{"role": "assistant", "content": "x"}]}', 400, "the last message is the question"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "surrogate"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "messages"),
+        (b'{"model": "other", "messages": [{"role": "user", "content": "x"}]}', 404, "'other' is not served here"),
+    ],
+)
+def test_a_mistake_is_one_sentence(body: bytes, status: int, sentence: str, small: str) -> None:
+    got = WEB.post(f"{small}/v1/chat/completions", content=body)
+    assert got.status_code == status and sentence in got.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[str]:
+    with live_agent("rules", max_question_chars=50) as (url, _):
+        yield url
+
+
+def test_a_long_question_is_refused(small: str) -> None:
+    got = asked(small, "x" * 51)
+    assert got.status_code == 413 and "51 characters" in got.json()["error"]["message"]
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    gate = threading.Event()
+    with live_agent("rules", EchoRetriever(gate), max_rows=1, queue=1) as (url, service):
+        waiting = [threading.Thread(target=asked, args=(url, text)) for text in QUESTIONS[:2]]
+        for thread, count in zip(waiting, ((1, 0), (1, 1)), strict=True):
+            thread.start()
+            until(lambda count=count: (service.running, service.waiting) == count)
+        refused = [asked(url, "x", stream=stream) for stream in (False, True)]
+        gate.set()
+        for thread in waiting:
+            thread.join(20)
+    assert [one.status_code for one in refused] == [503, 503] and all("retry-after" in one.headers for one in refused)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_hang_up_leave_no_row_open(stream: bool) -> None:
+    gate = threading.Event()
+    with live_agent("rules", EchoRetriever(gate)) as (url, service):
+
+        async def hang_up() -> None:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
+                row = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
+                tasks = [asyncio.ensure_future(web.post(f"{url}/v1/chat/completions", json=row)) for _ in range(30)]
+                while service.running < 30:
+                    await asyncio.sleep(0.01)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(hang_up())
+        until(lambda: service.running == 0 and service.health()["open_rows"] == 0)
+        gate.set()
+        assert asked(url, QUESTIONS[0]).status_code == 200
+
+
+def test_the_page_loads_nothing_and_takes_text_as_text(small: str) -> None:
+    got = WEB.get(f"{small}/")
+    assert (
+        got.text == PAGE.read_text(encoding="utf-8") and "default-src 'none'" in got.headers["content-security-policy"]
+    )
+    assert not [
+        word for word in ("innerHTML", "insertAdjacent", "document.write", "http://", "src=") if word in got.text
+    ]
+
+
+def test_the_page_can_be_left_out() -> None:
+    with live_agent("rules", page=False) as (url, _):
+        assert WEB.get(f"{url}/").status_code == 404
+        assert len(CORPUS) and WEB.get(f"{url}/info").json()["retriever"] == "echo"
+
+
+def until(true: object) -> None:
+    ends = time.monotonic() + 20
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < ends
+        time.sleep(0.01)
