@@ -54,11 +54,14 @@ class OneRow:
 class Improviser(Typist):
     """Writes turns drawn by a row's seed and tokens: good ones, broken ones, too long ones and faults."""
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(self, protocol: Protocol, *more: str) -> None:
         super().__init__(ByteTokenizer(protocol.grammar.special_tokens), ())
         good = script(protocol.name)
         self.texts = [*good * 4, *(text.replace("Ada", "a bad one") for text in good), "".join(good)]
-        self.texts += [text.replace("Ada", "Eve") for text in good] + ["hm", "", "</think>", "x" * 999]
+        self.texts += [text.replace("Ada", "Eve") for text in good] + ["hm", "", "</think>", "x" * 999, *more]
+        if "visit" in protocol.grammar.tools:  # `id` and `url` in the two protocols that have it
+            page = good[0].replace('"search"', '"visit"').replace('"query": "Ada"', '"id": "p1", "url": "p1"')
+            self.texts += [page, page, page.replace("p1", "p9")]
 
     def _write(self, request: Request) -> Turn:
         rng = random.Random(f"{request.seed}/{len(self.read[request.key])}")

@@ -2,9 +2,9 @@
 
 import asyncio
 import gc
+import json
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agents.async_playing import Improviser, OneRow, asked, ledger, no_pause, play_async, shelf_for
 from tests.agents.playing import OURS, QUESTION, WIDE, Shelf, script, typist
+from tests.agents.test_tools import ECHO, tool, with_tool
 from tests.models.networks import network
 
 from coseek.agents.async_driver import AsyncDriver, Generate, Sampled, Sampling
@@ -72,6 +73,18 @@ def test_the_runs_that_both_drivers_are_compared_on_end_in_every_way() -> None:
     ]
     assert {run.stop for run in runs} == set(StopReason) - {StopReason.TOOL_ERROR}
     assert {run.exact for run in runs} == {run.cost_usd is None for run in runs} == {False, True}
+
+
+def test_a_users_own_tool_and_a_page_that_is_opened_are_run_as_in_a_batch(tmp_path: Path) -> None:
+    source = ECHO.replace('request.arguments["text"]', '9 // len(request.arguments["text"])')
+    source = source.replace("return result", "return str(result)")
+    protocol = protocol_of(with_tool(tmp_path, source))
+    calls = [tool("mine", text=text) for text in ("", "a", "ab")]
+    expected = batch_ledgers(protocol, Improviser(protocol, *calls * 3), COUNT)
+    assert async_ledgers(protocol, Improviser(protocol, *calls * 3), COUNT) == expected
+    runs = [Trajectory.from_json(json.loads(line)) for line in expected]
+    tags = {segment.tag for run in runs for segment in run.segments}
+    assert {"page", "missing", "tool"} <= tags and StopReason.TOOL_ERROR in {run.stop for run in runs}
 
 
 class Turnstile:
@@ -310,5 +323,3 @@ def test_the_version_that_sampled_a_turn_stands_in_the_ledger() -> None:
     assert {segment.version for segment in written if segment.logprobs} == {3}
     assert {segment.version for segment in written if not segment.logprobs} == {None}
     assert Trajectory.from_json(run.to_json()) == run
-    plain = [replace(segment, version=None) for segment in run.segments]
-    assert all("version" not in segment.to_json() for segment in plain)

@@ -37,7 +37,8 @@ def segments(draw: st.DrawFn) -> Segment:
     author = draw(st.sampled_from(Author))
     ids = draw(st.lists(st.integers(0, 2**31), max_size=4))
     logprobs = [draw(finite) for _ in ids] if author is Author.AGENT else []
-    return Segment(author, draw(text), draw(text), tuple(ids), tuple(logprobs))
+    version = draw(st.none() | st.integers(0, 9)) if author is Author.AGENT else None
+    return Segment(author, draw(text), draw(text), tuple(ids), tuple(logprobs), version)
 
 
 trajectories = st.builds(
@@ -83,6 +84,14 @@ def test_a_segment_with_the_wrong_number_of_log_probabilities_cannot_exist(
 ) -> None:
     with pytest.raises(DataError, match=f"needs {wanted} log-probabilities, and has {len(logprobs)}"):
         Segment(author, "search", "ab", (1, 2), logprobs)
+
+
+def test_only_the_agents_tokens_have_a_version_of_weights() -> None:
+    with pytest.raises(DataError, match="the agent's alone"):
+        Segment(Author.ENVIRONMENT, "prompt", "a", (1,), version=0)
+    with pytest.raises(DataError, match="a whole number"):
+        Segment.from_json({**Segment(Author.AGENT, "", "a", (1,), (0.0,)).to_json(), "version": "3"})
+    assert "version" not in Segment(Author.AGENT, "", "a", (1,), (0.0,)).to_json()
 
 
 def test_nothing_in_a_trajectory_can_be_changed() -> None:

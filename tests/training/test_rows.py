@@ -207,6 +207,14 @@ def test_an_interrupted_export_leaves_the_old_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_a_broken_trajectory_is_named_by_its_question(tmp_path: Path) -> None:
+    run = stored(tmp_path, sampled(1))
+    whole = run.trajectories_path.read_text()
+    run.trajectories_path.write_text(whole.replace('"stop": "answered", ', "", 1))
+    with pytest.raises(DataError, match=r"trajectories.jsonl, question 'q0': 'stop'"):
+        export_rows(run, paid, settings_of("grpo", group_size=SIZE))
+
+
 def test_what_no_stored_run_can_give_is_refused(tmp_path: Path) -> None:
     run = stored(tmp_path, [one for one in sampled(1) if one.seed == 0])
     with pytest.raises(SettingError, match="no critic, which ppo needs"):

@@ -172,5 +172,6 @@ def _turn_of(request: Request, sampled: Sampled) -> Turn:
         raise ModelError(f"the engine returned {len(ids)} token ids and {len(logprobs)} log-probabilities")
     if len(ids) > request.max_tokens:
         raise ModelError(f"the engine wrote {len(ids)} tokens, but at most {request.max_tokens} were requested")
+    version = None if sampled.version is None else int(sampled.version)
     end = TurnEnd(sampled.stop)
-    return Turn(request.key, ids, logprobs, end, sampled.fault, sampled.exact, sampled.cost_usd, sampled.version)
+    return Turn(request.key, ids, logprobs, end, sampled.fault, sampled.exact, sampled.cost_usd, version)

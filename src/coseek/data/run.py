@@ -35,6 +35,8 @@ from coseek.data.trajectory import StopReason, Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
 """Libraries whose versions a run remembers."""
+FAULTS = (DataError, KeyError, ValueError, TypeError)
+"""What reading a trajectory of a wrong form raises."""
 RowKey: TypeAlias = tuple[str, int]
 """Question id and seed of a trajectory."""
 
@@ -123,8 +125,7 @@ class Run:
     def trajectories(self) -> Iterator[Trajectory]:
         """The stored trajectories, in the order they ended."""
         if self.trajectories_path.exists():
-            faults = (DataError, KeyError, ValueError, TypeError)
-            yield from parse_rows(self.trajectories_path, Trajectory.from_json, faults)
+            yield from parse_rows(self.trajectories_path, Trajectory.from_json, FAULTS)
 
     def by_question(self) -> Iterator[list[Trajectory]]:
         """The stored trajectories of one question after the other, in the order of the first of each; by seed."""
@@ -133,7 +134,12 @@ class Run:
             spans.setdefault(span[0][0], []).append(span)
         for group in spans.values():
             lines = _lines_at(self.trajectories_path, sorted(group))
-            yield [Trajectory.from_json(parse_line(line, str(self.trajectories_path))) for line in lines]
+            where = f"{self.trajectories_path}, question {group[0][0][0]!r}"
+            try:
+                runs = [Trajectory.from_json(parse_line(line, where)) for line in lines]
+            except FAULTS as error:
+                raise DataError(f"{where}: {error}") from None
+            yield runs
 
     def done(self) -> set[RowKey]:
         """The keys of all stored trajectories."""

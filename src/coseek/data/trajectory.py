@@ -75,6 +75,8 @@ class Segment:
                 f"a segment by the {self.author} holds {len(self.ids)} tokens, which needs {wanted} "
                 f"log-probabilities, and has {len(self.logprobs)}"
             )
+        if self.version is not None and (self.author is not Author.AGENT or type(self.version) is not int):
+            raise DataError(f"a version of weights is a whole number, and the agent's alone; {self.version!r} is not")
 
     def to_json(self) -> JsonObject:
         row: JsonObject = {"author": str(self.author), "tag": self.tag, "text": self.text, "ids": list(self.ids)}
