@@ -155,7 +155,7 @@ function hitList(search, body, gold) {
       el("bdi", {}, (hit.title ?? "").trim() || hit.id),
       " ",
       el("span", { class: "soft" }, hit.title ? `${hit.id} · ${number(hit.score)}` : number(hit.score)),
-      marks.filter(Boolean).map((mark) => el("span", { class: "mark" }, mark)),
+      marks.filter(Boolean).map((mark) => [" ", el("span", { class: "mark" }, mark)]),
     );
     return el("li", { class: gold.has(hit.id) ? "gold" : undefined }, lazy(line, () => el("p", { dir: "auto" }, hit.text ?? "")));
   });

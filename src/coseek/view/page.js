@@ -98,7 +98,7 @@ function el(tag, attributes, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {}))
     if (value !== undefined && value !== null && value !== false) node.setAttribute(name, value);
-  for (const child of children.flat())
+  for (const child of children.flat(2))
     if (child instanceof Node) node.append(child);
     else if (child !== undefined && child !== null && child !== false && child !== "") node.append(shown(child));
   return node;

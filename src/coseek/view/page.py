@@ -45,11 +45,11 @@ def page_of(runs: Sequence[RunSource], curves: Sequence[Curves]) -> tuple[Episod
     data: dict[str, Json] = {
         "schema": SCHEMA,
         "runs": cast(Json, [run.name for run in runs]),
-        "starts": list(table.starts),
+        "starts": cast(Json, table.starts),
         "index": packed(compact(table.index())),
         "curves": packed(compact([{"name": one.name, "columns": one.columns} for one in curves])),
         "stages": len(curves),
-        "chunks": list(table.chunks),
+        "chunks": cast(Json, table.chunks),
     }
     shown = [*(run.name for run in runs), *(one.name for one in curves)]
     names = dict.fromkeys(name.partition("/")[0] for name in shown)
