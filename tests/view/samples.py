@@ -9,11 +9,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import cast
 
+from coseek.agents.search_turns import TurnId
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Call, Search, Segment, StopReason, Trajectory
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
+from coseek.retrieval.query import Query
 
 _PAYLOADS = (
     "</script><script>window.hacked=1</script>", "<img src=x onerror=window.hacked=1>", "<!--<script>", "--><b>x</b>",
@@ -59,6 +63,18 @@ def make_run(folder: Path, trajectories: Iterable[Trajectory]) -> Path:
     with run.open_for_append() as file:
         for one in trajectories:
             run.append(file, one)
+    return folder
+
+
+def make_labels(folder: Path, one: Trajectory) -> Path:
+    """A label folder: the first search has a positive and a negative, a question `b` has none."""
+    labels = LabelFolder.create(folder, {}, "identity")
+    made = tuple(Candidate(Passage(name, name, "text"), at, {"lr": 80.0}) for at, name in enumerate(("good", "bad"), 1))
+    turn = TurnId(one.question.id, one.seed, 0)
+    with labels.appending() as append:
+        append(LabelSet(turn, one.question, Query(one.searches[0].query), made, "good", ("bad",)))
+        append(DroppedTurn(TurnId("b", one.seed, 0), "no-positive"))
+    labels.release()
     return folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bench.view import filter_ms, make_runs, open_ms
 from tests.view.chromium import FOUND, Chromium
-from tests.view.samples import HOSTILE, make_run, trajectory
+from tests.view.samples import HOSTILE, make_labels, make_run, trajectory
 
 from coseek.data.trajectory import Search
 from coseek.view.page import write_page
@@ -126,6 +126,25 @@ def test_an_episode_shows_ranks_gold_faults_and_tokens(browser: Chromium, tmp_pa
     browser.until("document.querySelectorAll('.tokens li').length === 2")
     tokens = browser.ask("[...document.querySelectorAll('.tokens li')].map((x) => x.innerText + x.title).join('|')")
     assert tokens == "Atoken 65: log p -0.250|Btoken 66: log p -2.000"
+
+
+def test_the_label_of_a_search_stands_below_it(browser: Chromium, tmp_path: Path) -> None:
+    one = trajectory("a", "words")
+    labels = make_labels(tmp_path / "labels", one)
+    browser.open(f"{page_of(tmp_path, make_run(tmp_path / 'run', [one]), labels=labels)}#view=episode&run=run&q=a")
+    browser.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; }); 0")
+    browser.until("document.querySelector('.found table') !== null")
+    assert text_of(browser, ".found > details summary") == "label: positive good of 2 candidates"
+    assert text_of(browser, ".found tbody").split() == ["good", "positive", "1", "80", "bad", "negative", "2", "80"]
+
+
+def test_the_list_comes_back_where_it_was_left(browser: Chromium, tmp_path: Path) -> None:
+    url = page_of(tmp_path, make_run(tmp_path / "run", [trajectory(f"q{at}", f"text {at}") for at in range(100)]))
+    browser.picture(tmp_path / "narrow.png", 400, 800)
+    browser.open(f"{url}#view=episode&run=run&q=q70")
+    assert text_of(browser, "#detail h2") == "Who text 70?"
+    browser.go("view=list&run=run&q=q70&seed=7", "list")
+    browser.until("document.querySelector('.current')?.innerText.includes('Who text 70?')")
 
 
 def test_curves_of_several_stages_lie_over_each_other(browser: Chromium, tmp_path: Path) -> None:

@@ -5,16 +5,11 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.view.samples import make_run, trajectory
+from tests.view.samples import make_labels, make_run, trajectory
 
-from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, json_line
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
-from coseek.data.passage import Passage
-from coseek.labels.label_folder import LabelFolder
-from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
-from coseek.retrieval.query import Query
 from coseek.view.episode_table import labels_for
 from coseek.view.run_source import open_sources, reward_of
 
@@ -82,13 +77,7 @@ def test_grades_beside_a_run_are_found_again(tmp_path: Path) -> None:
 def test_labels_are_shown_at_the_search_that_they_are_of(tmp_path: Path) -> None:
     one = trajectory("a", "words")
     folder = make_run(tmp_path / "run", [one])
-    labels = LabelFolder.create(tmp_path / "labels", {}, "identity")
-    made = tuple(Candidate(Passage(name, name, "text"), 1, {"lr": 80.0}) for name in ("good", "bad"))
-    query = Query("words")
-    with labels.appending() as append:
-        append(LabelSet(TurnId("a", 7, 0), one.question, query, made, "good", ("bad",)))
-        append(DroppedTurn(TurnId("b", 7, 0), "no-positive"))
-    labels.release()
+    make_labels(tmp_path / "labels", one)
     (source,), _ = open_sources([folder], tmp_path / "labels")
     (label,) = labels_for(one, source.labels["a", 7])
     assert [row["side"] for row in cast("list[JsonObject]", label["candidates"])] == ["positive", "negative"]

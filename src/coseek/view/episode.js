@@ -167,7 +167,9 @@ function labelNode(label) {
   if (label.dropped) return el("p", { class: "soft" }, `no label: ${label.dropped}${label.detail ? `, ${label.detail}` : ""}`);
   const names = [...new Set(label.candidates.flatMap((one) => Object.keys(one.scores)))];
   const rows = label.candidates.map((one) => [one.title.trim() || one.id, one.side, one.rank || "added", ...names.map((name) => number(one.scores[name]))]);
-  return lazy(`label: ${many(label.candidates.length, "candidate")}`, () => tableOf("", ["passage", "chosen as", "rank", ...names], rows), true);
+  const best = label.candidates.find((one) => one.side === "positive");
+  const summary = el("span", { class: "soft" }, `label: positive ${best?.title.trim() || best?.id} of ${many(label.candidates.length, "candidate")}`);
+  return lazy(summary, () => tableOf("", ["passage", "chosen as", "rank", ...names], rows));
 }
 
 function callNode(call) {

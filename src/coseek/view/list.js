@@ -35,7 +35,13 @@ function makeFilters() {
     byId("more").setAttribute("aria-expanded", open);
   });
   byId("rows").addEventListener("scroll", () => requestAnimationFrame(drawRows));
-  new ResizeObserver(drawRows).observe(byId("rows"));
+  let height = 0;
+  new ResizeObserver(() => {
+    const appeared = !height; // a list that was hidden has forgotten its place
+    height = byId("rows").clientHeight;
+    if (appeared) showRow(current);
+    else drawRows();
+  }).observe(byId("rows"));
 }
 
 /** Change one filter. The address follows without a new entry in the history. */
