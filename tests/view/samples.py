@@ -57,9 +57,10 @@ def trajectory(ident: str = "q1", said: str = "I look", *, right: bool = True, s
     )
 
 
-def make_run(folder: Path, trajectories: Iterable[Trajectory]) -> Path:
+def make_run(folder: Path, trajectories: Iterable[Trajectory], settings: JsonObject | None = None) -> Path:
     """A run folder with these trajectories."""
-    run = Run.create(folder, {"agent": {"name": "rules", "protocol": "search-r1", "prompt_template": "default"}})
+    agent: JsonObject = {"name": "rules", "protocol": "search-r1", "prompt_template": "default"}
+    run = Run.create(folder, settings or {"agent": agent})
     with run.open_for_append() as file:
         for one in trajectories:
             run.append(file, one)

@@ -13,9 +13,9 @@ from coseek.view.episode_table import CHUNK_CHARS, EpisodeTable
 from coseek.view.run_source import RunSource, open_sources
 
 
-def table_of(folder: Path, trajectories: list[Trajectory]) -> EpisodeTable:
+def table_of(folder: Path, trajectories: list[Trajectory], settings: JsonObject | None = None) -> EpisodeTable:
     table = EpisodeTable()
-    table.add_run(RunSource("run", make_run(folder, trajectories)))
+    table.add_run(RunSource("run", make_run(folder, trajectories, settings)))
     return table
 
 
@@ -65,6 +65,16 @@ def test_seeds_beyond_a_double_and_tokens_keep_their_values(tmp_path: Path) -> N
     table = table_of(tmp_path / "run", [replace(trajectory(), seed=2**63 - 1)])
     assert table.columns["seed"] == ["9223372036854775807"]
     assert table.pieces == [{"65": "A", "66": "B"}]
+
+
+def test_the_view_that_the_index_looked_up_stands_with_the_query(tmp_path: Path) -> None:
+    settings: JsonObject = {
+        "agent": {"name": "rules", "protocol": "search-r1", "prompt_template": "default"},
+        "index": {"retriever": "bm25", "settings": {"view": "question+query"}},
+    }
+    table = table_of(tmp_path / "run", [trajectory(said="words")], settings)
+    searches = cast("list[JsonObject]", bodies(table)[0]["searches"])
+    assert [search["looked_up"] for search in searches] == ["Who words?\nwords"]
 
 
 def test_the_reward_of_a_training_is_shown_by_part(tmp_path: Path) -> None:

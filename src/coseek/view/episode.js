@@ -138,6 +138,7 @@ function searchNode(search, at, body, gold) {
     "div",
     { class: "found" },
     el("p", { class: "query", dir: "auto" }, el("span", { class: "soft" }, search.turn === 0 ? "first search: " : "query: "), el("b", {}, search.query)),
+    search.looked_up && lazy("what the index looked up", () => el("p", { class: "said", dir: "auto" }, search.looked_up)),
     search.fault ? el("p", { class: "fault" }, `the search failed: ${search.fault}`) : hitList(search, body, gold),
     label.map(labelNode),
   );

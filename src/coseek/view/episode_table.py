@@ -49,12 +49,14 @@ class EpisodeTable:
         """Add every episode of a run."""
         number = len(self.pieces)
         answers, verdicts = source.grades()
-        decode = source.decode()
+        decode, render = source.decode(), source.rendered_queries()
         ids: set[int] = set()
         for trajectory in source.trajectories():
             key = trajectory.question.id, trajectory.seed
             reward = source.reward(trajectory) if source.reward else None
             body = self._body(trajectory, reward)
+            for at, text in enumerate(render(trajectory) if render else ()):
+                cast("list[JsonObject]", body["searches"])[at]["looked_up"] = text
             if labels := labels_for(trajectory, source.labels.get(key, ())):
                 body["labels"] = cast(Json, labels)
             if graded := [*answers.get(key, ()), *_said_of(trajectory, verdicts.get(key[0], ()))]:

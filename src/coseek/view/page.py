@@ -47,7 +47,7 @@ def page_of(runs: Sequence[RunSource], curves: Sequence[Curves]) -> tuple[Episod
         "runs": cast(Json, [run.name for run in runs]),
         "starts": cast(Json, table.starts),
         "index": packed(compact(table.index())),
-        "curves": packed(compact([{"name": one.name, "columns": one.columns} for one in curves])),
+        "curves": packed(compact([{"name": one.name, "columns": cast(Json, one.columns)} for one in curves])),
         "stages": len(curves),
         "chunks": cast(Json, table.chunks),
     }

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
 from coseek.agents.factory import decoder_of
+from coseek.agents.protocol import load_protocol
+from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import CoseekError, DataError, UserError
 from coseek.core.files import Json, JsonObject, parse_line, read_jsonl, read_yaml
 from coseek.core.plugins import is_plugin_path
@@ -19,6 +21,7 @@ from coseek.data.run import RowKey, Run
 from coseek.data.trajectory import Trajectory
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import LabelSet
+from coseek.retrieval.views import find_view, render_view
 from coseek.rewards.reward import Given, RewardFunction, make_reward, preset_names
 
 RUNS_OF_TRAINING = ("table/*/run.yaml", "pairs/*/run.yaml")
@@ -61,6 +64,25 @@ class RunSource:
             return decoder_of(Run(self.folder))
         except (CoseekError, ImportError):
             return None
+
+    def rendered_queries(self) -> Callable[[Trajectory], list[str]] | None:
+        """The texts that the run's index looked up for a trajectory's searches, before an encoder's token limit; `None`
+        where that is the query itself, and for a retriever, view or protocol that is not known here."""
+        settings = Run(self.folder).settings
+        card, agent = settings.get("index"), settings.get("agent")
+        given = card.get("settings") if isinstance(card, dict) else None
+        view = given.get("view") if isinstance(given, dict) else None
+        if not (isinstance(card, dict) and isinstance(agent, dict) and isinstance(view, str)) or view == "query":
+            return None
+        bare = card.get("retriever") == "bm25"
+        try:
+            find_view(view)
+            protocol = load_protocol(str(agent.get("protocol")), cast("str | None", agent.get("prompt_template")))
+        except UserError:
+            return None
+        return lambda trajectory: [
+            render_view(view, query, bare=bare) for query in replay_queries(trajectory, protocol)
+        ]
 
     def grades(self) -> tuple[dict[RowKey, list[JsonObject]], dict[str, list[JsonObject]]]:
         """What generators answered by question id and seed, and what judges said by question id."""
