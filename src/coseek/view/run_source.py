@@ -77,7 +77,7 @@ class RunSource:
         bare = card.get("retriever") == "bm25"
         try:
             find_view(view)
-            protocol = load_protocol(str(agent.get("protocol")), cast("str | None", agent.get("prompt_template")))
+            protocol = load_protocol(str(agent.get("protocol")), str(agent.get("prompt_template")))
         except UserError:
             return None
         return lambda trajectory: [
