@@ -1,6 +1,7 @@
 """Live page: the page of runs under way, made anew at every load, on loopback only."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -50,6 +51,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: HTTPStatus, text: str, kind: str) -> None:
         body = text.encode()
+        with suppress(ConnectionError):  # the browser left before the page was made
+            self.send(status, body, kind)
+
+    def send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
