@@ -43,11 +43,13 @@ FLOORS = {
 
 NEIGHBOURS = {
     ("cli", "serve"): "the command line starts the services",
+    ("cli", "view"): "the command line writes and serves the viewer's page",
 }
 """The only ways between two rooms of one floor, each with its reason."""
 
 TORCH_FREE = (
-    "core", "data", "hardware", "world", "retrieval", "agents", "rewards", "measure", "graders", "labels", "cli",
+    "core", "data", "hardware", "world", "retrieval", "agents", "rewards", "measure", "graders", "labels", "view",
+    "cli",
 )  # fmt: skip
 
 LONG: dict[str, str] = {}

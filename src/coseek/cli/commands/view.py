@@ -1,0 +1,56 @@
+"""View runs in a browser: episodes, comparisons and training curves as one HTML file, or served live."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coseek.cli.terminal import new_app, say
+from coseek.core.errors import SettingError, UserError
+from coseek.core.files import check_not_file
+from coseek.view.live_page import LivePage
+from coseek.view.page import page_of, write_page
+from coseek.view.run_source import open_sources
+
+app = new_app()
+
+
+@app.command()
+def view(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of `coseek run` or of a training, which has curves.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file to write. [default: view.html in the first folder]")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="A folder of `coseek label`: show the labels of every search.")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Write no file: serve the page on this machine, and read again at reload.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --serve; 0 takes a free one.")] = 8642,
+) -> None:
+    """Show runs: a list with filters, episodes by turn and token, runs side by side, training curves.
+
+    The file holds everything and loads nothing, so it can be sent to somebody. Text of runs is shown, never executed.
+    """
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UserError("the same folder is named twice; name each once")
+    sources = open_sources(runs, labels)
+    if serve:
+        if out is not None:
+            raise SettingError("--serve writes no file; leave out --out")
+        with LivePage(port, lambda: page_of(*open_sources(runs, labels))[1]) as live:
+            print(f"the viewer is at {live.url} (Ctrl-C ends it)", flush=True)
+            live.serve_forever()
+        return
+    path = runs[0] / "view.html" if out is None else out
+    if path.suffix not in (".html", ".htm"):
+        raise SettingError(f"--out {path}: name a file that ends in .html")
+    check_not_file(path.parent)
+    if path.is_dir():
+        raise SettingError(f"--out {path} is a folder; name a file in it")
+    say(f"reading {len(sources[0])} runs and {len(sources[1])} curves …")
+    episodes = write_page(path, *sources)
+    print(f"{path}: {episodes:,} episodes, {path.stat().st_size / 1e6:.1f} MB. Open it in a browser.")

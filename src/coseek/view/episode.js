@@ -1,0 +1,259 @@
+// One episode as turns, two episodes side by side, and the table of runs.
+
+const facts = (pairs) =>
+  el("dl", { class: "facts" }, pairs.filter(([, value]) => value !== "" && value !== undefined && value !== null).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+
+async function episodeView(episode) {
+  const place = kept.indexOf(episode);
+  const others = head.runs.map((name, run) => [name, partner(episode, run)]).filter(([, other]) => other !== undefined && other !== episode);
+  const links = [
+    el("a", { href: linkTo({ view: "list" }) }, "← list"),
+    ...neighbours(kept, place),
+    ...others.map(([name]) => el("a", { href: linkTo({ view: "compare", b: name }) }, `compare with ${name}`)),
+  ];
+  return [el("nav", { "aria-label": "Episode" }, links.filter(Boolean)), await article(episode)];
+}
+
+/** Links to the episodes before and after a place of a list. */
+function neighbours(episodes, place) {
+  const link = (at, text) => el("a", { href: linkTo(addressOf(episodes[at])) }, text);
+  return [place > 0 && link(place - 1, "previous"), place >= 0 && place + 1 < episodes.length && link(place + 1, "next")];
+}
+
+/** An episode from question to answer. */
+async function article(episode) {
+  const body = await bodyOf(episode);
+  const [id, text, answers, gold, hops, dataset] = questions[columns.question[episode]];
+  const wall = body.timings.wall_s;
+  return el(
+    "article",
+    {},
+    el("h2", { dir: "auto" }, text.trim()),
+    el("p", {}, verdictOf(episode), " · answer: ", el("b", {}, el("bdi", {}, columns.answer[episode] ?? "none")), " · gold: ", el("bdi", {}, answers.join(" | ") || "not known")),
+    facts([
+      ["run", head.runs[columns.run[episode]]],
+      ["question", id],
+      ["seed", columns.seed[episode]],
+      ["data set", dataset],
+      ["hops", hops],
+      ["protocol", body.protocol],
+      ["ended by", columns.stop[episode].replace("_", " ") + (body.stop_detail ? `: ${body.stop_detail}` : "")],
+      ["format", body.valid ? "valid" : body.format_error || "not valid"],
+      ["reward", columns.reward[episode] === null ? "" : number(columns.reward[episode])],
+      ...Object.entries(body.parts ?? {}).map(([name, value]) => [`reward part ${name}`, number(value)]),
+      ["seconds", wall === undefined ? "" : number(wall)],
+    ]),
+    tokenBar(body.segments),
+    el("h3", {}, "Turns"),
+    ...turnsOf(body, new Set(gold)),
+    ...gradesOf(body.grades ?? []),
+    ...sideOf(body.side ?? []),
+    lazy("Scores", () => facts(Object.entries(body.scores).map(([name, value]) => [name, number(value)]))),
+  );
+}
+
+/** The whole context as a bar: what the agent wrote and what it read, each as long as its tokens. */
+function tokenBar(segments) {
+  const wrote = segments.reduce((sum, part) => sum + (part.ids ? part.tokens : 0), 0);
+  const all = segments.reduce((sum, part) => sum + part.tokens, 0);
+  const label = `${many(wrote, "token")} by the agent of ${all.toLocaleString("en")}`;
+  const bar = el("div", { class: "bar", role: "img", "aria-label": label });
+  for (const part of segments) {
+    const piece = el("i", { class: part.ids && "agent", title: plain(`${part.ids ? "agent" : "environment"} · ${part.tag} · ${part.tokens}`) });
+    piece.style.flexGrow = part.tokens;
+    bar.append(piece);
+  }
+  return el("div", {}, bar, el("p", { class: "soft" }, label));
+}
+
+/** Segments in order; behind each turn of the agent the searches that it asked. */
+function turnsOf(body, gold) {
+  const nodes = [];
+  const left = new Set(body.searches.keys());
+  let turn = 0;
+  const searched = (wanted) => {
+    const own = body.searches.map((search, at) => ({ search, at })).filter(({ search }) => search.turn === wanted);
+    for (const { search, at } of own) {
+      left.delete(at);
+      nodes.push(searchNode(search, at, body, gold));
+    }
+    for (const call of body.calls ?? []) if (call.turn === wanted) nodes.push(callNode(call));
+    return own.length > 0;
+  };
+  let shownFor = false;
+  for (const part of body.segments) {
+    if (part.ids) {
+      if (turn === 0) searched(0);
+      turn += 1;
+      nodes.push(agentNode(part, turn, body));
+      shownFor = searched(turn);
+    } else {
+      const label = `environment · ${part.tag} · ${many(part.tokens, "token")}, not trained`;
+      const make = () => el("p", { class: "said", dir: "auto" }, part.text);
+      nodes.push(el("div", { class: "segment" }, lazy(label, make, part.tag === "prompt" ? part.text.length < 1500 : !shownFor)));
+    }
+  }
+  if (left.size) nodes.push(el("h3", {}, "Searches of a turn that is not recorded"), ...[...left].map((at) => searchNode(body.searches[at], at, body, gold)));
+  return nodes;
+}
+
+function agentNode(part, turn, body) {
+  const trained = body.exact ? "trained" : "not trained";
+  const sum = part.logprobs.reduce((total, value) => total + value, 0) / 1000;
+  const mean = part.tokens ? sum / part.tokens : 0;
+  const label = body.exact ? `${many(part.tokens, "token")}, ${trained}, mean log-probability ${mean.toFixed(3)}` : `${many(part.tokens, "token")}, ${trained}, log-probabilities not known`;
+  return el(
+    "div",
+    { class: "segment agent" },
+    el("h4", {}, `Turn ${turn} · agent · ${part.tag || "no action"}`),
+    el("p", { class: "said", dir: "auto" }, part.text),
+    lazy(label, () => tokenStrip(part, body)),
+  );
+}
+
+const LEVELS = [-0.05, -0.5, -1.5, -3]; // nats at which a token's colour changes
+
+/** Every token that the agent wrote, coloured by its log-probability. */
+function tokenStrip(part, body) {
+  const texts = pieces[body.run] ?? {};
+  const items = part.ids.map((id, at) => {
+    const logprob = part.logprobs[at] / 1000;
+    const level = body.exact ? LEVELS.filter((edge) => logprob < edge).length : 0;
+    const said = body.exact ? `log p ${logprob.toFixed(3)}` : "log p not known";
+    const text = texts[id];
+    const piece = text === undefined ? String(id) : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+    return el("li", { class: level ? `p${level}` : undefined, title: plain(`token ${id}: ${said}`) }, piece);
+  });
+  return el(
+    "div",
+    {},
+    el("p", { class: "soft" }, `Colour: log-probability below ${LEVELS.join(", ")} nats. The pointer shows each value.`),
+    el("ol", { class: "tokens", "aria-label": "Tokens" }, items),
+  );
+}
+
+function searchNode(search, at, body, gold) {
+  const label = (body.labels ?? []).filter((one) => one.search === at);
+  return el(
+    "div",
+    { class: "found" },
+    el("p", { class: "query", dir: "auto" }, el("span", { class: "soft" }, search.turn === 0 ? "first search: " : "query: "), el("b", {}, search.query)),
+    search.looked_up && lazy("what the index looked up", () => el("p", { class: "said", dir: "auto" }, search.looked_up)),
+    search.fault ? el("p", { class: "fault" }, `the search failed: ${search.fault}`) : hitList(search, body, gold),
+    label.map(labelNode),
+  );
+}
+
+/** Ranked passages: score, gold, selected, holding a gold answer; a passage's text opens. */
+function hitList(search, body, gold) {
+  if (!search.hits.length) return el("p", { class: "soft" }, "nothing was found");
+  const picked = new Set(search.selected ?? body.selected ?? []);
+  const items = search.hits.map((hit) => {
+    const marks = [gold.has(hit.id) && "gold", hit.holds && "holds the answer", picked.has(hit.id) && "selected"];
+    const line = el(
+      "span",
+      {},
+      el("bdi", {}, (hit.title ?? "").trim() || hit.id),
+      " ",
+      el("span", { class: "soft" }, hit.title ? `${hit.id} · ${number(hit.score)}` : number(hit.score)),
+      marks.filter(Boolean).map((mark) => [" ", el("span", { class: "mark" }, mark)]),
+    );
+    return el("li", { class: gold.has(hit.id) ? "gold" : undefined }, lazy(line, () => el("p", { dir: "auto" }, hit.text ?? "")));
+  });
+  return el("ol", { class: "hits" }, items);
+}
+
+/** The label of a search: its candidates with every score that chose them. */
+function labelNode(label) {
+  if (label.dropped) return el("p", { class: "soft" }, `no label: ${label.dropped}${label.detail ? `, ${label.detail}` : ""}`);
+  const names = [...new Set(label.candidates.flatMap((one) => Object.keys(one.scores)))];
+  const rows = label.candidates.map((one) => [one.title.trim() || one.id, one.side, one.rank || "added", ...names.map((name) => number(one.scores[name]))]);
+  const best = label.candidates.find((one) => one.side === "positive");
+  const summary = el("span", { class: "soft" }, `label: positive ${best?.title.trim() || best?.id} of ${many(label.candidates.length, "candidate")}`);
+  return lazy(summary, () => tableOf("", ["passage", "chosen as", "rank", ...names], rows));
+}
+
+function callNode(call) {
+  const outcome = call.fault ? `failed: ${call.fault}` : JSON.stringify(call.result, null, 1);
+  return el("div", { class: "found" }, el("p", { class: "query" }, el("span", { class: "soft" }, "tool: "), el("b", {}, call.tool), ` ${JSON.stringify(call.arguments)}`), el("p", { class: "said" }, outcome));
+}
+
+/** What generators answered from the passages, and what judges said. */
+function gradesOf(grades) {
+  if (!grades.length) return [];
+  const items = grades.map((grade) => {
+    const judged = "right" in grade;
+    const outcome = grade.fault ? `failed: ${grade.fault}` : judged ? (grade.right ? "accepted" : "not accepted") : grade.answer ?? "no answer";
+    return el("li", {}, judged ? "judge: " : "generator: ", el("bdi", {}, outcome), grade.text ? lazy("whole output", () => el("p", { class: "said", dir: "auto" }, grade.text)) : "");
+  });
+  return [el("h3", {}, "Graders"), el("ul", {}, items)];
+}
+
+/** What the agent's model read and wrote outside of this context. */
+function sideOf(contexts) {
+  if (!contexts.length) return [];
+  const said = (part) => el("div", { class: part.ids ? "segment agent" : "segment" }, el("h4", {}, part.ids ? "agent" : "environment"), el("p", { class: "said", dir: "auto" }, part.text));
+  return [el("h3", {}, "Side contexts"), ...contexts.map((parts, at) => lazy(`context ${at + 1}, not trained`, () => el("div", {}, parts.map(said))))];
+}
+
+function tableOf(caption, names, rows) {
+  const line = (tag, cells) => el("tr", {}, cells.map((cell) => el(tag, tag === "th" ? { scope: "col" } : {}, cell instanceof Node ? cell : String(cell))));
+  return el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": caption || "table" }, el("table", {}, caption ? el("caption", {}, caption) : [], el("thead", {}, line("th", names)), el("tbody", {}, rows.map((row) => line("td", row)))));
+}
+
+/** The two runs of a comparison: the address's, and another one. */
+function comparedRuns() {
+  const first = head.runs.includes(state.run) ? state.run : head.runs[0];
+  const second = head.runs.includes(state.b) && state.b !== first ? state.b : head.runs.find((name) => name !== first);
+  return [first, second];
+}
+
+async function compareView() {
+  const [first, second] = comparedRuns();
+  const runs = head.runs.map((name) => [name, name]);
+  if (second === undefined) return [el("p", {}, "Name a second run on the command line to compare with.")];
+  const inFirst = kept.find((i) => partner(i, head.runs.indexOf(first)) !== undefined);
+  const start = addressed(first) ?? (inFirst === undefined ? [...ofQuestion[head.runs.indexOf(first)].values()][0]?.[0] : partner(inFirst, head.runs.indexOf(first)));
+  if (start === undefined) return [el("p", {}, `${first} has no episodes yet.`)];
+  const other = partner(start, head.runs.indexOf(second));
+  const own = kept.filter((i) => columns.run[i] === head.runs.indexOf(first)); // the filters hold here, too
+  const flips = { view: "list", in: first, flip: second };
+  const columnsOf = async (name, episode) => el("section", { "aria-label": plain(name) }, episode === undefined ? el("p", {}, `${name} has not run this question.`) : await article(episode));
+  return [
+    el(
+      "div",
+      { class: "bench" },
+      field("Run A", "a", runs, first, (run) => go({ run, b: second === run ? first : second })),
+      field("Run B", "b", runs, second, (b) => go({ run: first === b ? second : first, b })),
+      ...neighbours(own, own.indexOf(start)),
+      el("a", { href: linkTo({ ...flips, outcome: "wrong" }) }, "wrong in A, right in B"),
+      el("a", { href: linkTo({ ...flips, outcome: "right" }) }, "right in A, wrong in B"),
+    ),
+    el("div", { class: "pair" }, await columnsOf(first, start), await columnsOf(second, other)),
+  ];
+}
+
+/** All runs in one table, and the keys. */
+function runsView() {
+  if (!columns.run.length) return [el("p", {}, "No episodes: these folders hold training curves only.")];
+  const mean = (values) => (values.length ? number(values.reduce((sum, value) => sum + value, 0) / values.length) : "–");
+  const rows = head.runs.map((name, run) => {
+    const own = [...ofQuestion[run].values()].flat();
+    const known = (column) => own.map((i) => column[i]).filter((value) => value !== null);
+    return [
+      el("a", { href: linkTo({ view: "list", in: name }) }, name),
+      own.length.toLocaleString("en"),
+      mean(known(columns.right)),
+      mean(known(columns.reward)),
+      mean(known(columns.searches)),
+      mean(known(columns.tokens)),
+      own.filter((i) => columns.fault[i]).length,
+    ];
+  });
+  const keys = [["j", "next"], ["k", "previous"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "search"], ["c", "compare runs"]];
+  return [
+    el("h2", {}, "Runs"),
+    tableOf("Means over episodes; EM over those that were scored.", ["run", "episodes", "EM", "reward", "searches", "tokens", "faults"], rows),
+    el("p", { class: "soft" }, "Keys: ", keys.flatMap(([key, what], at) => [at ? ", " : "", el("kbd", {}, key), ` ${what}`]), "."),
+  ];
+}

@@ -1,0 +1,187 @@
+"""Episode table: what the page knows of every episode. Columns for the list, bodies in compressed chunks.
+
+A column has one value an episode. A chunk is a list of bodies; a passage's title and text stand where the chunk first
+names it. Log-probabilities are whole thousandths of a nat, since the page shows no more.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import cast
+
+from coseek.core.files import Json, JsonObject
+from coseek.data.passage import Passage
+from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
+from coseek.measure.answers import cover_match
+from coseek.measure.score import score_trajectory
+from coseek.rewards.reward import Reward
+from coseek.view.run_source import RunSource
+
+CHUNK_CHARS = 256 * 1024
+"""JSON of one chunk at least: decoding one takes the page some milliseconds."""
+COLUMNS = (
+    "run", "question", "seed", "stop", "fault", "right", "reward", "searches", "turns", "tokens", "answer", "queries",
+)  # fmt: skip
+
+
+@dataclass
+class EpisodeTable:
+    """Columns, questions and packed bodies of the episodes of several runs."""
+
+    columns: dict[str, list[Json]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    questions: list[Json] = field(default_factory=list)
+    pieces: list[Json] = field(default_factory=list)
+    """By run: token id → its text, for the ids that the agent wrote."""
+    chunks: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Of each chunk, the number of its first episode."""
+    _places: dict[str, int] = field(default_factory=dict)
+    _bodies: list[str] = field(default_factory=list)
+    _known: dict[str, Passage] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["run"])
+
+    def add_run(self, source: RunSource) -> None:
+        """Add every episode of a run."""
+        number = len(self.pieces)
+        answers, verdicts = source.grades()
+        decode, render = source.decode(), source.rendered_queries()
+        ids: set[int] = set()
+        for trajectory in source.trajectories():
+            key = trajectory.question.id, trajectory.seed
+            reward = source.reward(trajectory) if source.reward else None
+            body = self._body(trajectory, reward)
+            for at, text in enumerate(render(trajectory) if render else ()):
+                cast("list[JsonObject]", body["searches"])[at]["looked_up"] = text
+            if labels := labels_for(trajectory, source.labels.get(key, ())):
+                body["labels"] = cast(Json, labels)
+            if graded := [*answers.get(key, ()), *_said_of(trajectory, verdicts.get(key[0], ()))]:
+                body["grades"] = cast(Json, graded)
+            self._add(number, trajectory, reward, body)
+            ids.update(i for part in trajectory.segments if part.author is Author.AGENT for i in part.ids)
+        self._flush()
+        self.pieces.append(cast(Json, pieces_of(ids, decode)))
+
+    def index(self) -> JsonObject:
+        """Everything but the bodies."""
+        return {"columns": cast(Json, self.columns), "questions": self.questions, "pieces": self.pieces}
+
+    def _add(self, run: int, trajectory: Trajectory, reward: Reward | None, body: JsonObject) -> None:
+        scores = cast(JsonObject, body["scores"])
+        right = scores.get("em")
+        row: JsonObject = {
+            "run": run,
+            "question": self._question(trajectory),
+            "seed": str(trajectory.seed),  # a double holds no whole number of 64 bits
+            "stop": str(trajectory.stop),
+            "fault": int(trajectory.fault is not None),
+            "right": None if right is None else int(cast(float, right)),
+            "reward": None if reward is None else _short(reward.value),
+            "searches": len(trajectory.searches),
+            "turns": sum(part.author is Author.AGENT for part in trajectory.segments),
+            "tokens": len(trajectory.ids),
+            "answer": trajectory.answer,
+            "queries": "\n".join(search.query for search in trajectory.searches),
+        }
+        if not self._bodies:
+            self.starts.append(len(self))
+        for name in COLUMNS:
+            self.columns[name].append(row[name])
+        self._bodies.append(compact(body))
+        if sum(map(len, self._bodies)) > CHUNK_CHARS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Close a chunk. Each run begins a new one."""
+        if self._bodies:
+            self.chunks.append(packed(f"[{','.join(self._bodies)}]"))
+        self._bodies, self._known = [], {}
+
+    def _question(self, trajectory: Trajectory) -> int:
+        """The number of the question; the same id with another text is another question."""
+        asked = trajectory.question
+        row = [asked.id, asked.question, list(asked.answers), list(asked.gold_ids), asked.hops, asked.dataset]
+        key = compact(cast(Json, row))
+        if key not in self._places:
+            self._places[key] = len(self.questions)
+            self.questions.append(cast(Json, row))
+        return self._places[key]
+
+    def _body(self, trajectory: Trajectory, reward: Reward | None) -> JsonObject:
+        scores = {} if trajectory.stop.is_fault else score_trajectory(trajectory)
+        row: JsonObject = {
+            "protocol": trajectory.protocol,
+            "valid": trajectory.valid,
+            "exact": trajectory.exact,
+            "scores": {name: _short(value) for name, value in scores.items()},
+            "timings": {name: _short(value) for name, value in trajectory.timings.items()},
+            "segments": [_segment_json(part) for part in trajectory.segments],
+            "searches": [self._search_json(search, trajectory.question.answers) for search in trajectory.searches],
+        }
+        more: dict[str, object] = {
+            "format_error": trajectory.format_error,
+            "stop_detail": trajectory.stop_detail,
+            "selected": trajectory.selected_ids,
+            "parts": {name: _short(value) for name, value in reward.parts.items()} if reward else {},
+            "calls": list(map(Call.to_json, trajectory.calls)),
+            "side": [[_segment_json(part) for part in context] for context in trajectory.side_contexts],
+        }
+        return row | {name: cast(Json, value) for name, value in more.items() if value}
+
+    def _search_json(self, search: Search, golds: tuple[str, ...]) -> JsonObject:
+        hits: list[Json] = []
+        for hit in search.hits:
+            passage = hit.passage
+            row: list[Json] = [passage.id, _short(hit.score), int(_holds(passage.title, passage.text, golds))]
+            if self._known.get(passage.id) != passage:  # web searches may give one id two texts
+                self._known[passage.id] = passage
+                row += [passage.title, passage.text]
+            hits.append(row)
+        return {**search.to_json(), "hits": hits}
+
+
+def labels_for(trajectory: Trajectory, labels: Sequence[JsonObject]) -> list[JsonObject]:
+    """The labels that are of this trajectory's searches: another run may have the same question and seed."""
+    asked = [search.query for search in trajectory.searches]
+    places = [(label, cast(int, label["search"])) for label in labels]
+    return [one for one, at in places if at < len(asked) and one.get("query", asked[at]) == asked[at]]
+
+
+def pieces_of(ids: set[int], decode: Callable[[Sequence[int]], str] | None) -> dict[str, str]:
+    """The text of each token; nothing where no tokenizer is at hand."""
+    return {} if decode is None else {str(ident): decode((ident,)) for ident in sorted(ids)}
+
+
+def compact(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def packed(text: str) -> str:
+    """Base64 of the gzipped text; the same text gives the same bytes."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+
+
+def _said_of(trajectory: Trajectory, verdicts: Sequence[JsonObject]) -> list[JsonObject]:
+    return [one for one in verdicts if one["response"] == trajectory.answer]
+
+
+def _segment_json(segment: Segment) -> JsonObject:
+    row: JsonObject = {"tag": segment.tag, "text": segment.text, "tokens": len(segment.ids)}
+    if segment.author is not Author.AGENT:
+        return row
+    return {**row, "ids": list(segment.ids), "logprobs": [round(value * 1000) for value in segment.logprobs]}
+
+
+def _short(value: float) -> float:
+    """Five significant digits; a whole number stays one."""
+    short = float(f"{value:.5g}")
+    return int(short) if short.is_integer() else short
+
+
+@lru_cache(maxsize=65536)
+def _holds(title: str, text: str, golds: tuple[str, ...]) -> bool:
+    return cover_match(f"{title} {text}", golds)

@@ -1,0 +1,195 @@
+"""Run source: a run to show, with the reward of its training, its grades and its labels; and the curves of trainings.
+
+A folder is a run (`run.yaml`) or a training, whose runs lie in `table` and `pairs` and whose curves are every
+`metrics.jsonl` below it. A run under way is read to its last whole line. No code of a folder is executed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias, TypeVar, cast
+
+from coseek.agents.factory import decoder_of
+from coseek.agents.protocol import load_protocol
+from coseek.agents.search_turns import replay_queries
+from coseek.core.errors import CoseekError, DataError, UserError
+from coseek.core.files import Json, JsonObject, parse_line, read_jsonl, read_yaml
+from coseek.core.plugins import is_plugin_path
+from coseek.core.strict_json import replace_surrogates
+from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
+from coseek.data.run import RowKey, Run
+from coseek.data.trajectory import Trajectory
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import LabelSet
+from coseek.retrieval.views import find_view, render_view
+from coseek.rewards.reward import Given, RewardFunction, make_reward, preset_names
+
+RUNS_OF_TRAINING = ("table/*/run.yaml", "pairs/*/run.yaml")
+Labels: TypeAlias = dict[RowKey, list[JsonObject]]
+"""The labels of an episode's searches by question id and seed, as the page shows them."""
+E = TypeVar("E", GeneratedAnswer, Verdict)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The logged numbers of one stage of a training."""
+
+    name: str
+    columns: dict[str, list[Json]]
+    """By name, all of one length; `None` where a step logged no such number."""
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """A run to show."""
+
+    name: str
+    folder: Path
+    reward: RewardFunction | None = None
+    labels: Labels = field(default_factory=dict)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """The stored trajectories up to the last whole line: another process may be writing."""
+        path = Run(self.folder).trajectories_path
+        for number, line in enumerate(whole_lines(path), start=1):
+            where = f"{path}, line {number}"
+            try:
+                yield Trajectory.from_json(parse_line(line, where))
+            except (DataError, KeyError, ValueError, TypeError) as error:
+                raise error if where in str(error) else DataError(f"{where}: {error}") from None
+
+    def decode(self) -> Callable[[Sequence[int]], str] | None:
+        """The decoding of the run's token ids; `None` where its tokenizer cannot be opened here."""
+        try:
+            return decoder_of(Run(self.folder))
+        except (CoseekError, ImportError):
+            return None
+
+    def rendered_queries(self) -> Callable[[Trajectory], list[str]] | None:
+        """The texts that the run's index looked up for a trajectory's searches, before an encoder's token limit; `None`
+        where that is the query itself, and for a retriever, view or protocol that is not known here."""
+        settings = Run(self.folder).settings
+        card, agent = settings.get("index"), settings.get("agent")
+        given = card.get("settings") if isinstance(card, dict) else None
+        view = given.get("view") if isinstance(given, dict) else None
+        if not (isinstance(card, dict) and isinstance(agent, dict) and isinstance(view, str)) or view == "query":
+            return None
+        bare = card.get("retriever") == "bm25"
+        try:
+            find_view(view)
+            protocol = load_protocol(str(agent.get("protocol")), str(agent.get("prompt_template")))
+        except UserError:
+            return None
+        return lambda trajectory: [
+            render_view(view, query, bare=bare) for query in replay_queries(trajectory, protocol)
+        ]
+
+    def grades(self) -> tuple[dict[RowKey, list[JsonObject]], dict[str, list[JsonObject]]]:
+        """What generators answered by question id and seed, and what judges said by question id."""
+        answers: dict[RowKey, list[JsonObject]] = {}
+        verdicts: dict[str, list[JsonObject]] = {}
+        for path in sorted((*self.folder.glob("reply.*.jsonl"), *self.folder.glob("generatedanswer.*.jsonl"))):
+            for one in _entries(path, GeneratedAnswer):
+                answers.setdefault((one.question_id, one.seed), []).append(one.to_json())
+        for path in sorted(self.folder.glob("verdict.*.jsonl")):
+            for said in _entries(path, Verdict):
+                verdicts.setdefault(said.question_id, []).append(said.to_json())
+        return answers, verdicts
+
+
+def open_sources(folders: Sequence[Path], labels: Path | None = None) -> tuple[list[RunSource], list[Curves]]:
+    """The runs and curves of folders. Raises `DataError` for a folder that holds neither."""
+    known = {} if labels is None else labels_of(labels)
+    runs: list[RunSource] = []
+    curves: list[Curves] = []
+    for folder, name in zip(folders, short_names(folders), strict=True):
+        if (folder / "run.yaml").exists():
+            inside, reward = [folder], None
+        else:
+            inside = [path.parent for pattern in RUNS_OF_TRAINING for path in sorted(folder.glob(pattern))]
+            reward = reward_of(folder)
+        paths = sorted(folder.rglob("metrics.jsonl"))
+        if not inside and not paths:
+            Run(folder)  # raises, and says what the folder is instead
+        runs += [RunSource(_joined(name, folder, one), one, reward, known) for one in inside]
+        curves += [curves_of(_joined(name, folder, path.parent), path) for path in paths]
+    return runs, [one for one in curves if one.columns]
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Each folder's own name, or its path as given where two folders have one name."""
+    own = [folder.resolve().name for folder in folders]
+    return [
+        replace_surrogates(name if own.count(name) == 1 else str(folder))
+        for folder, name in zip(folders, own, strict=True)
+    ]
+
+
+def reward_of(training: Path) -> RewardFunction | None:
+    """The reward of a training's recipe; `None` without one, and for one with parts of the user's own, whose code is
+    not run here."""
+    path = training / "recipe.yaml"
+    recipe = read_yaml(path, "recipe").get("recipe") if path.exists() else None
+    spec = recipe.get("reward") if isinstance(recipe, dict) else None
+    if not isinstance(spec, dict) or any(map(is_plugin_path, spec)):
+        return None
+    if spec.get("preset") not in (None, *preset_names()):
+        return None
+    try:
+        return make_reward(cast("Mapping[str, Given]", spec))
+    except UserError:  # a recipe of another version
+        return None
+
+
+def curves_of(name: str, path: Path) -> Curves:
+    """The numbers of a `metrics.jsonl`."""
+    rows = [parse_line(line, f"{path}, line {number}") for number, line in enumerate(whole_lines(path), start=1)]
+    names = dict.fromkeys(key for row in rows for key, value in row.items() if isinstance(value, int | float))
+    return Curves(name, {key: [row.get(key) for row in rows] for key in names})
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a JSONL file that end with a newline and are not blank; none without a file."""
+    if path.exists():
+        with path.open("rb") as lines:
+            yield from (line for line in lines if line.endswith(b"\n") and line.strip())
+
+
+def labels_of(folder: Path) -> Labels:
+    """What a label folder says of each search."""
+    labels = LabelFolder(folder)
+    found: Labels = {}
+    for one in labels.sets():
+        found.setdefault((one.turn.question_id, one.turn.seed), []).append(_label_json(one))
+    for lost in labels.dropped():
+        row: JsonObject = {"search": lost.turn.search, "dropped": lost.reason, "detail": lost.detail}
+        found.setdefault((lost.turn.question_id, lost.turn.seed), []).append(row)
+    return found
+
+
+def _label_json(one: LabelSet) -> JsonObject:
+    sides = {one.positive: "positive", **dict.fromkeys(one.negatives, "negative")}
+    return {
+        "search": one.turn.search,
+        "query": one.query.text,
+        "candidates": [
+            {
+                "id": each.passage.id,
+                "title": each.passage.title,
+                "rank": each.rank,
+                "scores": dict(each.scores),
+                "side": sides.get(each.passage.id, ""),
+            }
+            for each in one.candidates
+        ],
+    }
+
+
+def _joined(name: str, folder: Path, inner: Path) -> str:
+    below = inner.relative_to(folder).as_posix()
+    return name if below == "." else replace_surrogates(f"{name}/{below}")
+
+
+def _entries(path: Path, kind: type[E]) -> Iterable[E]:
+    first = next(read_jsonl(path), None)
+    return () if first is None else GradeCache(path, kind, str(first[1].get("identity")), {}).entries().values()

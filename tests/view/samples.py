@@ -1,0 +1,116 @@
+"""Runs with texts of every kind, for tests of the viewer."""
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import cast
+
+from coseek.agents.search_turns import TurnId
+from coseek.core.files import Json, JsonObject
+from coseek.data.passage import Hit, Passage
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import Author, Call, Search, Segment, StopReason, Trajectory
+from coseek.labels.label_folder import LabelFolder
+from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
+from coseek.retrieval.query import Query
+
+_PAYLOADS = (
+    "</script><script>window.hacked=1</script>", "<img src=x onerror=window.hacked=1>", "<!--<script>", "--><b>x</b>",
+    "</style><style>*{display:none}</style>", "<svg onload=window.hacked=1>",
+    "<iframe src='javascript:window.hacked=1'>",
+    "<link rel=stylesheet href=http://127.0.0.1:9/x.css>", "javascript:window.hacked=1", "&lt;script&gt;&#60;b&#62;",
+    "{{script}}{{data}}{{title}}", "\u2028window.hacked=1\u2029", "\u202egnp.exe\u202c", "\u2066a\u2069 \u200f\u200e",
+    "\x1b[2J\x1b]0;title\x07", "\x00\x08\x7f\x9b", "]]><![CDATA[x",
+    "<a href='data:text/html,<script>1</script>'>", "${1}`",
+    "\\u003c/script\\u003e \\\"'",
+)  # fmt: skip
+_FRAMES = ("{}", "x{}y", '"{}', "'{}'", "{0}{0}", "</p>{}", "<{}", "\n{}\n", "[{}](http://127.0.0.1:9/)", "é漢{}🙂")
+HOSTILE = [frame.replace("{0}", "{}").replace("{}", payload) for frame in _FRAMES for payload in _PAYLOADS]
+"""200 texts that want to be markup, script, requests, terminal codes or another direction."""
+
+
+def trajectory(ident: str = "q1", said: str = "I look", *, right: bool = True, seed: int = 7, k: int = 3) -> Trajectory:
+    """An episode of one search, with `said` in every place that holds a text from outside."""
+    passages = [Passage(f"p{at} {said}" if at else "p0", f"title {at} {said}", f"text {at} {said}") for at in range(k)]
+    agent = Segment(Author.AGENT, "search", f"<search>{said}</search>", (65, 66), (-0.25, -2.0))
+    return Trajectory(
+        question=Question(ident, f"Who {said}?", ("Ada", said), ("p0",), 2, {"dataset": f"set {said}"}),
+        protocol="search-r1",
+        segments=(
+            Segment(Author.ENVIRONMENT, "prompt", f"Question: {said}", (1, 2, 3)),
+            agent,
+            Segment(Author.ENVIRONMENT, "information", f"found {said}", (4, 5)),
+            replace(agent, tag="answer", text=f"<answer>{said}</answer>"),
+        ),
+        searches=(Search(said, tuple(Hit(one, 3.25 - at) for at, one in enumerate(passages)), turn=1),),
+        stop=StopReason.ANSWERED,
+        answer="Ada" if right else f"not {said}",
+        format_error=said,
+        seed=seed,
+        timings={"wall_s": 0.5},
+        calls=(Call(1, f"tool {said}", {said: said}, said),),
+    )
+
+
+def make_run(folder: Path, trajectories: Iterable[Trajectory], settings: JsonObject | None = None) -> Path:
+    """A run folder with these trajectories."""
+    agent: JsonObject = {"name": "rules", "protocol": "search-r1", "prompt_template": "default"}
+    run = Run.create(folder, settings or {"agent": agent})
+    with run.open_for_append() as file:
+        for one in trajectories:
+            run.append(file, one)
+    return folder
+
+
+def make_labels(folder: Path, one: Trajectory) -> Path:
+    """A label folder: the first search has a positive and a negative, a question `b` has none."""
+    labels = LabelFolder.create(folder, {}, "identity")
+    made = tuple(Candidate(Passage(name, name, "text"), at, {"lr": 80.0}) for at, name in enumerate(("good", "bad"), 1))
+    turn = TurnId(one.question.id, one.seed, 0)
+    with labels.appending() as append:
+        append(LabelSet(turn, one.question, Query(one.searches[0].query), made, "good", ("bad",)))
+        append(DroppedTurn(TurnId("b", one.seed, 0), "no-positive"))
+    labels.release()
+    return folder
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, the contents of its scripts and styles, and its policy."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.contents: list[str] = []
+        self.policy = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag in ("script", "style"):
+            self.contents.append("")
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = str(dict(attrs)["content"])
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] in (["script"], ["style"]) and self.contents:
+            self.contents[-1] += data
+
+    @property
+    def data(self) -> JsonObject:
+        """The data block, with all that is packed in it unpacked."""
+        block = cast(JsonObject, json.loads(self.contents[1]))
+        chunks = cast("list[str]", block["chunks"])
+        bodies = [body for one in chunks for body in cast("list[Json]", unpacked(one))]
+        return {**block, "index": unpacked(str(block["index"])), "bodies": bodies}
+
+
+def unpacked(text: str) -> Json:
+    return cast(Json, json.loads(gzip.decompress(base64.b64decode(text))))

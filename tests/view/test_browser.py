@@ -1,0 +1,173 @@
+"""The page in a browser: hostile texts do nothing, links and keys work, and ten thousand episodes are quick."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench.view import filter_ms, make_runs, open_ms
+from tests.view.chromium import FOUND, Chromium
+from tests.view.samples import HOSTILE, make_labels, make_run, trajectory
+
+from coseek.data.trajectory import Search
+from coseek.view.page import write_page
+from coseek.view.run_source import open_sources
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(FOUND is None, reason="chromium is not installed")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with Chromium() as one:
+        yield one
+
+
+def page_of(folder: Path, *runs: Path, labels: Path | None = None) -> str:
+    write_page(folder / "page.html", *open_sources(runs, labels))
+    return (folder / "page.html").as_uri()
+
+
+def text_of(browser: Chromium, selector: str) -> str:
+    return str(browser.ask(f"document.querySelector({selector!r}).innerText"))
+
+
+def titles(browser: Chromium) -> list[str]:
+    found = browser.ask(
+        "JSON.stringify([...document.querySelectorAll('#spacer .line:first-child')].map((x) => x.innerText))"
+    )
+    return [str(each) for each in json.loads(str(found))]
+
+
+def test_200_hostile_texts_are_shown_and_do_nothing(browser: Chromium, tmp_path: Path) -> None:
+    several = [trajectory(f"q{at} {text}", text, right=at % 2 > 0) for at, text in enumerate(HOSTILE)]
+    runs = [make_run(tmp_path / name, several) for name in ("<img src=x onerror=window.hacked=1>", "b")]
+    (runs[0] / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, HOSTILE[0]: 0.5, HOSTILE[12]: step}) + "\n" for step in (1, 2)), "utf-8"
+    )
+    url = page_of(tmp_path, *runs)
+    browser.requests.clear()
+    browser.open(url)
+    shown = browser.ask(
+        """(async () => {
+          const texts = [];
+          for (let i = 0; i < 200; i++) {
+            const nodes = await episodeView(i);
+            document.getElementById("detail").replaceChildren(...nodes);
+            document.querySelectorAll("details").forEach((one) => { one.open = true; });
+            await new Promise((done) => setTimeout(done));
+            texts.push(document.querySelector(".segment.agent .said").textContent);
+          }
+          return JSON.stringify(texts);
+        })()"""
+    )
+    hidden = {"\u202e", "\u202c", "\u2028", "\u2029", "\u2066", "\u2069", "\u200f", "\u200e", "\x1b", "\x07", "\x00"}
+    for text, seen in zip(HOSTILE, json.loads(str(shown)), strict=True):
+        assert not hidden & set(seen), "every sign that cannot be seen is written out"
+        for sign in (*hidden, "\x08", "\x7f", "\x9b"):
+            text = text.replace(sign, f"U+{ord(sign):04X}")
+        assert seen == f"<search>{text}</search>"
+    for view in ("compare", "curves", "runs", "list"):
+        browser.go(f"view={view}&z={view}", view)
+    assert browser.ask("window.hacked") is None
+    assert browser.ask("document.querySelectorAll('script, img, iframe, object, embed, base').length") == 2
+    assert not browser.errors
+    assert [one for one in browser.requests if one not in ("about:blank", url)] == []
+
+
+def test_a_link_shows_a_colleague_the_same_episode_and_filters(browser: Chromium, tmp_path: Path) -> None:
+    mine = [trajectory("a", "one"), trajectory("b", "two", right=False), trajectory("b", "three", seed=8, right=False)]
+    theirs = [replace(one, answer="Ada") for one in mine]
+    runs = [make_run(tmp_path / "mine", mine), make_run(tmp_path / "theirs", theirs)]
+    url = page_of(tmp_path, *runs)
+    browser.open(f"{url}#view=list&flip=theirs")
+    assert titles(browser) == ["wrong Who two?", "wrong Who three?"]
+    assert "2 episodes of 6" in text_of(browser, "#count")
+    link = str(browser.ask("document.querySelectorAll('#spacer a')[1].getAttribute('href')"))
+    browser.open(url + link)
+    assert text_of(browser, "#detail h2") == "Who three?"
+    assert "2 episodes of 6" in text_of(browser, "#count")
+    browser.go(f"{link}&b=theirs".replace("view=episode", "view=compare"), "compare")
+    verdicts = browser.ask(
+        "[...document.querySelectorAll('.pair article > p:nth-of-type(1) span')].map((x) => x.innerText).join()"
+    )
+    assert verdicts == "wrong,right"
+
+
+def test_keys_lead_through_the_list_and_back(browser: Chromium, tmp_path: Path) -> None:
+    url = page_of(tmp_path, make_run(tmp_path / "run", [trajectory(f"q{at}", f"text {at}") for at in range(100)]))
+    browser.open(url)
+    for key in "jjjk":
+        browser.press(key)
+    assert browser.ask("document.activeElement.innerText.split('\\n')[0]") == "right Who text 1?"
+    browser.press("Enter")
+    browser.until("document.documentElement.dataset.shown === 'episode'")
+    browser.press("j")
+    browser.until("document.querySelector('#detail h2').innerText === 'Who text 2?'")
+    browser.press("Escape")
+    browser.until("document.documentElement.dataset.shown === 'list'")
+    browser.press("/")
+    browser.until("document.activeElement.id === 'text'")
+    browser.press("7")
+    assert "19 episodes of 100" in text_of(browser, "#count")
+    assert int(str(browser.ask("document.querySelectorAll('#spacer li').length"))) < 60, "only rows in sight are drawn"
+
+
+def test_an_episode_shows_ranks_gold_faults_and_tokens(browser: Chromium, tmp_path: Path) -> None:
+    one = trajectory("a", "Ada")
+    lost = Search("lost words", fault="timed out", turn=2)
+    url = page_of(tmp_path, make_run(tmp_path / "run", [replace(one, searches=(*one.searches, lost))]))
+    browser.open(f"{url}#view=episode&run=run&q=a&seed=7")
+    hits = str(browser.ask("[...document.querySelectorAll('.hits li')].map((x) => x.innerText).join('|')")).split("|")
+    assert hits[0].split() == ["title", "0", "Ada", "p0", "·", "3.25", "gold", "holds", "the", "answer"]
+    assert "gold" not in hits[1]
+    assert "the search failed: timed out" in text_of(browser, "#detail")
+    browser.ask("document.querySelector('.segment.agent details').open = true; 0")
+    browser.until("document.querySelectorAll('.tokens li').length === 2")
+    tokens = browser.ask("[...document.querySelectorAll('.tokens li')].map((x) => x.innerText + x.title).join('|')")
+    assert tokens == "Atoken 65: log p -0.250|Btoken 66: log p -2.000"
+
+
+def test_the_label_of_a_search_stands_below_it(browser: Chromium, tmp_path: Path) -> None:
+    one = trajectory("a", "words")
+    labels = make_labels(tmp_path / "labels", one)
+    browser.open(f"{page_of(tmp_path, make_run(tmp_path / 'run', [one]), labels=labels)}#view=episode&run=run&q=a")
+    browser.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; }); 0")
+    browser.until("document.querySelector('.found table') !== null")
+    assert text_of(browser, ".found > details summary") == "label: positive good of 2 candidates"
+    assert text_of(browser, ".found tbody").split() == ["good", "positive", "1", "80", "bad", "negative", "2", "80"]
+
+
+def test_the_list_comes_back_where_it_was_left(browser: Chromium, tmp_path: Path) -> None:
+    url = page_of(tmp_path, make_run(tmp_path / "run", [trajectory(f"q{at}", f"text {at}") for at in range(100)]))
+    browser.picture(tmp_path / "narrow.png", 400, 800)
+    browser.open(f"{url}#view=episode&run=run&q=q70")
+    assert text_of(browser, "#detail h2") == "Who text 70?"
+    browser.go("view=list&run=run&q=q70&seed=7", "list")
+    browser.until("document.querySelector('.current')?.innerText.includes('Who text 70?')")
+
+
+def test_curves_of_several_stages_lie_over_each_other(browser: Chromium, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        rows = [{"step": step, "reward": step / 1000, "zeta": 1.0, "note": None} for step in range(1, 2001)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    browser.open(page_of(tmp_path, tmp_path / "a", tmp_path / "b"))
+    assert browser.ask("document.body.dataset.view") == "curves"
+    assert browser.ask("[...document.querySelectorAll('figcaption')].map((x) => x.innerText).join()") == "reward,zeta"
+    said = browser.ask("document.querySelector('figure svg').getAttribute('aria-label')")
+    assert said == "reward, steps 1 to 2000: a from 0.001 to 2; b from 0.001 to 2"
+    lines = "[...document.querySelectorAll('figure:first-child path[stroke]')]"
+    assert browser.ask(f"{lines}.length") == 2
+    assert int(str(browser.ask(f"{lines}[0].getAttribute('d').split('L').length"))) <= 600
+    browser.ask("document.querySelector('.legend input').click()")
+    assert browser.ask(f"{lines}.length") == 1
+
+
+def test_ten_thousand_episodes_open_and_filter_without_a_wait(browser: Chromium, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert write_page(page, *open_sources(make_runs(tmp_path, 10_000))) == 10_000
+    assert page.stat().st_size / 10_000 <= 2048
+    assert open_ms(browser, page) < 3000
+    slow = {name: spent for name, spent in filter_ms(browser).items() if spent >= 200}
+    assert not slow

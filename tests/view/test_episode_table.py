@@ -1,0 +1,88 @@
+"""The episode table: columns and bodies say what the trajectories say."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from tests.view.samples import make_run, trajectory, unpacked
+
+from coseek.core.files import JsonObject
+from coseek.data.passage import Hit, Passage
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.view.episode_table import CHUNK_CHARS, EpisodeTable
+from coseek.view.run_source import RunSource, open_sources
+
+
+def table_of(folder: Path, trajectories: list[Trajectory], settings: JsonObject | None = None) -> EpisodeTable:
+    table = EpisodeTable()
+    table.add_run(RunSource("run", make_run(folder, trajectories, settings)))
+    return table
+
+
+def bodies(table: EpisodeTable) -> list[JsonObject]:
+    return [body for chunk in table.chunks for body in cast("list[JsonObject]", unpacked(chunk))]
+
+
+def test_a_fault_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    ended = replace(trajectory("c"), stop=StopReason.RETRIEVER_ERROR, stop_detail="timed out", answer=None)
+    lost = replace(trajectory("d"), searches=(Search("x", fault="timed out", turn=1),))
+    table = table_of(tmp_path / "run", [trajectory("a"), trajectory("b", right=False), ended, lost])
+    assert table.columns["right"] == [1, 0, None, 1]
+    assert table.columns["fault"] == [0, 0, 1, 1]
+    assert bodies(table)[2]["stop_detail"] == "timed out"
+
+
+def test_a_passage_stands_once_a_chunk_and_two_texts_of_one_id_are_not_mixed_up(tmp_path: Path) -> None:
+    one, other = Passage("p", "t", "one"), Passage("p", "t", "other")
+    searches = tuple(Search("x", (Hit(each, 1.0),), turn=1) for each in (one, one, other, one))
+    table = table_of(tmp_path / "run", [replace(trajectory(), searches=searches)])
+    found = cast("list[JsonObject]", bodies(table)[0]["searches"])
+    hits = [cast("list[list[object]]", search["hits"])[0] for search in found]
+    assert [hit[3:] for hit in hits] == [["t", "one"], [], ["t", "other"], ["t", "one"]]
+
+
+def test_hits_say_whether_they_hold_a_gold_answer(tmp_path: Path) -> None:
+    passages = [Passage("a", "", "It was Ada."), Passage("b", "", "Adamant")]
+    searches = (Search("x", tuple(Hit(each, 1.0) for each in passages), turn=1),)
+    table = table_of(tmp_path / "run", [replace(trajectory(said="-"), searches=searches)])
+    hits = cast("list[list[object]]", cast("list[JsonObject]", bodies(table)[0]["searches"])[0]["hits"])
+    assert [hit[2] for hit in hits] == [1, 0]
+
+
+def test_chunks_begin_where_the_page_looks_for_them(tmp_path: Path) -> None:
+    many = [trajectory(f"q{at}", f"{at} " + "word " * 4000) for at in range(30)]
+    table = table_of(tmp_path / "run", many)
+    assert len(table.chunks) > 2
+    ends = [*table.starts[1:], len(table)]
+    for start, end, chunk in zip(table.starts, ends, table.chunks, strict=True):
+        inside = cast("list[JsonObject]", unpacked(chunk))
+        assert len(inside) == end - start
+        assert f" {start} word" in " " + str(cast("list[JsonObject]", inside[0]["segments"])[1]["text"])[8:]
+        assert sum(len(str(body)) for body in inside[:-1]) < 2 * CHUNK_CHARS
+
+
+def test_seeds_beyond_a_double_and_tokens_keep_their_values(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "run", [replace(trajectory(), seed=2**63 - 1)])
+    assert table.columns["seed"] == ["9223372036854775807"]
+    assert table.pieces == [{"65": "A", "66": "B"}]
+
+
+def test_the_view_that_the_index_looked_up_stands_with_the_query(tmp_path: Path) -> None:
+    settings: JsonObject = {
+        "agent": {"name": "rules", "protocol": "search-r1", "prompt_template": "default"},
+        "index": {"retriever": "bm25", "settings": {"view": "question+query"}},
+    }
+    table = table_of(tmp_path / "run", [trajectory(said="words")], settings)
+    searches = cast("list[JsonObject]", bodies(table)[0]["searches"])
+    assert [search["looked_up"] for search in searches] == ["Who words?\nwords"]
+
+
+def test_the_reward_of_a_training_is_shown_by_part(tmp_path: Path) -> None:
+    make_run(tmp_path / "training" / "table" / "after.dev", [trajectory("a"), trajectory("b", right=False)])
+    recipe = tmp_path / "training" / "recipe.yaml"
+    recipe.write_text("recipe:\n  reward: {exact_match: 1.0, searches: -0.1}\n", encoding="utf-8")
+    (source,), _ = open_sources([tmp_path / "training"])
+    table = EpisodeTable()
+    table.add_run(source)
+    assert table.columns["reward"] == [0.9, -0.1]
+    assert bodies(table)[0]["parts"] == {"exact_match": 1, "searches": 1}
