@@ -6,6 +6,8 @@ from email.message import Message
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*+=\s*+["']?\s*+([a-zA-Z0-9_:.-]{2,40})""", re.IGNORECASE)
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_RARE = ["johab", "cp949", "iso8859_10"]
+"""Encodings that are never guessed: Japanese and Polish texts are taken for these. EUC-KR is guessed for Korean."""
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 WORD = re.compile(rf"(?<!\s)\s*+(?:[{_CJK}]{{1,2}}|[^\s{_CJK}]{{1,100}})")
 """A word with its preceding white space; two CJK characters count as a word, and so do 100 characters without a blank.
@@ -28,7 +30,7 @@ def decode(body: bytes, content_type: str) -> str:
     except UnicodeDecodeError:
         from charset_normalizer import from_bytes
 
-        best = from_bytes(body[:100_000]).best()
+        best = from_bytes(body[:100_000], cp_exclusion=_RARE).best()
         return body.decode(best.encoding if best else "utf-8", errors="replace")
 
 

@@ -152,7 +152,7 @@ def _too_large(budget: ArchiveBudget) -> str:
 def _packed(name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Member]:
     """A single file behind `.gz`, `.bz2` or `.xz`."""
     stem, _, suffix = name.rpartition(".")
-    openers: dict[str, Callable[[IO[bytes]], IO[bytes]]]
+    openers: dict[str, Callable[[IO[bytes]], io.BufferedIOBase]]
     openers = {"gz": lambda one: gzip.GzipFile(fileobj=one), "bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
     with openers[suffix.lower()](file) as unpacked:
         data = unpacked.read(budget.most + 1)

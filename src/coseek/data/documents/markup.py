@@ -41,6 +41,8 @@ _RST_BLOCKS = frozenset(
     )
 )
 _DATES = ("article:published_time", "date", "dc.date", "dcterms.date", "article:modified_time", "last-modified")
+_ASKS_FOR_FILE = re.compile(r"\A\.\. (?:raw|include|[\w-]+::[^\n]*\n[ \t]+:(?:file|url):)")
+"""A directive that was refused, whose source is no text of the document."""
 _DIRECTIVE = re.compile(r"^[ \t]*\.\.[ \t](?:\|[^|\n]+\|[ \t])?([\w:.+-]+)::", re.MULTILINE)
 _ROLE = re.compile(r":([a-zA-Z][\w:.+-]{0,60}):`")
 
@@ -237,7 +239,7 @@ def _walk_rst(node: "Node", outline: Outline, depth: int) -> None:
         elif name in _RST_BLOCKS:
             parent = child.parent
             rejected = parent.tagname == "system_message"
-            if not rejected or (name == "literal_block" and not child.astext().startswith((".. raw", ".. include"))):
+            if not rejected or (name == "literal_block" and not _ASKS_FOR_FILE.match(child.astext())):
                 joined = {"list_item": parent.parent, "line_block": parent}.get(parent.tagname)
                 first = joined is not None and parent.tagname == "list_item" and parent.children[0] is child
                 number = _number_of(parent) if first else ""
@@ -282,7 +284,8 @@ def _keep_unknown(text: str) -> None:
 
         def run(self) -> "list[nodes.Node]":
             made = nodes.container()
-            made += [nodes.paragraph("", argument) for argument in self.arguments]
+            for argument in self.arguments:
+                made += nodes.paragraph("", "", *self.state.inline_text(argument, self.lineno)[0])
             self.state.nested_parse(self.content, self.content_offset, made, match_titles=True)
             return [made]
 

@@ -73,6 +73,8 @@ def _found(sources: Sequence[Path]) -> Iterator[tuple[Path, str, str]]:
             folders[:] = sorted(set(folders) - set(hidden))
             for name in sorted([*names, *hidden]):
                 path = below / name
+                if name.startswith(".") and name.endswith(".part"):  # what this import or another one is writing
+                    continue
                 label = " ".join(clean((inside / name).as_posix().encode("utf-8", "replace").decode()).split())
                 yield path, label, _left_out(path, name in hidden)
 
