@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import random
+import sys
 import tarfile
 from email.message import EmailMessage
 from pathlib import Path
@@ -254,6 +255,29 @@ def test_an_archive_reads_nothing_outside_and_writes_nothing(tmp_path: Path) -> 
     assert sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "out")) == before
 
 
+def test_a_name_that_stands_twice_costs_no_file(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    twice = [(tarfile.TarInfo("a.md"), b"# A\n\nthe same words")] * 2
+    (folder / "a.tgz").write_bytes(tarred(*twice, (tarfile.TarInfo("2-a.md"), b"# A\n\nthe same words")))
+    (folder / "b.txt").write_text("words")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(b"words"))
+    passages, made = imported(folder, tmp_path / "out")
+    assert [passage.meta["path"] for passage in passages] == [
+        "in/a.tgz/a.md", "in/a.tgz/2-a.md", "in/a.tgz/2-2-a.md", "in/b.txt", "in/b.txt.gz/b.txt",
+    ]  # fmt: skip
+    assert not unread(made)
+
+
+def test_python_files_among_the_documents_are_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("docutils", "lxml", "sitecustomize", "json", "coseek"):
+        (tmp_path / f"{name}.py").write_text("open('was-run', 'w').write(__name__)")
+    (tmp_path / "a.rst").write_text("words")
+    monkeypatch.chdir(tmp_path)
+    import_data("documents", [Path()], tmp_path / "out")
+    assert not (tmp_path / "was-run").exists()
+
+
 def nested(data: bytes, depth: int) -> bytes:
     for _ in range(depth):
         data = zipped({"inner.zip": data})
@@ -344,6 +368,7 @@ def test_a_reader_that_hangs_is_stopped_and_the_rest_of_its_archive_is_read(tmp_
     assert "longer than 1 second" in unread(made)["a.zip/1.csv"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system limits memory so")
 def test_a_reader_that_runs_out_of_memory_harms_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"[" + b"[],[],[],[],[],[],[],[],[],[]," * 1_500_000 + b"1]")
     (tmp_path / "b.txt").write_text("behind it")

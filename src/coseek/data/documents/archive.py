@@ -157,7 +157,8 @@ def _packed(name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Membe
     with openers[suffix.lower()](file) as unpacked:
         data = unpacked.read(budget.most + 1)
     budget.take(len(data))
-    yield Member(stem, data) if len(data) <= budget.most else Member(stem, fault=_too_large(budget))
+    label = f"{name}/{stem.rpartition('/')[2]}"
+    yield Member(label, data) if len(data) <= budget.most else Member(label, fault=_too_large(budget))
 
 
 def _mbox(name: str, file: IO[bytes], budget: ArchiveBudget) -> Iterator[Member]:

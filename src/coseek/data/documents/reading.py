@@ -6,16 +6,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, cast
 
+import coseek
 from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.documents.archive import DocumentSettings
 from coseek.data.passage import Passage
 
+_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from coseek.data.documents.worker import main; main()"
+_START_S = 60.0
+"""Further seconds for a process to start."""
 _AHEAD = 1000
 """Messages that may wait."""
 
@@ -30,6 +35,7 @@ class DocumentReader:
         `words`, `sha256`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._queue: Queue[bytes] = Queue()
+        self._thread = threading.Thread()
 
     def __enter__(self) -> "DocumentReader":
         return self
@@ -70,9 +76,10 @@ class DocumentReader:
         process = self._process or self._start()
         assert process.stdin is not None
         request = {"path": str(path.absolute()), "name": name, "skip": skip, "settings": dump_settings(self.settings)}
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
-        deadline = time.monotonic() + self.settings.seconds
+        with suppress(OSError):  # a process that is dead says so below
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        deadline = time.monotonic() + self.settings.seconds + _START_S
         while True:
             try:
                 line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -93,27 +100,28 @@ class DocumentReader:
             yield message
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "coseek.data.documents.worker"]
+        # -P: a folder of documents may hold Python files, and none of them is to be imported from the working folder.
+        command = [sys.executable, "-P", "-c", _WORKER, str(Path(coseek.__file__).parents[1])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._queue = Queue(_AHEAD)
         assert self._process.stdout is not None
-        threading.Thread(target=_pump, args=(self._process.stdout, self._queue), daemon=True).start()
+        self._thread = threading.Thread(target=_pump, args=(self._process.stdout, self._queue), daemon=True)
+        self._thread.start()
         return self._process
 
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            while True:  # the thread may wait for room
-                try:
-                    if not self._queue.get(timeout=5).endswith(b"\n"):
-                        break
-                except Empty:
-                    break
+            while self._thread.is_alive():
+                with suppress(Empty):  # the thread may wait for room
+                    self._queue.get_nowait()
+                self._thread.join(0.01)
             process.wait()
             assert process.stdin is not None and process.stdout is not None
             process.stdout.close()
-            process.stdin.close()
+            with suppress(OSError):  # what it was still to be told
+                process.stdin.close()
 
 
 def _pump(file: IO[bytes], queue: "Queue[bytes]") -> None:

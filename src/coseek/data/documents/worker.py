@@ -1,12 +1,10 @@
 """Worker: reads files in a process of its own, which may hang, run out of memory or crash and harms no import.
 
-    python -m coseek.data.documents.worker
-
-takes one JSON object a line (`ReadRequest`) and answers each with lines of one key, the last of them `end`:
+`main` takes one JSON object a line from stdin and answers each with lines of one key, the last of them `end`:
 
     {"member": name}        a file that will be read now
     {"passage": {…}}        a passage of it, as in `corpus.jsonl`
-    {"document": {…}}       what came of the file (`DocumentRecord`)
+    {"document": {…}}       what came of the file (`DocumentReader.records`)
     {"missing": [library, what needs it]}
     {"end": true}
 """
@@ -19,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TypeAlias, cast
@@ -40,10 +39,23 @@ def answer(request: JsonObject) -> Iterator[Message]:
     """What comes of one given file: `path`, its `name` below what was given, files to `skip`, `settings`."""
     settings = make_settings(DocumentSettings, cast(JsonObject, request["settings"]))
     path, name, skip = Path(str(request["path"])), str(request["name"]), cast(int, request["skip"])
-    found = _all(path, name, settings)
+    found = _distinct(_all(path, name, settings))
     for member in islice(found, skip, None):
         yield {"member": member.name}
         yield from _read(member, settings)
+
+
+def _distinct(found: Iterator[Member]) -> Iterator[Member]:
+    """The same files, of which no two have one name: archives may hold a name twice."""
+    taken: set[str] = set()
+    for member in found:
+        folder, _, last = member.name.rpartition("/")
+        name, number = member.name, 1
+        while name in taken:
+            number += 1
+            name = f"{folder}/{number}-{last}"
+        taken.add(name)
+        yield replace(member, name=name)
 
 
 def _all(path: Path, name: str, settings: DocumentSettings) -> Iterator[Member]:
@@ -171,7 +183,3 @@ def main() -> None:
                 out.flush()
         out.write(b'{"end": true}\n')
         out.flush()
-
-
-if __name__ == "__main__":
-    main()

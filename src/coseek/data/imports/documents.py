@@ -58,7 +58,7 @@ def _passages(sources: Sequence[Path], settings: DocumentSettings, report: JsonO
 
 def _found(sources: Sequence[Path]) -> Iterator[tuple[Path, str, str]]:
     """(file, its name, why it is left out) of every file, by name. Links are not followed."""
-    named: dict[str, int] = {}
+    named, labels = dict[str, int](), set[str]()
     for source in sources:
         top = source.resolve().name or "root"
         named[top] = named.get(top, 0) + 1
@@ -76,6 +76,9 @@ def _found(sources: Sequence[Path]) -> Iterator[tuple[Path, str, str]]:
                 if name.startswith(".") and name.endswith(".part"):  # what this import or another one is writing
                     continue
                 label = " ".join(clean((inside / name).as_posix().encode("utf-8", "replace").decode()).split())
+                while label in labels:  # names that differ in characters that were cleaned away
+                    label += "_"
+                labels.add(label)
                 yield path, label, _left_out(path, name in hidden)
 
 
