@@ -18,6 +18,7 @@ from coseek.data.corpus_file import CorpusFile
 from coseek.data.documents.archive import DocumentSettings
 from coseek.data.documents.document import Document
 from coseek.data.documents.readers import READERS, kind_of
+from coseek.data.documents.reading import DocumentReader
 from coseek.data.documents.split import count_words, split
 from coseek.data.imports import ImportSummary, import_data
 from coseek.data.passage import Passage
@@ -366,6 +367,21 @@ def test_a_reader_that_hangs_is_stopped_and_the_rest_of_its_archive_is_read(tmp_
     texts = [passage.text for passage in CorpusFile.scan(tmp_path / "out" / "corpus.jsonl")]
     assert texts[-1] == "behind it"
     assert "longer than 1 second" in unread(made)["a.zip/1.csv"]
+
+
+def test_a_reader_that_is_killed_loses_only_the_file_in_its_hands(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zipped({"1.csv": b"text\n" + b"a b c\n" * 20_000, "2.txt": b"behind it"}))
+    with DocumentReader(DocumentSettings(max_ratio=1e6)) as reader:
+        found = reader.read(tmp_path / "a.zip", "a.zip")
+        next(found)
+        assert reader._process is not None
+        reader._process.kill()
+        assert [*found][-1].text == "behind it"
+    assert [(record["path"], record["outcome"]) for record in reader.records] == [
+        ("a.zip/1.csv", "in part"),
+        ("a.zip/2.txt", "read"),
+    ]
+    assert "crashed" in str(reader.records[0]["reasons"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system limits memory so")
