@@ -177,6 +177,13 @@ def test_docx_has_headings_tables_and_no_entities() -> None:
     assert read_one("a.docx", zipped({"word/document.xml": evil.encode()}))[1] in ("ab", "a")
 
 
+def test_the_printed_lines_of_a_pdf_become_sentences_again_page_by_page() -> None:
+    text = "\n\n".join(f"Heron number {n} stands in the water and waits for a fish to come by. " * 3 for n in range(40))
+    document, read = read_one("a.pdf", FORMATS["pdf"](text, random.Random(0)))
+    assert [section.meta["page"] for section in document.sections] == [1, 2, 3]
+    assert read.count("stands in the water and waits for a fish to come by.") >= 115  # the others cross a page
+
+
 def test_rows_become_passages_and_a_wrong_line_is_told() -> None:
     document, text = read_one("a.csv", b'title;text;year\nHeron;"waits; long";2026\nStork;;2025\n')
     assert [section.headings for section in document.sections] == [("Heron",), ("Stork",)]

@@ -34,23 +34,23 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 class DocumentSettings(Settings):
     """Settings of `coseek data import documents`."""
 
-    size: int = Field(200, ge=5)
+    size: int = Field(default=200, ge=5)
     """Words of a passage, at most; two Chinese, Japanese or Korean characters count as one."""
-    overlap: int = Field(0, ge=0)
+    overlap: int = Field(default=0, ge=0)
     """Words of the passage before it that a passage of the same section begins with."""
-    max_file_mb: float = Field(50.0, gt=0)
+    max_file_mb: float = Field(default=50.0, gt=0)
     """Megabytes of one file, unpacked; a larger one is reported, not read."""
-    max_archive_mb: float = Field(2000.0, gt=0)
+    max_archive_mb: float = Field(default=2000.0, gt=0)
     """Megabytes that one archive may unpack to."""
-    max_archive_files: int = Field(100_000, ge=1)
+    max_archive_files: int = Field(default=100_000, ge=1)
     """Files in one archive."""
-    max_ratio: float = Field(200.0, gt=1)
+    max_ratio: float = Field(default=200.0, gt=1)
     """How many times its own size an archive larger than 10 MB unpacked may unpack to."""
-    max_nesting: int = Field(3, ge=0)
+    max_nesting: int = Field(default=3, ge=0)
     """Archives inside archives, and attachments of mails in them."""
-    seconds: float = Field(60.0, gt=0)
+    seconds: float = Field(default=60.0, gt=0)
     """Seconds for one file; a slower one is reported, and the rest is read."""
-    max_memory_mb: int = Field(2000, ge=256)
+    max_memory_mb: int = Field(default=2000, ge=256)
     """Megabytes of address space for reading (not on Windows and macOS)."""
 
 

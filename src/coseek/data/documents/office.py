@@ -18,7 +18,7 @@ _PDF_DATE = re.compile(r"(?:D:)?(\d{4})(\d{2})?(\d{2})?")
 _HEADING = re.compile("heading ([1-9])")
 _SENTENCE = tuple(".!?:;…。！？")
 _FULL = 0.7
-"""Share of a page's widest line from which a line counts as full, so that its paragraph goes on."""
+"""Share of the third quartile of the lengths of lines from which a line is full, so that its paragraph goes on."""
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _MOST_XML = 100 << 20
 """Bytes of one XML part of a DOCX, unpacked."""
@@ -63,10 +63,10 @@ def read_pdf(data: bytes, name: str) -> Document:
 def _unwrapped(text: str) -> str:
     """Paragraphs of printed lines: a full line that ends no sentence goes on in the next one."""
     lines = [line.strip() for line in text.replace("\x02\n", "").replace("\ufffe\n", "").split("\n")]
-    widest = max(map(len, lines))
+    usual = sorted(map(len, lines))[len(lines) * 3 // 4]
     made = [lines[0]]
     for before, line in pairwise(lines):
-        if len(before) >= _FULL * widest and not before.endswith(_SENTENCE):
+        if len(before) >= _FULL * usual and not before.endswith(_SENTENCE):
             made[-1] += f" {line}"
         else:
             made.append(line)
