@@ -31,8 +31,12 @@ from coseek.agents.scripted.rules import guess
 from coseek.agents.search_turns import reasoning_of
 from coseek.agents.tool import open_tool
 from coseek.core.errors import SettingError
+from coseek.core.plain_text import decode
 from coseek.core.prompt_file import fill_template, one_line
 from coseek.core.role_marks import ROLE_MARK, without_role_marks
+from coseek.data.documents.document import paragraphs, text_of
+from coseek.data.documents.readers import kind_of
+from coseek.data.documents.split import split
 from coseek.data.passage import Passage
 from coseek.graders.context_budget import ContextBudget
 from coseek.graders.listed_answer import read_lines, read_scores
@@ -45,7 +49,7 @@ from coseek.retrieval.llm.listwise_prompt import neutralise_numbers, parse_ranki
 from coseek.retrieval.query import PastTurn, Query
 from coseek.retrieval.retrievers.simulated import parse_documents, without_tags
 from coseek.retrieval.views import neutralise_separator, render_view
-from coseek.retrieval.web.pages import cut, decode
+from coseek.retrieval.web.pages import cut
 from coseek.retrieval.web.provider import plain
 
 SOURCES = Path(coseek.__file__).parent
@@ -207,6 +211,12 @@ def put_in_views(text: str) -> None:
     render_view("prior-queries+reasonings+documents", query, limit=50)
 
 
+def read_documents(text: str) -> None:
+    """What the import of documents does with a text; its parsers have a time limit in a process of their own."""
+    list(split(list(paragraphs(text_of(text.encode()))), 100, 10))
+    kind_of(text, text.encode())
+
+
 def read_pages(text: str) -> None:
     decode(text.encode(), "text/html")
     cut(text, 100)
@@ -224,6 +234,7 @@ def call_calculator(text: str) -> None:
 
 USES: dict[str, Callable[[str], object]] = {
     "reading": read_all,
+    "importing documents": read_documents,
     "answers of frozen models": read_answers,
     "a user's tool": call_calculator,
     "documents of a simulated engine": lambda text: parse_documents(text, 5),

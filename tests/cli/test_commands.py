@@ -53,6 +53,31 @@ def test_search_shows_brackets_as_they_are(tmp_path: Path, coseek: Type) -> None
     assert "[red]  [/] word" in coseek("search", tmp_path / "i", "word").out
 
 
+def test_a_folder_of_files_is_three_commands_away_from_an_answer_with_its_source(
+    tmp_path: Path, coseek: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "birds.md").write_text("# Herons\n\nThey wait.\n\n## Food\n\n[red] perch\n\n## End\n\nof it")
+    (tmp_path / "notes" / "scan.pdf").write_bytes(b"%PDF-1.4 [bold]cut off")
+    told = coseek("data", "import", "documents", "notes", "size=50", "--out", "d")
+    assert (told.code, "failed: notes/scan.pdf: it is no whole PDF" in told.out) == (0, True)
+    assert coseek(*told.out.partition("Next: coseek ")[2].split()).code == 0
+    shown = coseek("search", "d-bm25", "perch", "--context", 1).out
+    assert "Herons › Food  [red] perch" in shown
+    assert [line.strip() for line in shown.splitlines()[-3:]] == ["path notes/birds.md", "↑ They wait.", "↓ of it"]
+    ((entry,),) = (json.loads(coseek("search", "d-bm25", "perch", "--context", 1, "--json").out)[0]["hits"],)
+    assert (entry["before"][0]["text"], entry["behind"][0]["text"]) == ("They wait.", "of it")
+    asked = coseek("ask", "What do herons eat?", "--agent", "rules", "--retriever", "d-bm25")
+    assert (asked.code, "Herons" in asked.out) == (0, True)
+    again = json.loads(coseek("data", "import", "documents", "notes", "--out", "d", "--json").out)
+    assert again["kinds"]["markdown"] == {
+        "files": 1, "read": 1, "in part": 0, "failed": 0, "left out": 0, "passages": 3, "words": 6,
+    }  # fmt: skip
+    refused = coseek("data", "import", "documents", "notes", "sizes=50", "--out", "d")
+    assert (refused.code, "did you mean 'size'" in refused.err) == (2, True)
+
+
 def test_a_search_without_hits_says_so(index: Path, coseek: Type) -> None:
     outcome = coseek("search", index, "xyzzy")
     assert (outcome.code, "nothing found" in outcome.out) == (0, True)

@@ -22,8 +22,8 @@ from coseek.core.strict_json import (
     parse_strict,
     replace_surrogates,
 )
-from coseek.data.passage import Corpus
-from coseek.data.question import DEEPEST_META, Question, load_questions
+from coseek.data.passage import DEEPEST_META, Corpus
+from coseek.data.question import Question, load_questions
 
 POISON = {
     "half": (r'{"id": "q", "question": "who \ud800"}', "the field 'question' holds half of a surrogate pair"),

@@ -18,12 +18,13 @@ from tests.retrieval.web_server import Answer, Site, body_of, running
 
 from coseek.core.errors import CoseekError, RetrieverError, SettingError, UnknownName
 from coseek.core.http import HttpClient, HttpSettings
+from coseek.core.plain_text import decode
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retrievers.web import PROVIDERS, SearchApi, Web
 from coseek.retrieval.web.fetch import FetchedPage, Fetcher, PageFault, PageLimits
-from coseek.retrieval.web.pages import Page, cut, decode, read, read_page
+from coseek.retrieval.web.pages import Page, cut, read, read_page
 from coseek.retrieval.web.provider import ProviderRequest, WebResult, distinct, plain
 from coseek.retrieval.web.public_connections import is_public
 

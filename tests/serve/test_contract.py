@@ -10,7 +10,7 @@ import pytest
 from tests.serve.live import CORPUS, WEB, EchoRetriever, live
 
 from coseek.data.corpus_file import CorpusFile
-from coseek.data.passage import Corpus
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import PastTurn, Query
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
@@ -66,6 +66,16 @@ def test_a_document_has_id_contents_title_and_text(client: httpx.Client) -> None
         "text": 'She studied "radium" in Paris.\nTwice a laureate.',
     }
     assert row["score"] > 0
+
+
+def test_the_fields_of_a_passage_reach_a_remote_client() -> None:
+    corpus = Corpus([Passage("a", "Heron", "It waits.", meta={"path": "birds.pdf", "page": 3})])
+    with live({"bm25": Bm25.over(corpus)}) as url:
+        remote = RemoteRetriever(RemoteRetrieverSettings(url=url))
+        with closing(remote):
+            ((hit,),) = remote.search(["waits"], 1)
+    assert hit.passage.meta == {"path": "birds.pdf", "page": 3}
+    assert Hit.from_json(hit.to_json()).passage.meta == hit.passage.meta
 
 
 @pytest.mark.parametrize("body", [{"return_scores": False}, {}, {"return_scores": None}])

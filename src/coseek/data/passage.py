@@ -1,13 +1,19 @@
 """Passage and corpus: what a retriever searches."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
+from coseek.core.strict_json import is_deep
+
+DEEPEST_META = 50
+"""Nesting depth of `meta`, below that of JSON, since stored runs nest questions and passages."""
+_NO_META: Mapping[str, Json] = {}
+"""Shared by all passages without fields, so that these cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,8 @@ class Passage:
     text: str
     given: str | None = field(default=None, compare=False, repr=False)
     """`contents` as the corpus writes it, where it is not the quoted title, a newline and the text."""
+    meta: Mapping[str, Json] = field(default_factory=lambda: _NO_META, compare=False, repr=False)
+    """Where it is from, and what else is known of it: `path`, `url`, `page`, `date`, `next`, `previous` …"""
 
     @property
     def contents(self) -> str:
@@ -28,7 +36,11 @@ class Passage:
 
     def to_json(self) -> JsonObject:
         row: JsonObject = {"id": self.id, "title": self.title, "text": self.text}
-        return row if self.given is None else {**row, "contents": self.given}
+        if self.given is not None:
+            row["contents"] = self.given
+        if self.meta:
+            row["meta"] = dict(self.meta)
+        return row
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Passage":
@@ -47,7 +59,7 @@ class Passage:
             title, body = (title, body) if newline else ("", title)
             if len(title) >= 2 and title[0] == title[-1] == '"':
                 title = title[1:-1]
-        return cls(ident, title, body, None if contents == _quoted(title, body) else contents)
+        return cls(ident, title, body, None if contents == _quoted(title, body) else contents, _meta(row, ident))
 
 
 def _quoted(title: str, text: str) -> str:
@@ -60,6 +72,15 @@ def read_id(row: JsonObject) -> str:
     if not isinstance(ident, str | int) or isinstance(ident, bool):
         raise DataError(f'an "id" is a text or a whole number, not {ident!r}')
     return str(ident)
+
+
+def _meta(row: JsonObject, ident: str) -> Mapping[str, Json]:
+    meta = row.get("meta")
+    if not isinstance(meta, dict) or not meta:
+        return _NO_META
+    if is_deep(meta, DEEPEST_META):
+        raise DataError(f"passage {ident!r}: meta is nested more than {DEEPEST_META} deep; flatten it")
+    return meta
 
 
 def _text(value: Json, name: str, ident: str) -> str:

@@ -8,14 +8,12 @@ from pathlib import Path
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows, write_jsonl
 from coseek.core.strict_json import is_deep
-from coseek.data.passage import read_id
+from coseek.data.passage import DEEPEST_META, read_id
 
 ANSWERS = {"answers", "golden_answers"}
 """Either holds the gold answers."""
 KEYS = {"id", "question", "gold_ids", "hops", "meta"} | ANSWERS
 """Keys that are read."""
-DEEPEST_META = 50
-"""Nesting depth of `meta`, below that of JSON, since stored runs nest questions."""
 NEAR = 0.85
 """difflib ratio from which an unknown key counts as misspelt: `answer` does, `metadata` does not."""
 

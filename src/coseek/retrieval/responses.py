@@ -12,7 +12,8 @@ from itertools import pairwise
 
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of
-from coseek.data.passage import Hit, Passage
+from coseek.core.strict_json import fault_in, is_deep
+from coseek.data.passage import DEEPEST_META, Hit, Passage
 
 _IDS = ("id", "docid", "doc_id", "_id", "pid")
 _TEXTS = ("content", "snippet", "passage")
@@ -90,6 +91,9 @@ def _passage(document: JsonObject) -> Passage:
     row: JsonObject = {"id": "", "title": title if isinstance(title, str) else ""}
     row |= {"text": text} if isinstance(text, str) else {}
     row |= {"contents": contents} if isinstance(contents, str) else {}
+    meta = document.get("meta")
+    if isinstance(meta, dict) and not (fault_in(meta) or is_deep(meta, DEEPEST_META)):
+        row["meta"] = meta
     passage = Passage.from_json(row)
     ident = _first(document, _IDS)
     if ident is None:

@@ -105,9 +105,10 @@ def answer(lists: Sequence[Sequence[Hit]], wish: RetrieveRequest, max_bytes: int
 
 
 def document(hit: Hit) -> JsonObject:
-    """A hit as JSON. All clients read `contents`; some read the other fields."""
+    """A hit as JSON. All clients read `contents`; some read the other fields. `meta` is there where it is not empty."""
     passage = hit.passage
-    return {"id": passage.id, "contents": passage.contents, "title": passage.title, "text": passage.text}
+    row: JsonObject = {"id": passage.id, "contents": passage.contents, "title": passage.title, "text": passage.text}
+    return {**row, "meta": dict(passage.meta)} if passage.meta else row
 
 
 def _object(body: bytes) -> JsonObject:

@@ -73,7 +73,7 @@ _CONTEXT: JsonObject = {
 _DOCUMENT: JsonObject = {
     "type": "object",
     "required": ["id", "contents", "title", "text"],
-    "properties": {"id": _STRING, "contents": _STRING, "title": _STRING, "text": _STRING},
+    "properties": {"id": _STRING, "contents": _STRING, "title": _STRING, "text": _STRING, "meta": {"type": "object"}},
 }
 _SCORED: JsonObject = {
     "type": "object",

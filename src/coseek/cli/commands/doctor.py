@@ -22,6 +22,7 @@ from coseek.cli.extras import EXTRA_OF
 from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
 from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject, atomic_write
+from coseek.data.documents.readers import READERS
 from coseek.data.passage import Corpus, Passage
 
 app = new_app()
@@ -244,6 +245,17 @@ def stemmer() -> str:
     return f"took an ending off; {version('PyStemmer')}"
 
 
+def documents() -> str:
+    """Read a small page and a reStructuredText; PDF's library is opened only."""
+    importlib.import_module("pypdfium2")
+    read = {"html": b"<p>found</p>", "rst": b"found"}
+    for kind, data in read.items():
+        sections = list(READERS[kind](data, f"probe.{kind}").sections)
+        if [section.blocks for section in sections] != [("found",)]:
+            raise ValueError(f"the reader of {kind} read {sections}")
+    return f"read {' and '.join(read)}; {version('pypdfium2')}, {version('lxml')}, {version('docutils')}"
+
+
 def pages() -> str:
     """Extract the text of a page."""
     import trafilatura
@@ -295,6 +307,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check("faiss", approximate, _REINSTALL + "faiss-cpu"),
     check("stemmer", stemmer, _REINSTALL + "PyStemmer"),
     check("web pages", pages, _REINSTALL + "trafilatura lxml"),
+    check("documents", documents, _REINSTALL + "pypdfium2 lxml docutils charset-normalizer"),
     check("service", service, _REINSTALL + "fastapi uvicorn"),
     check("report", plots, _REINSTALL + "matplotlib"),
 )

@@ -6,10 +6,14 @@ import typer
 from rich.text import Text
 
 from coseek.cli.terminal import AsJson, new_app, print_json, stdout_console
-from coseek.data.passage import Hit
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.factory import open_retriever
 
 app = new_app()
+SOURCE = ("path", "page", "row", "url", "date")
+"""Fields of a passage that say where it is from, as they are shown."""
 
 
 @app.command()
@@ -17,31 +21,59 @@ def search(
     retriever: Annotated[str, typer.Argument(metavar="RETRIEVER", help="An index folder, a URL, or a YAML file.")],
     queries: Annotated[list[str], typer.Argument(metavar="QUERY", help="The query; several are one batch.")],
     k: Annotated[int, typer.Option("--passages", "-k", min=1, help="Passages a query.")] = 5,
+    context: Annotated[
+        int, typer.Option(min=0, help="Passages of its document to show before and behind each hit.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Search an index: the best passages for each query, best first."""
-    found = open_retriever(retriever).search(queries, k)
+    opened = open_retriever(retriever)
+    if context and opened.corpus is None:
+        raise SettingError(f"{retriever} holds no corpus, so --context shows nothing; search an index folder")
+    found = opened.search(queries, k)
     if as_json:
         print_json(
             [
-                {"query": query, "hits": [hit.to_json() for hit in hits]}
+                {"query": query, "hits": [with_context(hit, opened.corpus, context) for hit in hits]}
                 for query, hits in zip(queries, found, strict=True)
             ]
         )
         return
     for query, hits in zip(queries, found, strict=True):
-        show(query, hits)
+        show(query, hits, opened.corpus, context)
 
 
-def show(query: str, hits: list[Hit]) -> None:
+def with_context(hit: Hit, corpus: Corpus | None, passages: int) -> JsonObject:
+    """A hit as JSON, with the texts before and behind it where they are asked for."""
+    if corpus is None or not passages:
+        return hit.to_json()
+    before, behind = (neighbours(hit.passage, corpus, way, passages) for way in ("previous", "next"))
+    return {**hit.to_json(), "before": [one.to_json() for one in before], "behind": [one.to_json() for one in behind]}
+
+
+def neighbours(passage: Passage, corpus: Corpus, way: str, most: int) -> list[Passage]:
+    """Up to `most` passages of its document before (`previous`) or behind (`next`) a passage, in reading order."""
+    found: list[Passage] = []
+    at = passage
+    while len(found) < most and isinstance(ident := at.meta.get(way), str) and corpus.has(ident):
+        at = corpus.by_id(ident)
+        found.append(at)
+    return found[::-1] if way == "previous" else found
+
+
+def show(query: str, hits: list[Hit], corpus: Corpus | None = None, context: int = 0) -> None:
     """Print a query and its hits. Passages are untrusted text, and are never read as markup."""
     console = stdout_console()
     console.print(Text(query, style="bold"))
     for rank, hit in enumerate(hits, start=1):
+        passage = hit.passage
         console.print(
-            Text.assemble(
-                f"{rank:3} ", (f"{hit.score:8.3f} ", "dim"), (hit.passage.title, "bold"), f"  {hit.passage.text}"
-            )
+            Text.assemble(f"{rank:3} ", (f"{hit.score:8.3f} ", "dim"), (passage.title, "bold"), f"  {passage.text}")
         )
+        if source := ", ".join(f"{name} {passage.meta[name]}" for name in SOURCE if name in passage.meta):
+            console.print(Text(f"    {source}", style="dim"))
+        for way, mark in (("previous", "↑"), ("next", "↓")):
+            for other in neighbours(passage, corpus, way, context) if corpus is not None else ():
+                console.print(Text(f"    {mark} {other.text}", style="dim"))
     if not hits:
         console.print(Text("    nothing found", style="dim"))

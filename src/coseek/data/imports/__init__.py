@@ -14,9 +14,10 @@ from typing import Protocol, cast
 
 from coseek.core import registry
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, atomic_folder, write_json
+from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.core.fingerprint import file_digest
 from coseek.core.plugins import plugin_name
+from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.imports._published import Deal, origin_of
 from coseek.data.imports._sources import ImportedData, expand
@@ -27,13 +28,15 @@ PACKAGE = "coseek.data.imports"
 CORPUS, _CARD = "corpus.jsonl", "source.json"
 TEST = "test"
 """The default split."""
+_MOST_REASONS = 5
+"""Unread files that an error names."""
 _SPLIT = re.compile(r"[\w-]+")
 
 
 class ImportFormat(Protocol):
-    """A module of `coseek.data.imports`; `files` is optional."""
+    """A module of `coseek.data.imports`; `files` and the settings are optional."""
 
-    def read(self, sources: Sequence[Path]) -> ImportedData: ...
+    def read(self, sources: Sequence[Path], *settings: Settings) -> ImportedData: ...
 
     def files(self, sources: Sequence[Path]) -> list[Path]: ...
 
@@ -48,6 +51,8 @@ class ImportSummary:
     """Questions written, by split."""
     notes: dict[str, int]
     """Counts of the format: own passages, distractors, questions left out …"""
+    report: JsonObject
+    """What came of each file, for a format that tells it (`documents`)."""
 
 
 def format_names() -> list[str]:
@@ -63,12 +68,15 @@ def import_data(
     split: str | None = None,
     shares: Mapping[str, float] | None = None,
     deal: Deal | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> ImportSummary:
     """Read `sources` (files, plain or gzipped, or a folder of them) and write the data-set folder `out`.
 
     All questions go to `split` (default `test`), or are split by `shares` (name → share, summing to 1), or by a `deal`
     of published data sets; a format with splits of its own takes none of these. A folder with the same corpus keeps its
-    other splits; one with anything else is refused. Raises `DataError` and `SettingError`; nothing is written then.
+    other splits; one with anything else is refused. `documents` need no questions, and replace an older import of
+    documents, whose questions stay if their gold passages do. `settings` are the format's. Raises `DataError` and
+    `SettingError`; nothing is written then.
     """
     part = cast(ImportFormat, registry.find_plugin("data format", PACKAGE, format_name, {"read": None}))
     for name in shares or (TEST if split is None else split,):
@@ -82,38 +90,57 @@ def import_data(
         alone = deal.leaves_alone(sources)
         files = [file for file in files if file not in alone]
     _check_out(out)
-    reading = part.read(files)
+    reading = part.read(files, *_format_settings(format_name, part, settings))
     found: list[ImportSummary] = []
 
     def fill(folder: Path) -> None:
         passages = iter(reading.passages)
         first = next(passages, None)
         if first is None:
-            raise _nothing("passages", files, format_name)
+            raise _nothing("passages", files, format_name, reading.report)
         corpus = CorpusFile.write(folder / CORPUS, chain([first], passages), source=f"what was read as {format_name}")
-        if not (reading.questions or reading.splits):
+        report = reading.report
+        if report is None and not (reading.questions or reading.splits):
             raise _nothing("questions", files, format_name)
-        splits = _splits(format_name, reading, split, shares, deal)
-        _check_gold(splits, corpus)
+        splits = {} if report is not None else _splits(format_name, reading, split, shares, deal)
+        others = _other_splits(out, None if _replaces(out, report) else corpus.digest)
+        _check_gold({**others, **splits}, corpus)
         counts = {name: len(questions) for name, questions in splits.items()}
-        found.append(ImportSummary(out, len(corpus), counts, dict(reading.notes)))
-        for name, questions in {**_other_splits(out, corpus.digest), **splits}.items():
+        found.append(ImportSummary(out, len(corpus), counts, dict(reading.notes), report or {}))
+        for name, questions in {**others, **splits}.items():
             save_questions(folder / f"questions.{name}.jsonl", questions)
         card: JsonObject = {  # names and digests of the files, no paths of this machine
             "format": format_name,
-            "files": {_card_name(file): file_digest(file) for file in files},
+            "files": {} if report is not None else {_card_name(file): file_digest(file) for file in files},
             "passages": len(corpus),
             "questions": {**counts},
             "notes": dict(reading.notes),
         }
-        write_json(folder / _CARD, card)
+        write_json(folder / _CARD, {**card, **(report or {})})
 
     atomic_folder(out, fill)
     return found[0]
 
 
-def _nothing(what: str, files: Sequence[Path], format_name: str) -> DataError:
-    return DataError(f"no {what} found in {', '.join(map(str, files))} as {format_name}; check the files")
+def _format_settings(name: str, part: ImportFormat, given: Mapping[str, object] | None) -> tuple[Settings, ...]:
+    kind: type[Settings] | None = getattr(part, "SETTINGS", None)
+    if kind is None and given:
+        raise SettingError(f"{name} has no settings, and {next(iter(given))!r} was given; leave it out")
+    return () if kind is None else (make_settings(kind, given or {}),)
+
+
+def _replaces(out: Path, report: JsonObject | None) -> bool:
+    """Whether documents replace an older import of documents."""
+    if report is None or not (out / _CARD).is_file():
+        return False
+    card = read_json(out / _CARD)
+    return isinstance(card, dict) and "unread" in card
+
+
+def _nothing(what: str, files: Sequence[Path], format_name: str, report: JsonObject | None = None) -> DataError:
+    unread = cast(list[dict[str, str | list[str]]], (report or {}).get("unread", []))
+    why = "".join(f"; {row['path']}: {row['reasons'][0]}" for row in unread[:_MOST_REASONS])
+    return DataError(f"no {what} found in {', '.join(map(str, files))} as {format_name}; check the files{why}")
 
 
 def _card_name(file: Path) -> str:
@@ -215,10 +242,10 @@ def _check_out(out: Path) -> None:
         raise DataError(f"{out} holds other files ({strangers[0]}); choose an empty or new folder for the data set")
 
 
-def _other_splits(out: Path, digest: str) -> dict[str, list[Question]]:
-    """The splits that `out` holds; refuses a folder with a corpus of another digest."""
+def _other_splits(out: Path, digest: str | None) -> dict[str, list[Question]]:
+    """The splits that `out` holds; refuses a folder with a corpus of another digest, if one is given."""
     there = out / CORPUS
-    if there.exists() and CorpusFile.scan(there).digest != digest:
+    if digest is not None and there.exists() and CorpusFile.scan(there).digest != digest:
         raise DataError(f"{out} holds another corpus; choose another folder, or delete that one first")
     files = sorted(out.glob("questions.*.jsonl"))
     return {path.name[len("questions.") : -len(".jsonl")]: load_questions(path) for path in files}

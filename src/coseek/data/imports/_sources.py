@@ -154,6 +154,8 @@ class ImportedData:
     splits: Mapping[str, Sequence[Question]] = field(default_factory=dict)
     published: Mapping[tuple[str, str], Sequence[Question]] = field(default_factory=dict)
     """(data set, split of the publisher) → questions, where the sources say so; `questions` holds them, too."""
+    report: JsonObject | None = None
+    """What came of each file, filled while the passages are read; a format with one has no questions."""
 
 
 class PassageCollector:

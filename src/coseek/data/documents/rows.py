@@ -1,0 +1,147 @@
+"""Readers of rows (CSV, JSON lines, JSON) and of mail: a row or a mail is a section of its own."""
+
+import codecs
+import csv
+import email
+import email.policy
+import io
+import json
+from collections.abc import Iterable, Iterator
+from email.message import EmailMessage
+from email.utils import parsedate_to_datetime
+
+from coseek.core.files import Json, JsonObject
+from coseek.core.strict_json import InvalidJson, parse_strict
+from coseek.data.documents.document import Document, DocumentFault, Section, clean, paragraphs, text_of
+from coseek.data.documents.markup import read_html
+
+_TITLES = ("title", "name", "subject", "headline")
+_TEXTS = ("text", "body", "content", "contents", "abstract", "description", "passage")
+_FIELDS = ("url", "date", "author", "id")
+_MOST_FAULTS = 20
+"""Faults of one file that are told one by one."""
+
+
+def read_csv(data: bytes, name: str) -> Document:
+    """Rows under a header of names; the delimiter is found out."""
+    text = text_of(data)
+    csv.field_size_limit(1 << 30)
+    header = text.split("\n", 1)[0]
+    delimiter = max(",;\t|", key=header.count) if not name.lower().endswith(".tsv") else "\t"
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    document = Document("", ())
+
+    def rows() -> Iterator[tuple[int, JsonObject]]:
+        try:
+            names = next(lines, [])
+            for number, cells in enumerate(lines, start=1):
+                more = [f"column {place}" for place in range(len(names) + 1, len(cells) + 1)]
+                yield number, dict(zip([*names, *more], cells, strict=False))
+        except csv.Error as error:
+            document.faults.append(f"line {lines.line_num}: {error}")
+
+    document.sections = _sections(rows())
+    return document
+
+
+def read_jsonl(data: bytes, name: str) -> Document:
+    """One object a line; a line that is none is left out and told."""
+    document = Document("", ())
+
+    def rows() -> Iterator[tuple[int, JsonObject]]:
+        wrong = 0
+        for number, line in enumerate(text_of(data).split("\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                value = parse_strict(line)
+                if not isinstance(value, dict):
+                    raise InvalidJson("no object")
+                yield number, value
+            except InvalidJson as error:
+                wrong += 1
+                if wrong <= _MOST_FAULTS:
+                    document.faults.append(f"line {number}: {error}")
+        if wrong > _MOST_FAULTS:
+            document.faults.append(f"and {wrong - _MOST_FAULTS} more lines")
+
+    document.sections = _sections(rows())
+    return document
+
+
+def read_json(data: bytes, name: str) -> Document:
+    """A list of objects as rows; any other document as one row."""
+    try:
+        value = parse_strict(text_of(data))
+    except InvalidJson as error:
+        raise DocumentFault(f"it is not JSON ({error})") from None
+    items = value if isinstance(value, list) else [value]
+    return Document("", _sections(enumerate((one if isinstance(one, dict) else {"": one} for one in items), start=1)))
+
+
+def _sections(rows: Iterable[tuple[int, JsonObject]]) -> Iterator[Section]:
+    """The title is a column of that name, the text one of that name, else `column: value` lines."""
+    for number, row in rows:
+        said = {str(key): clean(_shown(value)) for key, value in row.items()}
+        said = {key: value for key, value in said.items() if value.strip()}
+        by_name = {key.strip().lower(): key for key in reversed(said)}
+        title = next((by_name[name] for name in _TITLES if name in by_name), None)
+        body = next((by_name[name] for name in _TEXTS if name in by_name), None)
+        others = [f"{key}: {value}" if key else value for key, value in said.items() if key not in (title, body)]
+        blocks = [*(paragraphs(said[body]) if body else ()), *(["\n".join(others)] if others else [])]
+        if not blocks and title:
+            blocks = [said[title]]
+        meta: JsonObject = {name: said[by_name[name]][:1000] for name in _FIELDS if name in by_name}
+        if blocks:
+            yield Section(
+                tuple(blocks), (" ".join(said[title].split())[:300],) if title else (), {"row": number, **meta}
+            )
+
+
+def _shown(value: Json) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def read_mail(data: bytes, name: str) -> Document:
+    """Subject, sender, date and text of one mail; its attachments are files of their own."""
+    mail = parse_mail(data)
+    text = mail.get_body(("plain", "html"))
+    meta: JsonObject = {}
+    heads = []
+    for field in ("from", "to", "cc", "date"):
+        if said := clean(str(mail.get(field, ""))).strip()[:2000]:
+            heads.append(f"{field.capitalize()}: {said}")
+            meta[{"from": "author"}.get(field, field)] = said
+    if "date" in meta:
+        try:
+            meta["date"] = parsedate_to_datetime(str(mail["date"])).isoformat()
+        except (ValueError, TypeError, IndexError):
+            meta["date"] = str(meta["date"])[:40]
+    blocks = ["\n".join(heads)] if heads else []
+    if text is not None:
+        payload = text.get_payload(decode=True)
+        if not isinstance(payload, bytes):
+            raise DocumentFault("its text cannot be decoded")
+        if text.get_content_subtype() == "html":
+            page = codecs.BOM_UTF8 + _decoded(payload, text.get_content_charset()).encode()
+            blocks += [block for section in read_html(page, name).sections for block in section.blocks]
+        else:
+            blocks += paragraphs(_decoded(payload, text.get_content_charset()))
+    return Document(" ".join(clean(str(mail.get("subject", ""))).split()), [Section(tuple(blocks))], meta)
+
+
+def parse_mail(data: bytes) -> EmailMessage:
+    """Raises `DocumentFault` for what has no headers of a mail."""
+    mail = email.message_from_bytes(data, _class=EmailMessage, policy=email.policy.default)
+    if not {"from", "subject", "date", "to", "received", "message-id"} & {key.lower() for key in mail}:
+        raise DocumentFault("it has no headers of a mail")
+    return mail
+
+
+def _decoded(payload: bytes, charset: str | None) -> str:
+    try:
+        return clean(payload.decode(charset or "utf-8"))
+    except (LookupError, UnicodeDecodeError):
+        return text_of(payload)

@@ -1,0 +1,156 @@
+"""The readers of documents: what each format keeps, loses and refuses; encodings; the cutting of texts."""
+
+import random
+from pathlib import Path
+
+import pytest
+from bench.documents import FORMATS, zipped
+
+from coseek.data.documents.document import Document
+from coseek.data.documents.readers import READERS, kind_of
+from coseek.data.documents.split import count_words, split
+
+
+def read_one(name: str, data: bytes) -> tuple[Document, str]:
+    kind = kind_of(name, data)
+    assert kind is not None
+    document = READERS[kind](data, name)
+    sections = list(document.sections)
+    document.sections = sections
+    return document, "\n".join(block for section in sections for block in section.blocks)
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("Der Fluß fließt über die Hügel, und die Fischer hören früh die Vögel im Schilf.", "latin-1"),
+        ("Der Fluß fließt über die Hügel.", "utf-16"),
+        ("A heron waits for fish in the reeds.", "utf-16-le"),
+        ("Цапля стоит в воде и ждёт рыбу, пока солнце не сядет за холмы и лес.", "cp1251"),
+        ("アオサギは浅い水の中で魚を待っています。太陽が丘の向こうに沈むまで、彼は動きません。", "shift_jis"),
+        ("Zażółć gęślą jaźń, proszę państwa, to jest próba.", "iso8859-2"),
+        ("왜가리는 얕은 물에서 물고기를 기다린다. 해가 언덕 너머로 질 때까지 움직이지 않는다.", "euc-kr"),
+        ("L’été “chaud” – déjà 5 €", "utf-8-sig"),
+    ],
+)
+def test_the_encoding_of_a_text_is_found_out(text: str, encoding: str) -> None:
+    assert read_one("a.txt", text.encode(encoding))[1] == text
+
+
+def test_an_html_page_keeps_its_text_and_loses_what_is_around_it() -> None:
+    page = """<!doctype html><html><head><title>Birds</title><link rel=canonical href="https://x.org/b">
+    <meta property="article:published_time" content="2026-01-02"><style>b{}</style></head><body><nav>Home</nav>
+    <main><h1>Birds</h1><p>Herons <b>wait</b>.<script>steal()</script></p><h2>Food<a class=headerlink>¶</a></h2>
+    <table><tr><th>fish</th><th>share</th></tr><tr><td>perch</td><td>9&nbsp;%</td></tr></table>
+    <ul><li>eel</li><li>roach</li></ul><pre>a  b
+c</pre><div hidden>secret</div></main><footer>Imprint</footer></body>"""
+    document, text = read_one("a.html", page.encode())
+    assert (document.title, document.meta) == ("Birds", {"url": "https://x.org/b", "date": "2026-01-02"})
+    assert [section.headings for section in document.sections] == [("Birds",), ("Birds", "Food")]
+    assert text.split("\n") == ["Herons wait.", "fish | share", "perch | 9 %", "eel", "roach", "a  b", "c"]
+
+
+def test_markdown_keeps_headings_tables_numbers_code_and_front_matter() -> None:
+    source = "---\ntitle: Birds\ndate: 2026-01-02\ntags: [a, b]\nbig: " + "9" * 400 + "\n---\n"
+    source += "# One\n\ntext [link](https://x.org) `<code>` **bold**\nnext line\n\n"
+    source += "## Two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
+    source += "1. first\n2. second\n\n```\nx = 1\n```\n\n## Empty\n\n## Last\n\nend"
+    document, text = read_one("a.md", source.encode())
+    assert document.title == "Birds"
+    assert document.meta == {"date": "2026-01-02", "tags": ["a", "b"], "big": "9" * 400}
+    assert [section.headings[-1] for section in document.sections] == ["One", "Two", "Empty", "Last"]
+    for line in ("text link <code> bold", "a | b\n1 | 2", "1. first\n2. second", "x = 1", "Empty", "end"):
+        assert line in text
+
+
+def test_a_front_matter_that_is_a_bomb_or_no_yaml_harms_nothing() -> None:
+    bomb = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+    for front in (bomb, "a: [", "a: 2026-99-99", 'a: "\\ud800"'):
+        _, text = read_one("a.md", f"---\n{front}\n---\n\nbody".encode())
+        assert text == "body"
+
+
+def test_rst_reads_no_other_file_and_keeps_what_docutils_does_not_know(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("hidden treasure")
+    source = f"""Birds
+=====
+
+:Date: 2026-01-02
+
+.. include:: {secret}
+.. csv-table::
+   :file: {secret}
+.. raw:: html
+   :file: {secret}
+.. versionadded:: 1.0
+   Herons :birdref:`wade`.
+
+iv. fourth
+v. fifth
+
+Food
+----
+
+=====  =====
+fish   share
+perch  nine
+=====  =====
+"""
+    document, text = read_one("a.rst", source.encode())
+    assert (document.title, document.meta) == ("Birds", {"date": "2026-01-02"})
+    assert "treasure" not in text
+    for kept in ("Herons wade.", "iv. fourth\nv. fifth", "fish | share\nperch | nine", "1.0"):
+        assert kept in text
+    assert [*document.sections][-1].headings[-1] == "Food"
+
+
+def test_docx_has_headings_tables_and_no_entities() -> None:
+    space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    cell = "<w:tc><w:p><w:r><w:t>{}</w:t></w:r></w:p></w:tc>"
+    row = f"<w:tr>{cell.format('perch')}{cell.format('nine')}</w:tr>"
+    body = (
+        '<w:p><w:pPr><w:outlineLvl w:val="0"/></w:pPr><w:r><w:t>Birds</w:t></w:r></w:p>'
+        "<w:p><w:r><w:t>Her</w:t></w:r><w:ins><w:r><w:t>ons</w:t></w:r></w:ins><w:del><w:r><w:delText>x</w:delText></w:r></w:del></w:p>"
+        f"<w:sdt><w:sdtContent><w:tbl>{row}{row}</w:tbl></w:sdtContent></w:sdt>"
+    )
+    document, text = read_one(
+        "a.docx", zipped({"word/document.xml": f"<w:document {space}><w:body>{body}</w:body></w:document>".encode()})
+    )
+    assert (document.title, text) == ("Birds", "Herons\nperch | nine\nperch | nine")
+    entity = '<!DOCTYPE w [<!ENTITY e SYSTEM "file:///etc/hostname">]>'
+    evil = f"{entity}<w:document {space}><w:p><w:r><w:t>a&e;b</w:t></w:r></w:p></w:document>"
+    assert read_one("a.docx", zipped({"word/document.xml": evil.encode()}))[1] in ("ab", "a")
+
+
+def test_the_printed_lines_of_a_pdf_become_sentences_again_page_by_page() -> None:
+    text = "\n\n".join(f"Heron number {n} stands in the water and waits for a fish to come by. " * 3 for n in range(40))
+    document, read = read_one("a.pdf", FORMATS["pdf"](text, random.Random(0)))
+    assert [section.meta["page"] for section in document.sections] == [1, 2, 3]
+    assert read.count("stands in the water and waits for a fish to come by.") >= 115  # the others cross a page
+
+
+def test_rows_become_passages_and_a_wrong_line_is_told() -> None:
+    document, text = read_one("a.csv", b'title;text;year\nHeron;"waits; long";2026\nStork;;2025\n')
+    assert [section.headings for section in document.sections] == [("Heron",), ("Stork",)]
+    assert text == "waits; long\nyear: 2026\nyear: 2025"
+    document, text = read_one(
+        "a.jsonl", b'{"name": "Heron", "url": "u", "n": [1]}\nnot json\n{"a": NaN}\n{"text": "b"}\n'
+    )
+    assert text == "url: u\nn: [1]\nb"
+    assert [fault[:6] for fault in document.faults] == ["line 2", "line 3"]
+    sections = [*document.sections]
+    assert sections[0].meta == {"row": 1, "url": "u"}
+
+
+def test_a_table_is_cut_between_rows_and_a_text_between_sentences() -> None:
+    table = "\n".join(f"fish {n}. | share {n}" for n in range(10))
+    pieces = list(split([table], 12))
+    assert "\n".join(pieces) == table
+    assert all(len(row.split("|")) == 2 for piece in pieces for row in piece.split("\n"))
+    text = "One sentence is here. Another one follows it. A third ends it."
+    assert list(split([text], 8)) == ["One sentence is here. Another one follows it.", "A third ends it."]
+    assert list(split(["a b c d e f g h"], 4, overlap=1)) == ["a b c", "c d e f", "f g h"]
+    endless = list(split(["x" * 100_000, "漢" * 1000], 50))
+    assert sum(map(len, endless)) == 101_000
+    assert all(count_words(piece) <= 50 for piece in endless)

@@ -1,0 +1,363 @@
+"""The import of documents: every format, hostile and broken files, ids and neighbours."""
+
+import gzip
+import io
+import json
+import random
+import sys
+import tarfile
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+from bench.documents import BROKEN, FORMATS, make, shares, zipped
+
+from coseek.core.errors import DataError, MissingExtra, SettingError
+from coseek.core.files import Json, JsonObject
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.documents.archive import DocumentSettings
+from coseek.data.documents.reading import DocumentReader
+from coseek.data.imports import ImportSummary, import_data
+from coseek.data.passage import Passage
+
+TEXT = "The heron waits in shallow water.\n\nIt eats small fish."
+
+
+def imported(folder: Path, out: Path, **settings: object) -> tuple[list[Passage], ImportSummary]:
+    made = import_data("documents", [folder], out, settings=settings)
+    return list(CorpusFile.scan(out / "corpus.jsonl")), made
+
+
+def unread(made: ImportSummary) -> dict[str, str]:
+    """Path → outcome and first reason."""
+    rows = made.report["unread"]
+    assert isinstance(rows, list)
+    found = {}
+    for row in rows:
+        assert isinstance(row, dict) and isinstance(row["reasons"], list)
+        found[str(row["path"])] = f"{row['outcome']}: {row['reasons'][0]}"
+    assert len(found) == len(rows), "a file is reported twice"
+    return found
+
+
+@pytest.mark.slow
+def test_no_format_loses_words_and_no_broken_file_is_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    known = make(folder, files=48, broken=16)
+    made = import_data("documents", [folder], tmp_path / "out")
+    assert min(shares(tmp_path / "out" / "corpus.jsonl", known).values()) >= 0.98
+    assert {path.rpartition("/")[2] for path in unread(made)} == {f"{n:03}.{[*FORMATS][n % 8]}" for n in range(16)}
+
+
+@pytest.mark.parametrize("suffix", [*FORMATS])
+def test_a_small_file_of_each_format_is_read_and_a_broken_one_is_not(tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / f"good.{suffix}").write_bytes(FORMATS[suffix](TEXT, random.Random(1)))
+    (folder / f"bad.{suffix}").write_bytes(BROKEN[suffix])
+    passages, made = imported(folder, tmp_path / "out")
+    assert "small fish" in " ".join(passage.text for passage in passages)
+    assert {passage.meta["path"] for passage in passages} == {f"in/good.{suffix}"}
+    assert [*unread(made)] == [f"in/bad.{suffix}"]
+
+
+def mail(subject: str, text: str, *attached: tuple[str, bytes]) -> bytes:
+    made = EmailMessage()
+    made["From"], made["Subject"], made["Date"] = "Ada <ada@example.org>", subject, "Fri, 02 Jan 2026 10:00:00 +0000"
+    made.set_content(text)
+    for name, data in attached:
+        made.add_attachment(data, "application", "octet-stream", filename=name)
+    return made.as_bytes()
+
+
+def test_a_mailbox_gives_its_mails_and_their_attachments(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    mails = [mail("Héron", "It waits.\nFrom afar."), mail("Two", "See file.", ("../../notes.md", b"# Notes\n\nfish"))]
+    box = b"".join(b"From a@b Fri Jan  2\n" + one.replace(b"\nFrom afar", b"\n>From afar") + b"\n\n" for one in mails)
+    (folder / "box.mbox").write_bytes(box)
+    passages, made = imported(folder, tmp_path / "out")
+    assert [(passage.title, passage.meta["path"]) for passage in passages] == [
+        ("Héron", "in/box.mbox/1.eml"),
+        ("Two", "in/box.mbox/2.eml"),
+        ("Notes", "in/box.mbox/2.eml/1-.._.._notes.md"),
+    ]
+    assert "From afar" in passages[0].text
+    assert passages[0].meta["date"] == "2026-01-02T10:00:00+00:00"
+    assert not unread(made)
+
+
+def tarred(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for info, data in members:
+            info.size = len(data) if info.isfile() else 0
+            archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def link(name: str, to: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, to
+    return info
+
+
+def test_an_archive_reads_nothing_outside_and_writes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.tgz").write_bytes(
+        tarred(
+            (tarfile.TarInfo("../../evil.txt"), b"evil words"),
+            (tarfile.TarInfo("/etc/evil.txt"), b"evil words"),
+            (link("passwd.txt", "/etc/passwd"), b""),
+            (tarfile.TarInfo("good.txt"), b"good words"),
+        )
+    )
+    (folder / "b.zip").write_bytes(
+        zipped({"..\\evil.txt": b"evil", "c:/evil.txt": b"evil", "sub/good.txt": b"more words"})
+    )
+    (folder / "link.txt").symlink_to("/etc/passwd")
+    (folder / "folder").symlink_to("/etc")
+    before = sorted(tmp_path.rglob("*"))
+    passages, made = imported(folder, tmp_path / "out")
+    assert [passage.text for passage in passages] == ["good words", "more words"]
+    reasons = unread(made)
+    assert len(reasons) == 7
+    assert all("leads out of the archive" in why or "a link" in why for why in reasons.values())
+    assert sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "out")) == before
+
+
+def test_a_name_that_stands_twice_costs_no_file(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    twice = [(tarfile.TarInfo("a.md"), b"# A\n\nthe same words")] * 2
+    (folder / "a.tgz").write_bytes(tarred(*twice, (tarfile.TarInfo("2-a.md"), b"# A\n\nthe same words")))
+    (folder / "b.txt").write_text("words")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(b"words"))
+    passages, made = imported(folder, tmp_path / "out")
+    assert [passage.meta["path"] for passage in passages] == [
+        "in/a.tgz/a.md", "in/a.tgz/2-a.md", "in/a.tgz/2-2-a.md", "in/b.txt", "in/b.txt.gz/b.txt",
+    ]  # fmt: skip
+    assert not unread(made)
+
+
+def test_python_files_among_the_documents_are_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("docutils", "lxml", "sitecustomize", "json", "coseek"):
+        (tmp_path / f"{name}.py").write_text("open('was-run', 'w').write(__name__)")
+    (tmp_path / "a.rst").write_text("words")
+    monkeypatch.chdir(tmp_path)
+    import_data("documents", [Path()], tmp_path / "out")
+    assert not (tmp_path / "was-run").exists()
+
+
+def nested(data: bytes, depth: int) -> bytes:
+    for _ in range(depth):
+        data = zipped({"inner.zip": data})
+    return data
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "settings", "reason"),
+    [
+        ("a.zip", zipped({f"{n}.txt": b"x" * 8_000_000 for n in range(3)}), {}, "200 times its size"),
+        (
+            "a.tar.gz",
+            tarred(*((tarfile.TarInfo(f"{n}.txt"), b"x" * 8_000_000) for n in range(3))),
+            {},
+            "200 times its size",
+        ),
+        ("a.txt.gz", gzip.compress(b"x " * 4_000_000), {"max_file_mb": 1}, "larger than 1 MB"),
+        ("a.zip", zipped({"a.txt": b"x " * 4_000_000}), {"max_file_mb": 1}, "larger than 1 MB"),
+        ("a.zip", zipped({f"{n}.txt": b"x" for n in range(9)}), {"max_archive_files": 8}, "more than 8 files"),
+        ("a.zip", nested(zipped({"a.txt": b"deep"}), 4), {}, "nested more than 3 deep"),
+        ("a.zip", zipped({"a.txt": b"words" * 50})[:-30], {}, "no whole zip archive"),
+        ("a.tgz", tarred((tarfile.TarInfo("a.txt"), random.Random(0).randbytes(50_000)))[:-9000], {}, "unpacked"),
+        ("a.txt", b"words " * 400_000, {"max_file_mb": 1}, "larger than 1 MB"),
+        ("a.mbox", b"no mailbox", {}, "no mailbox"),
+    ],
+)
+def test_bombs_and_broken_archives_are_refused_and_the_rest_is_read(
+    tmp_path: Path, name: str, data: bytes, settings: dict[str, object], reason: str
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / name).write_bytes(data)
+    (folder / "z.txt").write_text("the last file")
+    passages, made = imported(folder, tmp_path / "out", **settings)
+    assert passages[-1].text == "the last file"
+    assert any(reason in why for why in unread(made).values()), unread(made)
+
+
+def test_a_zip_that_lies_about_sizes_is_not_believed(tmp_path: Path) -> None:
+    data = bytearray(zipped({"a.txt": b"x " * 2_000_000}))
+    true = (4_000_000).to_bytes(4, "little")
+    while (place := data.find(true)) >= 0:
+        data[place : place + 4] = (10).to_bytes(4, "little")
+    (tmp_path / "a.zip").write_bytes(data)
+    (tmp_path / "b.txt").write_text("words")
+    made = import_data(
+        "documents", [tmp_path / "a.zip", tmp_path / "b.txt"], tmp_path / "out", settings={"max_file_mb": 1}
+    )
+    assert made.passages == 1
+    assert len(unread(made)) == 1
+
+
+DEEP = b"<div>" * 200_000 + b"deep"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.html", b"<html>" + DEEP),
+        ("a.html", b"<html><script>only a script</script>"),
+        ("a.html", b""),
+        ("a.md", b">" * 30_000 + b" a"),
+        ("a.json", b"[" * 100_000),
+        (
+            "a.pdf",
+            b"%PDF-1.7\n" + b"1 0 obj << /Type /Catalog /Pages 1 0 R >> endobj\n" * 9 + b"trailer << /Root 1 0 R >>",
+        ),
+        ("a.txt", b" \n \n"),
+        ("a.csv", b"a,b\n"),
+    ],
+)
+def test_a_hostile_or_an_empty_file_is_told_and_harms_no_other(tmp_path: Path, name: str, data: bytes) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / name).write_bytes(data)
+    (folder / "z.txt").write_text("the last file")
+    passages, made = imported(folder, tmp_path / "out", seconds=20)
+    assert passages[-1].text == "the last file"
+    assert [*unread(made)] == [f"in/{name}"]
+
+
+def test_a_reader_that_hangs_is_stopped_and_the_rest_of_its_archive_is_read(tmp_path: Path) -> None:
+    slow = b"title,text\n" + b"a,b c d e f\n" * 300_000
+    (tmp_path / "a.zip").write_bytes(zipped({"1.csv": slow, "2.txt": b"behind it"}))
+    made = import_data("documents", [tmp_path / "a.zip"], tmp_path / "out", settings={"seconds": 1, "max_ratio": 1e6})
+    texts = [passage.text for passage in CorpusFile.scan(tmp_path / "out" / "corpus.jsonl")]
+    assert texts[-1] == "behind it"
+    assert "longer than 1 second" in unread(made)["a.zip/1.csv"]
+
+
+def test_a_reader_that_is_killed_loses_only_the_file_in_its_hands(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zipped({"1.csv": b"text\n" + b"a b c\n" * 20_000, "2.txt": b"behind it"}))
+    with DocumentReader(DocumentSettings(max_ratio=1e6)) as reader:
+        found = reader.read(tmp_path / "a.zip", "a.zip")
+        next(found)
+        assert reader._process is not None
+        reader._process.kill()
+        assert [*found][-1].text == "behind it"
+    assert [(record["path"], record["outcome"]) for record in reader.records] == [
+        ("a.zip/1.csv", "in part"),
+        ("a.zip/2.txt", "read"),
+    ]
+    assert "crashed" in str(reader.records[0]["reasons"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system limits memory so")
+def test_a_reader_that_runs_out_of_memory_harms_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"[" + b"[],[],[],[],[],[],[],[],[],[]," * 1_500_000 + b"1]")
+    (tmp_path / "b.txt").write_text("behind it")
+    sources = [tmp_path / "a.json", tmp_path / "b.txt"]
+    made = import_data("documents", sources, tmp_path / "out", settings={"max_memory_mb": 256})
+    assert made.passages == 1
+    assert "memory" in unread(made)["a.json"]
+
+
+def folder_of(path: Path, **files: str) -> Path:
+    path.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (path / f"{name}.md").write_text(text)
+    return path
+
+
+def test_a_change_in_one_document_leaves_the_ids_of_all_others(tmp_path: Path) -> None:
+    long = "# One\n\nfirst words\n\n# Two\n\nsecond words\n\n# Two\n\nsecond words"
+    folder = folder_of(tmp_path / "in", a=long, b="other words", c="other words")
+    before, _ = imported(folder, tmp_path / "out", size=5)
+    assert len({passage.id for passage in before}) == 5
+    folder_of(folder, a=long.replace("first", "new"), aa="an added file")
+    after, _ = imported(folder, tmp_path / "out", size=5)
+    gone = {passage.id for passage in before} - {passage.id for passage in after}
+    assert gone == {before[0].id}
+    assert {passage.meta["path"] for passage in after if passage.id not in {one.id for one in before}} == {
+        "in/a.md",
+        "in/aa.md",
+    }
+
+
+def test_neighbours_lead_through_the_whole_document_and_not_beyond(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "in", a=" ".join(f"Sentence number {n} is here." for n in range(20)), b="other")
+    passages, _ = imported(folder, tmp_path / "out", size=25)
+    corpus = CorpusFile.scan(tmp_path / "out" / "corpus.jsonl")
+    at, walked = passages[0], [passages[0]]
+    while "next" in at.meta:
+        following = corpus.by_id(str(at.meta["next"]))
+        assert following.meta["previous"] == at.id
+        at = following
+        walked.append(at)
+    assert " ".join(passage.text for passage in walked) == " ".join(f"Sentence number {n} is here." for n in range(20))
+    assert len(walked) == len(passages) - 1 > 3
+
+
+def test_a_second_import_takes_the_place_of_the_first_and_reads_no_index(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "in", a="some words")
+    imported(folder, folder / "out")
+    folder_of(folder, b="more words")
+    passages, made = imported(folder, folder / "out")
+    assert [passage.text for passage in passages] == ["some words", "more words"]
+    assert unread(made) == {"in/out": "left out: a data set or an index of coseek"}
+
+
+def test_the_record_names_every_file_and_no_place_on_this_machine(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "in", a="some words")
+    (folder / ".hidden").write_text("x")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    import_data("documents", [folder], tmp_path / "out")
+    text = (tmp_path / "out" / "source.json").read_text()
+    assert str(tmp_path) not in text + (tmp_path / "out" / "corpus.jsonl").read_text()
+    card: JsonObject = json.loads(text)
+    assert [*card["files"]] == ["in/a.md"] if isinstance(card["files"], dict) else False
+    assert isinstance(card["unread"], list)
+    assert [row["path"] for row in card["unread"] if isinstance(row, dict)] == ["in/.hidden", "in/picture.png"]
+
+
+def test_nothing_readable_is_an_error_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(BROKEN["pdf"])
+    with pytest.raises(DataError, match="a\\.pdf: it is no whole PDF"):
+        import_data("documents", [tmp_path / "a.pdf"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(DataError, match="there is no file or folder"):
+        import_data("documents", [tmp_path / "nowhere"], tmp_path / "out")
+    with pytest.raises(SettingError, match="overlap"):
+        import_data("documents", [tmp_path], tmp_path / "out", settings={"size": 10, "overlap": 9})
+    with pytest.raises(SettingError, match="squad has no settings"):
+        import_data("squad", [tmp_path / "a.pdf"], tmp_path / "out", settings={"size": 10})
+
+
+def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['pypdfium2'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(hidden), prepend=":")
+    (tmp_path / "a.pdf").write_bytes(FORMATS["pdf"](TEXT, random.Random(0)))
+    with pytest.raises(MissingExtra, match=r"a\.pdf needs it: pip install 'coseek\[documents\]'"):
+        import_data("documents", [tmp_path / "a.pdf"], tmp_path / "out")
+
+
+def test_a_passage_without_fields_is_written_as_ever() -> None:
+    bare = Passage("a", "T", "x")
+    assert bare.to_json() == {"id": "a", "title": "T", "text": "x"}
+    row: JsonObject = {"id": "a", "title": "T", "text": "x", "meta": {"page": 3}}
+    assert Passage.from_json(row).to_json() == row
+    deep: Json = "x"
+    for _ in range(60):
+        deep = [deep]
+    with pytest.raises(DataError, match="nested more than 50 deep"):
+        Passage.from_json({**row, "meta": {"a": deep}})
+
+
+def test_the_settings_say_what_they_are() -> None:
+    assert all(field.description for field in DocumentSettings.model_fields.values())
