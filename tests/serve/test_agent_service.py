@@ -5,7 +5,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from coseek.agents.factory import limits_for, open_agent, settings_for, settled_
 from coseek.agents.limits import Limits
 from coseek.agents.rollout import rollout
 from coseek.core.settings import make_settings
+from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
+from coseek.retrieval.query import QueryLike
 from coseek.serve.agent_app import PAGE, make_agent_app
 from coseek.serve.agent_chat import details, reasoning, usage
 from coseek.serve.agent_service import AgentService
@@ -124,11 +126,21 @@ def test_searches_come_before_the_turn_that_reads_them() -> None:
     assert kinds[:3] == [["role", "content"], ["reasoning_content"], "search"]
 
 
-def test_a_failed_search_is_an_error_and_no_answer() -> None:
-    class Broken(EchoRetriever):
-        pass
+def test_served_passages_with_an_address_are_cited() -> None:
+    class Addressed(EchoRetriever):
+        def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+            page = Passage("ada", "Ada", "She wrote the first program.", meta={"url": "https://a.example/ada"})
+            return [[Hit(page, 1.0)] for _ in queries]
 
-    with live_agent("rules", Broken()) as (url, _):
+    with live_agent("rules", Addressed()) as (url, _):
+        message = asked(url, QUESTIONS[0]).json()["choices"][0]["message"]
+    (cited,) = message["annotations"]
+    assert cited["type"] == "url_citation" and cited["url_citation"]["url"] == "https://a.example/ada"
+    assert cited["url_citation"]["end_index"] == len(message["content"])
+
+
+def test_a_failed_search_is_an_error_and_no_answer() -> None:
+    with live_agent("rules") as (url, _):
         whole = asked(url, "fail")
         streamed = asked(url, "fail", stream=True).text
     assert whole.status_code == 502 and "the shelf fell down" in whole.json()["error"]["message"]

@@ -69,6 +69,15 @@ def test_search_and_fetch_have_the_fields_that_clients_read() -> None:
     }  # fmt: skip
 
 
+def test_the_address_and_origin_of_a_document_reach_the_client() -> None:
+    page = Passage("a", "A", "text", meta={"url": "https://a.example/a", "path": "a.md", "page": 2})
+    (got,) = called(over(page), ("fetch", {"id": "a"}))
+    assert got.structured_content is not None and got.structured_content["url"] == "https://a.example/a"
+    assert got.structured_content["metadata"] == {"url": "https://a.example/a", "path": "a.md", "page": 2}
+    (script,) = called(over(Passage("a", "A", "t", meta={"url": "javascript:alert(1)"})), ("fetch", {"id": "a"}))
+    assert script.structured_content is not None and script.structured_content["url"] == ""
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

@@ -34,6 +34,12 @@ class Passage:
         and the text."""
         return _quoted(self.title, self.text) if self.given is None else self.given
 
+    @property
+    def url(self) -> str:
+        """The web address, that of `meta` or the id itself; empty without one."""
+        given = (self.meta.get("url"), self.id)
+        return next((one for one in given if isinstance(one, str) and one.startswith(("http://", "https://"))), "")
+
     def to_json(self) -> JsonObject:
         row: JsonObject = {"id": self.id, "title": self.title, "text": self.text}
         if self.given is not None:

@@ -162,10 +162,13 @@ def citations(run: Trajectory) -> list[Json]:
     """The passages that the agent served and that have an address, each for the whole answer."""
     cited: list[Json] = []
     for passage in served_context(run):
-        if url := address_of(passage):
+        if passage.url:
             place: JsonObject = {
-                "url": url, "title": passage.title.strip(), "start_index": 0, "end_index": len(run.answer or ""),
-            }  # fmt: skip
+                "url": passage.url,
+                "title": passage.title.strip(),
+                "start_index": 0,
+                "end_index": len(run.answer or ""),
+            }
             cited.append({"type": "url_citation", "url_citation": place})
     return cited
 
@@ -182,10 +185,6 @@ def searches(made: Sequence[Search]) -> list[Json]:
 
 
 def source(passage: Passage) -> JsonObject:
-    url = address_of(passage)
-    return {"id": passage.id, "title": passage.title.strip(), "url": url, "text": passage.text.strip()}
-
-
-def address_of(passage: Passage) -> str:
-    """A page's id is its address; empty for other passages."""
-    return passage.id if passage.id.startswith(("http://", "https://")) else ""
+    return {
+        "id": passage.id, "title": passage.title.strip(), "url": passage.url, "text": passage.text.strip(),
+    }  # fmt: skip

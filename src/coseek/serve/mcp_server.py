@@ -56,7 +56,7 @@ class Document(Found):
     """What `fetch` returns."""
 
     text: str
-    metadata: dict[str, str]
+    metadata: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class KnowledgeTools:
     def fetch(self, id: str) -> Document:  # the contract names it so
         """Read a passage whole. `id` is one that `search` or `ask` named."""
         passage = self._passage(id)
-        return Document(passage.id, passage.title, _url(passage), passage.text, {})
+        return Document(passage.id, passage.title, passage.url, passage.text, dict(passage.meta))
 
     def ask(self, question: str) -> AgentAnswer:
         """Let the agent search and answer."""
@@ -174,9 +174,4 @@ def _asked(text: str, name: str) -> str:
 
 
 def _found(passage: Passage) -> Found:
-    return Found(passage.id, passage.title, _url(passage))
-
-
-def _url(passage: Passage) -> str:
-    """A page's id is its address."""
-    return passage.id if passage.id.startswith(("http://", "https://")) else ""
+    return Found(passage.id, passage.title, passage.url)

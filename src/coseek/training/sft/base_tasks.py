@@ -38,8 +38,10 @@ from coseek.world.world import World, WorldSettings, make_world
 Task = Literal["read", "drill", "next", "support", "check", "enough", "records", "copy"]
 FIRST: dict[Task, float] = {"records": 0.85, "copy": 0.15}
 """Task → its share of the examples at the start."""
-GROWING = 1 / 3
-"""Share of the warm-up in which records grow, and, as long, of what follows it, in which they give way to text."""
+GROWING = 0.7
+"""Share of the warm-up in which records grow."""
+GIVING_WAY = 1 / 3
+"""How long, as a share of the warm-up, they then give way to text."""
 CUES: dict[Task, str] = {
     "read": " So :", "drill": " So :", "next": " Then :", "support": " Support :", "check": " Check :",
     "enough": " Enough :",
@@ -135,7 +137,7 @@ class BaseTasks:
     def shares(self, done: float) -> dict[Task, float]:
         """Task → its share of the examples: records and copies first."""
         warm_up = self.settings.warm_up
-        late = min(1.0, max(0.0, (done / warm_up - 1.0) / GROWING)) if warm_up else 1.0
+        late = min(1.0, max(0.0, (done / warm_up - 1.0) / GIVING_WAY)) if warm_up else 1.0
         given = {task: share for task, share in self.settings.shares.items() if share}
         return {task: late * share + (1 - late) * FIRST.get(task, 0.0) for task, share in given.items()}
 

@@ -27,13 +27,17 @@ TURNS = 5
 HOPS = 4
 """Most relations of a chain."""
 CHAINS, MATCHES = 0.4, 0.15
-"""Shares of chains and of matches among the turns, at full spread."""
+"""Shares of chains and of matches among the turns."""
+FEWEST = 3
+"""Fewest records and relations at which the maxima begin: a chain needs several."""
 INFLECTED = 0.25
 """Share of clauses that state a relation with another last token, as a verb does for a noun, at full spread."""
 ALIKE = 0.3
 """Share of names that differ from another in the last token alone, at full spread."""
-LINKED = 0.5
+LINKED = 0.6
 """Share of values that are the name of a record."""
+STARTS = 6
+"""Beginnings that are tried for a chain of the wanted length."""
 NESTED = ((" the", " of"), (" the", " for"), (" the", " that belongs to"))
 """What stands around a relation in a chain."""
 FRAMES = ((" Which is", " ?"), (" Tell me", " ."), (" Find", " ."), (" I want to know", " ."))
@@ -60,11 +64,12 @@ class RecordTask:
     """Number of the tokenizer's ids."""
 
     def draw(self, spread: float, rng: random.Random) -> list[tuple[Ids, Ids]]:
-        """Turns of shown and target ids. From one record of short names at `spread` 0 to several of long ones at 1."""
+        """Turns of shown and target ids. From few records of one-token names at `spread` 0 to several of long ones at
+        1; every kind of question and clause is met first where it is short."""
         alphabet = rng.choices(self.words, k=rng.choice(ALPHABETS))
         longest = _grown(NAME, spread)
-        names = self._names(rng.randint(1, _grown(RECORDS, spread)), longest, alphabet, spread, rng)
-        number = rng.randint(2, max(2, _grown(RELATIONS, spread)))
+        names = self._names(rng.randint(1, max(FEWEST, _grown(RECORDS, spread))), longest, alphabet, spread, rng)
+        number = rng.randint(2, max(FEWEST, _grown(RELATIONS, spread)))
         relations = self._names(number, _grown(RELATION, spread), alphabet, spread, rng)
         passages: Ids = []
         facts: list[Fact] = []
@@ -79,9 +84,9 @@ class RecordTask:
         turns = []
         for _ in range(TURNS):
             kind = rng.random()
-            if kind < CHAINS * spread:
+            if kind < CHAINS:
                 question, answer = self._chain(names, facts, rng)
-            elif kind < (CHAINS + MATCHES) * spread and (pair := self._pair(facts, rng)):
+            elif kind < CHAINS + MATCHES and (pair := self._pair(facts, rng)):
                 question, answer = self._match(names, pair, rng)
             else:
                 asked = rng.sample(facts, min(len(facts), max(2, _grown(ASKED, spread))))
@@ -95,8 +100,9 @@ class RecordTask:
         alike = [one for one in relations if one[:-1] == relation[:-1]]
         if len(relation) > 1 and len(alike) == 1 and rng.random() < INFLECTED * spread:
             relation = [*relation[:-1], rng.choice(self.words)]
-        clause = CLAUSES[0] if rng.random() > 0.3 + 0.7 * spread else rng.choice(CLAUSES)
-        parts = (relation if part == "{r}" else value if part == "{v}" else self._text(part) for part in clause)
+        parts = (
+            relation if part == "{r}" else value if part == "{v}" else self._text(part) for part in rng.choice(CLAUSES)
+        )
         return [one for part in (*parts, self._text(" ,")) for one in part]
 
     def _drill(self, names: list[Ids], asked: list[Fact]) -> tuple[Ids, Ids]:
@@ -110,12 +116,8 @@ class RecordTask:
 
     def _chain(self, names: list[Ids], facts: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
         """A question whose every relation is one of the value before, and the facts to its answer."""
-        hops, path = rng.randint(1, HOPS), [rng.choice(facts)]
-        while len(path) < hops:
-            following = [fact for fact in facts if names[fact[0]] == path[-1][2]]
-            if not following:
-                break
-            path.append(rng.choice(following))
+        hops = rng.randint(1, HOPS)
+        path = max((self._path(names, facts, hops, rng) for _ in range(STARTS)), key=len)
         asked = names[path[0][0]]
         for _, relation, _ in path:
             before, between = rng.choice(NESTED)
@@ -124,6 +126,16 @@ class RecordTask:
         question = [*self._text(begin), *asked, *self._text(end)]
         lines = [one for fact in path for one in self._line(names, fact)]
         return question, [*lines, *self._text(MARK), *path[-1][2]]
+
+    def _path(self, names: list[Ids], facts: list[Fact], hops: int, rng: random.Random) -> list[Fact]:
+        """Facts each about the value of the one before, at most `hops`."""
+        path = [rng.choice(facts)]
+        while len(path) < hops:
+            following = [fact for fact in facts if names[fact[0]] == path[-1][2]]
+            if not following:
+                break
+            path.append(rng.choice(following))
+        return path
 
     def _pair(self, facts: list[Fact], rng: random.Random) -> list[Fact]:
         """Two facts of one record that no other has, in any order; empty if there are none."""
