@@ -148,6 +148,14 @@ def test_a_failed_search_is_an_error_and_no_answer() -> None:
     assert "the shelf fell down" in streamed and '"finish_reason": "stop"' not in streamed
 
 
+def test_a_bug_is_told_in_the_stream_and_the_service_goes_on() -> None:
+    with live_agent("rules") as (url, service):
+        streamed, whole = asked(url, "bug", stream=True), asked(url, "bug")
+        assert asked(url, QUESTIONS[0]).status_code == 200 and service.running == 0
+    assert '"type": "bug"' in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
+    assert whole.status_code == 500 and "a bug of the service" in whole.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [

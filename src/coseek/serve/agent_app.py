@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from coseek.data.trajectory import Search, Trajectory
 from coseek.serve.agent_chat import AgentAsked, ChatAnswer, event, read_asked, searches
 from coseek.serve.agent_service import AgentService
 from coseek.serve.app import new_app, whole_body
-from coseek.serve.contract import RefusedRequest
+from coseek.serve.contract import BUG, RefusedRequest
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_app import openai_error, while_wanted
@@ -107,6 +109,9 @@ async def _stream(
             run = running.result()
         except RefusedRequest as error:
             yield event(openai_error(error.status, str(error), "refused"))
+        except Exception:  # noqa: BLE001 (the stream has begun, so a bug can only be told in it)
+            traceback.print_exc(file=sys.stderr)
+            yield event(openai_error(500, BUG, "bug"))
         else:
             _note(record, run)
             if run.stop.is_fault:

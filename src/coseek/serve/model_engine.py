@@ -118,9 +118,10 @@ class ModelEngine(Worker):
     def _deliver(self, turns: Sequence[Turn]) -> None:
         finished = []
         for turn in turns:
-            job = self._jobs.pop(turn.key)
-            job.turn = turn
-            finished.append(job)
+            job = self._jobs.pop(turn.key, None)
+            if job is not None:  # else its row was closed meanwhile
+                job.turn = turn
+                finished.append(job)
         self._wake(finished)
 
     def _fail(self, model: Model) -> None:
