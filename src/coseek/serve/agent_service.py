@@ -57,11 +57,7 @@ class AgentService(Service[AgentServeSettings]):
     @property
     def not_ready(self) -> str:
         """Why nothing can be asked now; empty when it can."""
-        if self.stopping:
-            return "the service is stopping"
-        if self.failure is not None:
-            return f"{self.name} could not be opened"
-        return "" if self._agent is not None else f"{self.name} is being opened"
+        return self.why_not(self.name, self._agent is not None)
 
     def health(self) -> JsonObject:
         why, engine = self.not_ready, self._engine

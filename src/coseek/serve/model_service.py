@@ -81,11 +81,7 @@ class ModelService(Service[ModelServeSettings]):
     @property
     def not_ready(self) -> str:
         """Why nothing can be generated now; empty when it can."""
-        if self.stopping:
-            return "the service is stopping"
-        if self.failure is not None:
-            return f"{self.name} could not be opened"
-        return "" if self.weights is not None else f"{self.name} is being opened"
+        return self.why_not(self.name, self.weights is not None)
 
     def health(self) -> JsonObject:
         why, worker = self.not_ready, self.generation

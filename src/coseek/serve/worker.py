@@ -85,6 +85,14 @@ class Service(ABC, Generic[L]):
     def _open(self) -> None:
         """Open everything; called in the worker's thread."""
 
+    def why_not(self, name: str, is_open: bool) -> str:
+        """Why nothing can be asked of what has this name; empty when it can."""
+        if self.stopping:
+            return "the service is stopping"
+        if self.failure is not None:
+            return f"{name} could not be opened"
+        return "" if is_open else f"{name} is being opened"
+
     def start(self) -> None:
         """Begin to open; called in the event loop."""
         loop = asyncio.get_running_loop()
