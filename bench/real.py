@@ -74,6 +74,9 @@ BARS = (
     ("hotpotqa-pool500", f"rules over BM25, k={RULES_K[0]}", 0.65),
 )
 """Set, method and the least all-gold@5."""
+BELOW = 0.01
+"""What the hybrid may lose to its better part, in each of `LOSSES`."""
+LOSSES = ("all_gold@5", "recall@5", "ndcg@10")
 
 
 def main() -> int:
@@ -126,6 +129,13 @@ def report_bars(lines: Sequence[Line]) -> int:
         print(
             f"{'ok    ' if reached >= least else 'MISSED'} {set_name}, {method}: all-gold@5 {reached:.3f}, bar {least}"
         )
+    for part, whole in [(one, two) for one in lines for two in lines if one.real is two.real]:
+        for metric in LOSSES if whole.run.name == HYBRID and part.run.name in (BM25, MINILM) else ():
+            lost = part.mean(metric) - whole.mean(metric)
+            missed += lost > BELOW
+            if lost > 0:
+                verdict = "MISSED" if lost > BELOW else "ok    "
+                print(f"{verdict} {part.real.name}: hybrid {lost:.3f} below {part.run.name} in {metric}, bar {BELOW}")
     return 1 if missed else 0
 
 
