@@ -67,7 +67,7 @@ def test_a_folder_of_files_is_three_commands_away_from_an_answer_with_its_source
     assert "Herons › Food  [red] perch" in shown
     assert [line.strip() for line in shown.splitlines()[-3:]] == ["path notes/birds.md", "↑ They wait.", "↓ of it"]
     ((entry,),) = (json.loads(coseek("search", "d-bm25", "perch", "--context", 1, "--json").out)[0]["hits"],)
-    assert (entry["before"][0]["text"], entry["behind"][0]["text"]) == ("They wait.", "of it")
+    assert (entry["before"][0]["text"], entry["after"][0]["text"]) == ("They wait.", "of it")
     asked = coseek("ask", "What do herons eat?", "--agent", "rules", "--retriever", "d-bm25")
     assert (asked.code, "Herons" in asked.out) == (0, True)
     again = json.loads(coseek("data", "import", "documents", "notes", "--out", "d", "--json").out)
