@@ -154,9 +154,12 @@ BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_toke
 
 def limits_for(settings: AgentSettings) -> Limits:
     """The budgets that suit an agent and its protocol. Where tokens are bytes, text has more of them."""
-    in_bytes = settings.tokenizer == BYTES or (is_scripted(settings.name) and settings.tokenizer is None)
+    scripted = is_scripted(settings.name)
+    in_bytes = settings.tokenizer == BYTES or (scripted and settings.tokenizer is None)
     protocol = load_protocol(settings.protocol, settings.prompt_template)
-    return protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+    limits = protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+    own = getattr(find_plugin("scripted agent", SCRIPTED, settings.name, CONTRACT), "LIMITS", {}) if scripted else {}
+    return limits.model_copy(update=own)
 
 
 def limits_of(agent: Agent) -> Limits:
