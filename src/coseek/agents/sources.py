@@ -8,9 +8,7 @@ from coseek.retrieval.lexical.analyzer import words
 NOT_FOUND = "not in these documents"
 """What an agent answers where the documents do not say."""
 MOST = 5
-"""Sources of a quotation, and those that `coseek ask` shows."""
-QUOTE = 5
-"""Words of a quotation; what is shorter may follow from several passages, of which one holds it."""
+"""Sources of an answer."""
 
 
 def is_not_found(answer: str | None) -> bool:
@@ -19,15 +17,12 @@ def is_not_found(answer: str | None) -> bool:
 
 
 def sources_of(run: Trajectory) -> list[Passage]:
-    """The passages that a run served, those that hold its answer word for word first. A sentence that is quoted has
-    only these, up to five. None where the answer is that the documents have none."""
+    """The passages that hold a run's answer word for word, up to five, best first; all that it served where none does.
+    None where the answer is that the documents have none."""
     if is_not_found(run.answer):
         return []
-    answer, served = run.answer or "", served_context(run)
-    holding = [passage for passage in served if holds(passage, answer)]
-    if holding and len(words(answer)) >= QUOTE:
-        return holding[:MOST]
-    return [*holding, *(passage for passage in served if passage not in holding)]
+    served = served_context(run)
+    return [passage for passage in served if holds(passage, run.answer or "")][:MOST] or served
 
 
 def holds(passage: Passage, answer: str) -> bool:
