@@ -16,6 +16,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from coseek.agents.scripted.rules import RuleAgent
@@ -36,8 +37,8 @@ STEM = 5
 """Letters of a word that count."""
 SHORTEST, LONGEST = 40, 400
 """Characters of an answer; shorter sentences, such as headings, bring the next one along."""
-READ = 5
-"""Passages looked at, best first."""
+READ, CHARACTERS = 5, 50_000
+"""Passages looked at, best first, and how much of each."""
 _END = re.compile(r"(?<=[.!?])[ \t]+|(?<=[。！？])|\n(?=[ \t]*[^a-z \t])")
 """Ends a sentence. A line that goes on in lower case is one that was wrapped."""
 _COUNTS = frozenset(["when", "many", "much", "long", "old", "far", "date", "year", "number"])
@@ -64,6 +65,7 @@ def make() -> ExtractAgent:
 
 def extract(question: str, found: Sequence[Passage]) -> tuple[Passage | None, str]:
     """The passage that answers and its best sentence; `None` and `NOT_FOUND` where none supports the question."""
+    found = [replace(passage, text=passage.text[:CHARACTERS]) for passage in found]
     weights = _weights(question, found)
     read = [passage for passage in found[:READ] if passage.text.strip()]
     supports = [(support(question, passage, weights), passage) for passage in read]
