@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coseek.agents.factory import limits_for, open_agent, settings_for
+from coseek.agents.factory import limits_for, limits_of, open_agent, settings_for
 from coseek.agents.rollout import rollout
 from coseek.agents.scripted.extract import LONGEST, ExtractAgent, extract
 from coseek.agents.scripted_agent import Move
@@ -101,6 +101,13 @@ def test_whatever_is_found_the_answer_is_a_stretch_of_it_or_a_refusal(
     passage, answer = extract(question, [Passage(str(row), *texts) for row, texts in enumerate(rows)])
     assert 0 < len(answer) <= LONGEST
     assert answer == NOT_FOUND if passage is None else answer in " ".join(passage.text.split())
+
+
+def test_the_command_and_the_library_give_it_equally_many_passages() -> None:
+    settings = settings_for("extract")
+    assert limits_for(settings) == limits_of(open_agent(settings))
+    assert limits_for(settings).passages_per_search == 5
+    assert limits_for(settings_for("rules")).passages_per_search == 3
 
 
 def test_it_can_conclude_before_it_has_searched() -> None:

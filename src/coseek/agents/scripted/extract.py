@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import ClassVar
 
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import Move
@@ -28,8 +29,6 @@ from coseek.models.model import EpisodeState
 from coseek.retrieval.lexical.analyzer import words
 
 PROMPT_TEMPLATE = "default"
-
-LIMITS = {"passages_per_search": 5}
 
 LEAST, LEAST_CJK = 0.45, 0.3
 """The least support of an answer; less in Chinese, Japanese and Korean, where pairs of characters are compared."""
@@ -47,6 +46,8 @@ _COUNTS = frozenset(["when", "many", "much", "long", "old", "far", "date", "year
 
 class ExtractAgent(RuleAgent):
     """The rule-based agent with extracted answers."""
+
+    LIMITS: ClassVar = {"passages_per_search": 5}
 
     def conclude(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """The best sentence of the best passage, or `NOT_FOUND`."""
@@ -104,6 +105,7 @@ def sentence(question: str, passage: Passage, weights: Mapping[str, float]) -> s
             break
         end = later
     answer = " ".join(text[start:end].split())
+    answer = answer.lstrip("•*#-> ") or answer
     return answer if len(answer) <= LONGEST else answer[:LONGEST].rpartition(" ")[0] or answer[:LONGEST]
 
 
