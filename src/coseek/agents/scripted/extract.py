@@ -40,6 +40,7 @@ READ, CHARACTERS = 5, 50_000
 """Passages looked at, best first, and how much of each."""
 _END = re.compile(r"(?<=[.!?])[ \t]+|(?<=[。！？])|\n(?=[ \t]*[^a-z \t])")
 """Ends a sentence. A line that goes on in lower case is one that was wrapped."""
+_DIGITS = re.compile(r"\d+")
 _COUNTS = frozenset(["when", "many", "much", "long", "old", "far", "date", "year", "number"])
 """Words of a question that asks for a number or a date."""
 
@@ -91,11 +92,11 @@ def sentence(question: str, passage: Passage, weights: Mapping[str, float]) -> s
     text = passage.text.strip()
     spans = [(start, end) for start, end in _spans(text) if text[start:end].strip()]
     counted = bool(_COUNTS & set(words(question)))
-    numbers = set(re.findall(r"\d+", question))
+    numbers = set(_DIGITS.findall(question))
 
     def fit(span: tuple[int, int]) -> float:
         piece = text[slice(*span)]
-        says = counted and bool(set(re.findall(r"\d+", piece)) - numbers)
+        says = counted and bool(set(_DIGITS.findall(piece)) - numbers)
         return _share(piece, weights) + (0.3 if says else 0.0)
 
     first = max(range(len(spans)), key=lambda at: fit(spans[at]))
