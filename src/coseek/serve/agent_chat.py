@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import sources_of
 from coseek.core.errors import SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, make_settings
@@ -159,9 +159,9 @@ def usage(run: Trajectory) -> JsonObject:
 
 
 def citations(run: Trajectory) -> list[Json]:
-    """The passages that the agent served and that have an address, each for the whole answer."""
+    """The sources that have an address, each for the whole answer."""
     cited: list[Json] = []
-    for passage in served_context(run):
+    for passage in sources_of(run):
         if passage.url:
             place: JsonObject = {
                 "url": passage.url,
@@ -174,8 +174,8 @@ def citations(run: Trajectory) -> list[Json]:
 
 
 def details(run: Trajectory) -> JsonObject:
-    """Why the run ended, what it searched, and the passages that it served."""
-    sources: list[Json] = [source(passage) for passage in served_context(run)]
+    """Why the run ended, what it searched, and its sources."""
+    sources: list[Json] = [source(passage) for passage in sources_of(run)]
     found: JsonObject = {"stop": str(run.stop), "valid": run.valid, "seed": run.seed, "sources": sources}
     return {**found, "searches": searches(run.searches)}
 
@@ -186,5 +186,6 @@ def searches(made: Sequence[Search]) -> list[Json]:
 
 def source(passage: Passage) -> JsonObject:
     return {
-        "id": passage.id, "title": passage.title.strip(), "url": passage.url, "text": passage.text.strip(),
+        "id": passage.id, "title": passage.title.strip(), "url": passage.url, "place": passage.place,
+        "text": passage.text.strip(),
     }  # fmt: skip

@@ -156,7 +156,9 @@ def serve_model(
 def serve_agent(
     agent: Annotated[
         str,
-        typer.Argument(metavar="AGENT", help="A model folder, a URL, a YAML file, or `rules`, which needs no model."),
+        typer.Argument(
+            metavar="AGENT", help="A model folder, a URL, a YAML file, or `extract` or `rules`, which need no model."
+        ),
     ],
     retriever: RetrieverName,
     limits: Annotated[
