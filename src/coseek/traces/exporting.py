@@ -54,7 +54,9 @@ def _atif(run: Run, out: Path) -> int:
 def _inspect(run: Run, out: Path) -> int:
     from coseek.traces.inspect_log import write_inspect_log  # its library is optional
 
-    return write_inspect_log(_file(out, ".eval"), run.folder.resolve().name, run.record, list(_trajectories(run)))
+    trajectories = list(_trajectories(run))
+    task = run.folder.resolve().name
+    return write_inspect_log(_file(out, ".eval"), task, run.record, trajectories, agent_name(run) or "none")
 
 
 def agent_name(run: Run) -> str | None:

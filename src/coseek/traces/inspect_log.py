@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from inspect_ai._util.error import EvalError
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
+    EvalError,
     EvalLog,
     EvalMetric,
     EvalResults,
@@ -42,9 +42,7 @@ SHOWN = ("em", "cover_em", "f1", "recall", "answer_hit", "searches", "turns")
 """Metrics that become scores of a sample."""
 
 
-def write_inspect_log(
-    path: Path, task: str, record: JsonObject, runs: Sequence[Trajectory], model: str = "none"
-) -> int:
+def write_inspect_log(path: Path, task: str, record: JsonObject, runs: Sequence[Trajectory], model: str) -> int:
     """Write a log with one sample a trajectory; the runs of a question are its epochs. `record` is the run's."""
     epochs: Counter[str] = Counter()
     samples: list[EvalSample] = []
