@@ -1,5 +1,6 @@
 """Logs of other agents on the command line, and the guide from logs to an encoder."""
 
+import importlib.util
 import json
 import re
 import shlex
@@ -94,6 +95,10 @@ def test_mistakes_are_one_sentence_with_the_way_out(tmp_path: Path, coseek: Type
     run = stored(tmp_path / "own", own_runs()).folder
     assert "did you mean 'atif'" in coseek("data", "export", run, "--format", "atf", *out).sentence
     assert "ends in .jsonl" in coseek("data", "export", run, "--format", "messages", *out).sentence
+    if importlib.util.find_spec("inspect_ai") is None:
+        asked = ("--format", "inspect", "--out", tmp_path / "own.eval")
+        assert "pip install 'coseek[inspect]'" in coseek("data", "export", run, *asked).sentence
+        assert not (tmp_path / "own.eval").exists()
     assert "not a run" in coseek("data", "export", tmp_path, "--format", "atif", *out).sentence
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")

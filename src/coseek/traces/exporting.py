@@ -10,6 +10,7 @@ from coseek.core.files import atomic_folder, check_output_folder, write_json, wr
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
 from coseek.traces.atif import atif_document
+from coseek.traces.inspect_log import write_inspect_log
 from coseek.traces.messages import message_row
 
 Writer: TypeAlias = Callable[[Run, Path], int]
@@ -52,8 +53,6 @@ def _atif(run: Run, out: Path) -> int:
 
 
 def _inspect(run: Run, out: Path) -> int:
-    from coseek.traces.inspect_log import write_inspect_log  # its library is optional
-
     trajectories = list(_trajectories(run))
     task = run.folder.resolve().name
     return write_inspect_log(_file(out, ".eval"), task, run.record, trajectories, agent_name(run) or "none")

@@ -19,7 +19,7 @@ from coseek.core.fingerprint import file_digest
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.data.run import Run
 from coseek.traces.conversation import ConversationReader
-from coseek.traces.records import RecordReader, Unreadable, log_files
+from coseek.traces.records import RecordFault, RecordReader, log_files
 from coseek.traces.settings import TraceSettings
 
 REPORT = "source.json"
@@ -47,7 +47,7 @@ class TraceReport:
     imported: int = 0
     with_answers: int = 0
     """Conversations whose question has gold answers."""
-    left_out: list[Unreadable] = field(default_factory=list)
+    left_out: list[RecordFault] = field(default_factory=list)
     counts: Mapping[str, int] = field(default_factory=dict)
     """Searches, and calls without a result."""
     tools: Mapping[str, int] = field(default_factory=dict)
@@ -110,14 +110,14 @@ def _read(files: Sequence[Path], settings: TraceSettings, run: Run, report: Trac
     with run.open_for_append() as file:
         for path in files:
             for found in records.read(path):
-                if isinstance(found, Unreadable):
+                if isinstance(found, RecordFault):
                     report.left_out.append(found)
                     continue
                 ident, text = found.question.id, found.question.question
                 before, seed = asked.get(ident, (text, 0))
                 if before != text:
                     reason = f"the question id {ident!r} is that of another question; name another field with id=PATH"
-                    report.left_out.append(Unreadable(found.where, reason))
+                    report.left_out.append(RecordFault(found.where, reason))
                     continue
                 asked[ident] = text, seed + 1
                 Run.append(file, reader.trajectory(found, seed))

@@ -32,7 +32,7 @@ OWN = ("id", "question", "answers", "gold_ids")
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class RecordFault:
     """A record that is left out."""
 
     where: str
@@ -67,16 +67,16 @@ class RecordReader:
     used: Counter[str]
     """How many records have something at each path of the settings."""
 
-    def read(self, path: Path) -> Iterator[Conversation | Unreadable]:
+    def read(self, path: Path) -> Iterator[Conversation | RecordFault]:
         """Every conversation of a file, or why it is none, in order."""
         for where, value in _values(path):
-            if isinstance(value, Unreadable):
+            if isinstance(value, RecordFault):
                 yield value
                 continue
             try:
                 yield self._conversation(value, where)
             except DataError as error:
-                yield Unreadable(where, str(error))
+                yield RecordFault(where, str(error))
 
     def _conversation(self, value: Json, where: str) -> Conversation:
         row: JsonObject = {"messages": value} if isinstance(value, list) else value if isinstance(value, dict) else {}
@@ -170,13 +170,13 @@ def checked_messages(value: Json) -> list[JsonObject]:
     return cast(list[JsonObject], value)
 
 
-def _values(path: Path) -> Iterator[tuple[str, "Json | Unreadable"]]:
+def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
     """The JSON values of a file, each with its place."""
     if kind_of(path) not in LINES:
         try:
             value = read_json(path)
         except DataError as error:
-            yield path.name, Unreadable(path.name, str(error))
+            yield path.name, RecordFault(path.name, str(error))
             return
         several = isinstance(value, list) and not all(isinstance(one, dict) and "role" in one for one in value)
         for number, one in enumerate(cast(list[Json], value) if several else [value], start=1):
@@ -191,13 +191,13 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | Unreadable"]]:
                     yield where, _parsed(line, where)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         where = f"{path.name}, after line {number}"
-        yield where, Unreadable(where, f"a broken .gz file ({error}); fetch it again")
+        yield where, RecordFault(where, f"a broken .gz file ({error}); fetch it again")
 
 
-def _parsed(line: bytes, where: str) -> "Json | Unreadable":
+def _parsed(line: bytes, where: str) -> "Json | RecordFault":
     with suppress(UnicodeDecodeError):
         try:
             return parse_strict(line.decode("utf-8-sig"))
         except InvalidJson as error:
-            return Unreadable(where, str(error))
-    return Unreadable(where, "not UTF-8 text")
+            return RecordFault(where, str(error))
+    return RecordFault(where, "not UTF-8 text")

@@ -106,7 +106,7 @@ def export(
     `messages`: a line a conversation, with tool calls. `atif`: an ATIF document a file, with token ids and
     log-probabilities where the run has them. `inspect`: a log for Inspect's viewer.
     """
-    with missing_extras("Inspect's logs"):
+    with missing_extras("a log of Inspect"):
         count = export_run(Run(run), format_name, out)
     if as_json:
         print_json({"out": str(out), "format": format_name, "trajectories": count})
