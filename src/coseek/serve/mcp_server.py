@@ -53,7 +53,7 @@ class SearchResults:
 
 
 @dataclass(frozen=True)
-class Document(Found):
+class PassageRecord(Found):
     """What `fetch` returns."""
 
     text: str
@@ -88,10 +88,10 @@ class KnowledgeTools:
         self._remember([hit.passage for hit in hits])
         return SearchResults([_found(hit.passage) for hit in hits])
 
-    def fetch(self, id: str) -> Document:  # the contract names it so
+    def fetch(self, id: str) -> PassageRecord:  # the contract names it so
         """Read a passage whole. `id` is one that `search` or `ask` named."""
         passage = self._passage(id)
-        return Document(passage.id, passage.title, passage.url, passage.text, dict(passage.meta))
+        return PassageRecord(passage.id, passage.title, passage.url, passage.text, dict(passage.meta))
 
     def ask(self, question: str) -> AgentAnswer:
         """Let the agent search and answer."""
@@ -135,7 +135,7 @@ def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
     @server.tool(
         description="Read a passage whole, by an id that was found.", annotations=reads, structured_output=True
     )
-    async def fetch(id: str) -> Document:
+    async def fetch(id: str) -> PassageRecord:
         return await _blocking(partial(tools.fetch, id))
 
     if tools.agent is not None:

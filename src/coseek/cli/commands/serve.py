@@ -179,8 +179,8 @@ def serve_agent(
     page: Annotated[bool, typer.Option(help="Serve a page for trying at /.")] = _AGENT.page,
     quiet: Quiet = False,
 ) -> None:
-    """Serve an agent: POST /v1/chat/completions, streaming turn by turn or whole, GET /v1/models, /health, /info, and a
-    page for trying at /.
+    """Serve an agent: POST /v1/chat/completions and /v1/responses, streamed or whole, GET /v1/models, /health, /info,
+    and a page for trying at /.
 
     The last message of a request is the question. What is answered is token for token what `coseek run` measures.
     """
