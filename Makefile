@@ -6,7 +6,7 @@ STAMP  := .venv/made-from-these-files
 # Where the quickstart puts its files.
 OUT    ?= runs/quickstart
 
-.PHONY: help env quickstart test test-inspect quick unit mutants check clean
+.PHONY: help env quickstart test test-inspect quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
@@ -16,6 +16,7 @@ help:
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
 	@echo "make check        install, then lint, format and types"
+	@echo "make docs         the documentation as a site in build/site, made in an environment of its own, without torch"
 	@echo "make env          only install, into .venv; does nothing when nothing changed"
 
 env: $(STAMP)
@@ -62,6 +63,15 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+SITE := build/docs-env
+docs: $(SITE)/made-from-these-files
+	$(SITE)/bin/python -m bench.site
+
+$(SITE)/made-from-these-files: pyproject.toml constraints.txt
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist mutants
