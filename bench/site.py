@@ -43,7 +43,8 @@ def main() -> int:
         "nav": navigation(pages),
     }
     config.write_text(json.dumps(settings, indent=1), encoding="utf-8")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--quiet", "--config-file", str(config)]
+    # Not --quiet: it hides warnings from --strict, too.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--config-file", str(config)]
     ended = subprocess.run(command, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     if ended.returncode:
         return ended.returncode
