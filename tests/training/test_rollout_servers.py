@@ -30,7 +30,7 @@ from coseek.serve.model_service import ModelService
 from coseek.training.rl.backend import TrainingBackend, open_backend
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import importance_weights
-from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics
+from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.trainer.workers import ALONE
 
@@ -195,7 +195,7 @@ def test_a_service_loads_only_what_it_was_allowed_to(tmp_path: Path, policy: Pat
             (locked, str(policy), "--weights-below"),
         ):
             answer = WEB.post(f"{base}/update_weights_from_disk", json={"model_path": path})
-            assert answer.status_code in (400, 403) and says in answer.text, path
+            assert answer.status_code == 400 and says in answer.text, path
         assert WEB.post(f"{url}/update_weights_from_disk", json={"model_path": "policy"}).status_code == 200
 
 
@@ -230,6 +230,18 @@ def test_settings_that_cannot_work_are_refused() -> None:
         make_settings(RolloutSettings, {"servers": ["http://127.0.0.1:9", "http://127.0.0.1:9"]})
     with pytest.raises(SettingError, match="add old_logprobs=recompute"):
         make_settings(RlSettings, {"importance": "mask"})
+
+
+def test_a_server_that_is_not_there_is_named_before_training(policy: Path) -> None:
+    def given(url: str, **remote: object) -> RolloutSettings:
+        return make_settings(RolloutSettings, {"servers": [url], "remote": {**QUICK, **remote}})
+
+    with pytest.raises(SettingError, match=r"127\.0\.0\.1:9: the connection failed"):
+        check_servers(given("http://127.0.0.1:9"))
+    with servers(policy, 1) as ((url, _),):
+        check_servers(given(url))
+        with pytest.raises(SettingError, match="cannot load weights while it serves"):
+            check_servers(given(url, dialect="chat"))
 
 
 def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coseek.core.errors import ModelError, SettingError
-from coseek.core.http import HttpFailure
+from coseek.core.http import HttpClient, HttpFailure, parse_base_url, read_key
 from coseek.models.dialect import WeightUpdate, weight_dialect_of
-from coseek.models.remote import RemoteModel
+from coseek.models.remote import PATHS, RemoteModel, detect_server
 from coseek.models.server_pool import ServerPool, open_pool
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.settings import RolloutSettings
@@ -83,12 +83,6 @@ class ServedBackend:
                 f"top_k={settings.top_k}, or sample in this process with rollout.servers=[]"
             )
         pool = open_pool(self.settings.servers, self.settings.remote, tokenizer, stops, settings.temperature)
-        for server in pool.servers:
-            if weight_dialect_of(server.served.dialect) is None:
-                raise SettingError(
-                    f"{server.calls.base} ({server.served.dialect}) cannot load weights while it serves; use `coseek "
-                    "serve model --weights-below`, vLLM or SGLang"
-                )
         self._pools.append(pool)
         return pool
 
@@ -151,11 +145,24 @@ class ServerMetrics(Callback):
             self._say(why)
 
 
+def check_servers(settings: RolloutSettings) -> None:
+    """Raise `SettingError` for a server that cannot be asked, or that cannot load weights while it serves."""
+    for url in settings.servers:
+        remote = settings.remote
+        calls = HttpClient(parse_base_url(url, PATHS), remote.patience, read_key(remote.key_env))
+        served = detect_server(calls, remote.dialect, remote.model)
+        calls.close()
+        if weight_dialect_of(served.dialect) is None:
+            raise SettingError(
+                f"{url} ({served.dialect}) cannot load weights while it serves; use `coseek serve model "
+                "--weights-below`, vLLM or SGLang"
+            )
+
+
 def _load_one(server: RemoteModel, update: WeightUpdate) -> str:
     """Send a server the calls of an update; empty, or why it failed."""
     dialect = weight_dialect_of(server.served.dialect)
-    assert dialect is not None
-    for call in dialect.update_calls(update):
+    for call in dialect.update_calls(update) if dialect is not None else ():
         try:
             server.calls.fetch("POST", call.path, call.body)
         except HttpFailure as error:
