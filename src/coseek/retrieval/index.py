@@ -7,10 +7,11 @@ name.
     build(corpus, settings, folder)   writes its files
     load(folder, corpus, settings)    returns a retriever
 
-It may define three more:
+It may define four more:
 
     resume(corpus, settings, folder, report)   replaces `build`: continues what a killed build left in `folder`
     settle(settings)                  returns the settings with defaults filled in, as stored; refuses invalid ones
+    suit(settings, corpus)            returns the settings with what depends on the corpus filled in, as stored
     SEARCH_TIME                       names of settings that may be overridden when an index is opened
 """
 
@@ -138,6 +139,8 @@ def build_index(
     with lock_beside(out, again=False):  # two concurrent builds would mix their rows
         path = None if isinstance(source, Corpus) else _corpus_file(source)
         corpus = source if isinstance(source, Corpus) else _read(path or source)
+        if suit := getattr(module, "suit", None):
+            checked = cast(Settings, suit(checked, corpus))
         relative = None if path is None else os.path.relpath(path.resolve(), out.resolve())
         card = IndexCard(retriever, dump_settings(checked), corpus.digest, len(corpus), relative, __version__)
 

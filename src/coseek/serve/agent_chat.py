@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coseek.agents.served_context import served_context
+from coseek.agents.sources import sources_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
-from coseek.serve.conversation import AgentRequest, Conversation, LenientSettings, Messages
+from coseek.serve.conversation import AgentRequest, LenientSettings, Messages, QuestionInContext
 from coseek.serve.model_app import openai_error
 
 _CUT = (StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT)
@@ -36,8 +36,8 @@ class ChatRequest(AgentRequest):
     """What else to send."""
 
     @property
-    def conversation(self) -> Conversation:
-        return Conversation.of(self.messages)
+    def conversation(self) -> QuestionInContext:
+        return QuestionInContext.of(self.messages)
 
 
 @dataclass(frozen=True)
@@ -121,18 +121,18 @@ def usage(run: Trajectory) -> JsonObject:
 
 
 def citations(run: Trajectory) -> list[JsonObject]:
-    """The passages that the agent served and that have an address, each for the whole answer."""
+    """The sources that have an address, each for the whole answer."""
     end = len(run.answer or "")
     return [
         {"url": passage.url, "title": passage.title.strip(), "start_index": 0, "end_index": end}
-        for passage in served_context(run)
+        for passage in sources_of(run)
         if passage.url
     ]
 
 
 def details(run: Trajectory) -> JsonObject:
-    """Why the run ended, what it searched, and the passages that it served."""
-    sources: list[Json] = [source(passage) for passage in served_context(run)]
+    """Why the run ended, what it searched, and its sources."""
+    sources: list[Json] = [source(passage) for passage in sources_of(run)]
     found: JsonObject = {"stop": str(run.stop), "valid": run.valid, "seed": run.seed, "sources": sources}
     return {**found, "searches": searches(run.searches)}
 
@@ -143,5 +143,6 @@ def searches(made: Sequence[Search]) -> list[Json]:
 
 def source(passage: Passage) -> JsonObject:
     return {
-        "id": passage.id, "title": passage.title.strip(), "url": passage.url, "text": passage.text.strip(),
+        "id": passage.id, "title": passage.title.strip(), "url": passage.url, "place": passage.place,
+        "text": passage.text.strip(),
     }  # fmt: skip

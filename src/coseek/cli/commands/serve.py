@@ -116,6 +116,10 @@ def serve_model(
     queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are answered with 503.")] = _MODEL.queue,
     device: DeviceName = None,
     precision: PrecisionName = _MODEL.precision,
+    weights_below: Annotated[
+        Path | None,
+        typer.Option(help="Let POST /update_weights_from_disk load models below this folder, as training asks for."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model: POST /v1/completions (text or ids, with ids and log-probabilities when asked) and
@@ -138,6 +142,7 @@ def serve_model(
             "queue": queue,
             "device": device or AUTO,
             "precision": precision,
+            "weights_below": None if weights_below is None else str(weights_below),
             "log": not quiet,
         },
     )
@@ -151,7 +156,9 @@ def serve_model(
 def serve_agent(
     agent: Annotated[
         str,
-        typer.Argument(metavar="AGENT", help="A model folder, a URL, a YAML file, or `rules`, which needs no model."),
+        typer.Argument(
+            metavar="AGENT", help="A model folder, a URL, a YAML file, or `extract` or `rules`, which need no model."
+        ),
     ],
     retriever: RetrieverName,
     limits: Annotated[
