@@ -56,7 +56,7 @@ def served(folder: Path, urls: Sequence[str], backend: TrainingBackend, tokenize
 class Training:
     """A training of the tiny policy, by servers or in this process."""
 
-    def __init__(self, folder: Path, policy: Path, urls: Sequence[str] = (), **changes: object) -> None:
+    def __init__(self, folder: Path, policy: Path, urls: Sequence[str] = (), /, **changes: object) -> None:
         self.folder = folder
         self.settings = make_settings(RlSettings, {**RL, **changes})
         network, self.tokenizer = load_model(policy, FLOAT32), HfTokenizer.load(policy)
