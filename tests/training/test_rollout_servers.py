@@ -30,7 +30,7 @@ from coseek.serve.model_service import ModelService
 from coseek.training.rl.backend import TrainingBackend, open_backend
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import importance_weights
-from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics
+from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.trainer.workers import ALONE
 
@@ -56,7 +56,7 @@ def served(folder: Path, urls: Sequence[str], backend: TrainingBackend, tokenize
 class Training:
     """A training of the tiny policy, by servers or in this process."""
 
-    def __init__(self, folder: Path, policy: Path, urls: Sequence[str] = (), **changes: object) -> None:
+    def __init__(self, folder: Path, policy: Path, urls: Sequence[str] = (), /, **changes: object) -> None:
         self.folder = folder
         self.settings = make_settings(RlSettings, {**RL, **changes})
         network, self.tokenizer = load_model(policy, FLOAT32), HfTokenizer.load(policy)
@@ -162,12 +162,13 @@ def test_without_any_server_episodes_are_faults_and_training_stops_with_a_senten
     with ExitStack() as doomed:
         live = doomed.enter_context(servers(policy, 1))
         training = Training(tmp_path / "there", policy, [live[0][0]])
+        late = Training(tmp_path / "late", policy, [live[0][0]])
         training.backend.refresh()
         doomed.close()
         runs = training.rollout(QUESTIONS[:2], [1, 2])
         assert {run.stop for run in runs} == {StopReason.MODEL_ERROR}
         with pytest.raises(ModelError, match="no rollout server loaded the new weights"):
-            training.backend.refresh()
+            late.backend.refresh()
 
 
 @pytest.mark.slow
@@ -195,7 +196,7 @@ def test_a_service_loads_only_what_it_was_allowed_to(tmp_path: Path, policy: Pat
             (locked, str(policy), "--weights-below"),
         ):
             answer = WEB.post(f"{base}/update_weights_from_disk", json={"model_path": path})
-            assert answer.status_code in (400, 403) and says in answer.text, path
+            assert answer.status_code == 400 and says in answer.text, path
         assert WEB.post(f"{url}/update_weights_from_disk", json={"model_path": "policy"}).status_code == 200
 
 
@@ -232,8 +233,20 @@ def test_settings_that_cannot_work_are_refused() -> None:
         make_settings(RlSettings, {"importance": "mask"})
 
 
+def test_a_server_that_is_not_there_is_named_before_training(policy: Path) -> None:
+    def given(url: str, **remote: object) -> RolloutSettings:
+        return make_settings(RolloutSettings, {"servers": [url], "remote": {**QUICK, **remote}})
+
+    with pytest.raises(SettingError, match=r"127\.0\.0\.1:9: the connection failed"):
+        check_servers(given("http://127.0.0.1:9"))
+    with servers(policy, 1) as ((url, _),):
+        check_servers(given(url))
+        with pytest.raises(SettingError, match="cannot load weights while it serves"):
+            check_servers(given(url, dialect="chat"))
+
+
 def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
-    whole, adapter = WeightUpdate("/w/version-3", 3), WeightUpdate("/w/version-3", 3, "/w/version-3/adapter")
+    whole, adapter = WeightUpdate("/w/version-3", 3), WeightUpdate("/w/version-3", 3, "/w/version-3/adapter", "a1")
     asked = {
         name: [(call.path, call.body) for update in (whole, adapter) for call in dialect.update_calls(update)]
         for name in ("coseek", "sglang", "vllm")
@@ -244,7 +257,7 @@ def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
     assert asked["vllm"] == [
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/w/version-3"}}),
         ("/reset_prefix_cache", {}),
-        ("/v1/load_lora_adapter", {"lora_name": "coseek-3", "lora_path": "/w/version-3/adapter"}),
+        ("/v1/load_lora_adapter", {"lora_name": "coseek-a1-3", "lora_path": "/w/version-3/adapter"}),
     ]
     assert weight_dialect_of("chat") is None
 
@@ -257,3 +270,16 @@ def test_a_gap_of_the_sampler_is_corrected_up_to_the_cap() -> None:
     assert importance_weights(trainer, sampler, mask, "mask", 2.0)[0].tolist() == pytest.approx(
         [1.10517, 0.0, 0.0, 1.0], abs=1e-5
     )
+
+
+@pytest.mark.slow
+def test_a_step_without_an_update_loads_nothing_again(tmp_path: Path, policy: Path) -> None:
+    with servers(policy, 1) as ((url, service),):
+        training = Training(tmp_path / "there", policy, [url])
+        training.backend.refresh()
+        opened = service.weights
+        training.backend.refresh()
+        assert service.weights is opened
+        again = Training(tmp_path / "again", policy, [url])  # another training at the same version
+        again.backend.refresh()
+        assert service.weights is not opened

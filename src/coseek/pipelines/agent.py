@@ -57,7 +57,7 @@ from coseek.training.rl.backend import TrainingBackend, open_backend
 from coseek.training.rl.callbacks import Callback, Evaluation
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
-from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics
+from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
@@ -86,6 +86,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def check(self) -> None:
         check_recipe(self.recipe)
+        check_servers(self.recipe.rollout)
 
     def bound(self, recipe: AgentRecipe) -> JsonObject:
         return bound(recipe)

@@ -14,7 +14,7 @@ from coseek.agents.sources import sources_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
-from coseek.serve.conversation import AgentRequest, Conversation, LenientSettings, Messages
+from coseek.serve.conversation import AgentRequest, LenientSettings, Messages, QuestionInContext
 from coseek.serve.model_app import openai_error
 
 _CUT = (StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT)
@@ -36,8 +36,8 @@ class ChatRequest(AgentRequest):
     """What else to send."""
 
     @property
-    def conversation(self) -> Conversation:
-        return Conversation.of(self.messages)
+    def conversation(self) -> QuestionInContext:
+        return QuestionInContext.of(self.messages)
 
 
 @dataclass(frozen=True)

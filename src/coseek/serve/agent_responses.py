@@ -16,7 +16,7 @@ from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.serve.agent_chat import citations, details, finish_of, source, usage
 from coseek.serve.contract import RefusedRequest
-from coseek.serve.conversation import AgentMessage, AgentRequest, Conversation, checked
+from coseek.serve.conversation import AgentMessage, AgentRequest, QuestionInContext, checked
 
 _NOT_KEPT = ("previous_response_id", "conversation", "background")
 
@@ -36,7 +36,7 @@ class ResponsesRequest(AgentRequest):
     """Returned as it is."""
 
     @property
-    def conversation(self) -> Conversation:
+    def conversation(self) -> QuestionInContext:
         """Raises `RefusedRequest` (400) for input without a question, and for what a stored response would need."""
         given = (self.previous_response_id, self.conversation_id, self.background or None)
         items = self.input if isinstance(self.input, list) else []
@@ -47,11 +47,11 @@ class ResponsesRequest(AgentRequest):
                 400, f"{kept[0]} is not offered, since no response is stored; send the whole conversation in `input`"
             )
         if isinstance(self.input, str):
-            return Conversation.of([AgentMessage(role="user", content=self.input)])
+            return QuestionInContext.of([AgentMessage(role="user", content=self.input)])
         said = [checked(AgentMessage, one) for one in items if one.get("type", "message") == "message"]
         if not said:
             raise RefusedRequest(400, "the last message is the question: one of the user's, with text")
-        return Conversation.of(said)
+        return QuestionInContext.of(said)
 
 
 class ResponsesAnswer:

@@ -18,7 +18,7 @@ from coseek.data.trajectory import Search, Trajectory
 from coseek.models.model import EpisodeState, Ranking, Request
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.contract import RefusedRequest
-from coseek.serve.conversation import Conversation
+from coseek.serve.conversation import QuestionInContext
 from coseek.serve.model_engine import ModelEngine
 from coseek.serve.settings import AgentServeSettings
 from coseek.serve.text_stream import TextStream
@@ -92,7 +92,7 @@ class AgentService(Service[AgentServeSettings]):
             if self._driver is not None:
                 await self._driver.__aexit__(None, None, None)
 
-    async def answer(self, asked: Conversation, seed: int, hear: Hear | None = None) -> Trajectory:
+    async def answer(self, asked: QuestionInContext, seed: int, hear: Hear | None = None) -> Trajectory:
         """Let the agent answer. Raises `RefusedRequest` (503) where too many wait. Cancelled, it frees its row."""
         self.check_room()
         self.waiting += 1
@@ -123,13 +123,13 @@ class AgentService(Service[AgentServeSettings]):
         if name is not None and name != self.name:
             raise RefusedRequest(404, f"{name[:200]!r} is not served here; the agent is {self.name!r}")
 
-    def check_length(self, asked: Conversation) -> None:
+    def check_length(self, asked: QuestionInContext) -> None:
         """Raise `RefusedRequest` (413) for too long a question."""
         length, most = len(asked.question), self.settings.max_question_chars
         if length > most:
             raise RefusedRequest(413, f"the question has {length} characters, and at most {most} are taken")
 
-    def _question(self, asked: Conversation) -> Question:
+    def _question(self, asked: QuestionInContext) -> Question:
         """The question, with the latest earlier messages that fit into the tokens of one observation."""
         encode = self._opened()[0].model.tokenizer.encode_data
         left, kept = self.limits.max_observation_tokens, list[Json]()

@@ -1,4 +1,4 @@
-"""Conversation: the messages of a request to an agent, as its question and what was said before. Knows no HTTP."""
+"""QuestionInContext: the messages of a request to an agent, as its question and what was said before. Knows no HTTP."""
 
 import json
 from collections.abc import Sequence
@@ -56,14 +56,14 @@ class AgentRequest(LenientSettings):
 
 
 @dataclass(frozen=True)
-class Conversation:
+class QuestionInContext:
     """The question, and the messages before it."""
 
     question: str
     earlier: tuple[Message, ...] = ()
 
     @classmethod
-    def of(cls, messages: Sequence[AgentMessage]) -> "Conversation":
+    def of(cls, messages: Sequence[AgentMessage]) -> "QuestionInContext":
         """The last message is the question; those of the system are passed over. Raises `RefusedRequest` (400)."""
         *before, last = messages
         if last.role != "user" or not last.text:

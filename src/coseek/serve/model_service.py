@@ -151,7 +151,7 @@ class ModelService(Service[ModelServeSettings]):
 
     def _loadable(self, path: str) -> Path:
         if self.settings.weights_below is None:
-            raise RefusedRequest(403, "this service loads no weights; start it with --weights-below FOLDER")
+            raise RefusedRequest(400, "this service loads no weights; start it with --weights-below FOLDER")
         self._open_weights()
         below = Path(self.settings.weights_below).resolve()
         try:
@@ -159,7 +159,7 @@ class ModelService(Service[ModelServeSettings]):
         except (OSError, ValueError):  # a NUL, or a loop of links
             raise RefusedRequest(400, "model_path is no path") from None
         if not folder.is_relative_to(below) or not (folder / "config.json").is_file():
-            raise RefusedRequest(403, "model_path is no model folder below the one of --weights-below")
+            raise RefusedRequest(400, "model_path is no model folder below the one of --weights-below")
         return folder
 
     async def chat(self, asked: ChatAsked, record: JsonObject) -> JsonObject:

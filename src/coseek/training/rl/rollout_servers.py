@@ -7,6 +7,7 @@ weights that sampled it.
 """
 
 import hashlib
+import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coseek.core.errors import ModelError, SettingError
-from coseek.core.http import HttpFailure
+from coseek.core.http import HttpClient, HttpFailure, parse_base_url, read_key
 from coseek.models.dialect import WeightUpdate, weight_dialect_of
-from coseek.models.remote import RemoteModel
+from coseek.models.remote import PATHS, RemoteModel, detect_server
 from coseek.models.server_pool import ServerPool, open_pool
 from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.settings import RolloutSettings
@@ -52,6 +53,9 @@ class ServedBackend:
         self.refusals: dict[int, str] = {}
         """Place of a server → why it did not load them."""
         self._pools: list[ServerPool] = []
+        self._run = self.workers.agree(lambda: secrets.token_hex(4))
+        self._loaded: int | None = None
+        """The version that the current servers have."""
 
     @property
     def policy(self) -> "Trainable":
@@ -83,12 +87,6 @@ class ServedBackend:
                 f"top_k={settings.top_k}, or sample in this process with rollout.servers=[]"
             )
         pool = open_pool(self.settings.servers, self.settings.remote, tokenizer, stops, settings.temperature)
-        for server in pool.servers:
-            if weight_dialect_of(server.served.dialect) is None:
-                raise SettingError(
-                    f"{server.calls.base} ({server.served.dialect}) cannot load weights while it serves; use `coseek "
-                    "serve model --weights-below`, vLLM or SGLang"
-                )
         self._pools.append(pool)
         return pool
 
@@ -96,15 +94,20 @@ class ServedBackend:
         self.backend.release()
 
     def refresh(self) -> None:
-        """Write the weights and have the servers load them. Raises `ModelError` if none does."""
+        """Write the weights and have the servers load them, unless a step changed none. Raises `ModelError` if no
+        server loads them."""
         version = self.policy.updates_done
+        if version == self._loaded and not self.refusals:
+            return
         folder = self.folder / f"version-{version:06}"
         self.backend.save(folder, self.extra)
         adapter = folder / ADAPTER
-        update = WeightUpdate(str(folder), version, str(adapter) if adapter.exists() else None)
-        self.refusals = self.workers.agree(lambda: self._load(update))
+        update = WeightUpdate(str(folder), version, str(adapter) if adapter.exists() else None, self._run)
         places = range(len(self.settings.servers))
+        stale = places if version != self._loaded else sorted(self.refusals)
+        self.refusals = self.workers.agree(lambda: self._load(update, stale))
         self.current = tuple(place for place in places if place not in self.refusals)
+        self._loaded = version
         if not self.current:
             raise ModelError(f"no rollout server loaded the new weights: {'; '.join(self.refusals.values())}")
         for pool in self._pools:
@@ -117,14 +120,15 @@ class ServedBackend:
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         self.backend.save(folder, extra)
 
-    def _load(self, update: WeightUpdate) -> dict[int, str]:
-        """Have every server load the weights, all at once. Returns those that did not, with the reason."""
+    def _load(self, update: WeightUpdate, places: Sequence[int]) -> dict[int, str]:
+        """Have the servers at these places load the weights, all at once. Returns those that did not, with the
+        reason."""
         if not self._pools:
             raise ModelError("no sampler was opened, so no server is known to load weights")
         servers = self._pools[0].servers
         with ThreadPoolExecutor(len(servers)) as threads:
-            outcomes = list(threads.map(lambda server: _load_one(server, update), servers))
-        return {place: outcome for place, outcome in enumerate(outcomes) if outcome}
+            outcomes = list(threads.map(lambda place: _load_one(servers[place], update), places))
+        return {place: outcome for place, outcome in zip(places, outcomes, strict=True) if outcome}
 
     @staticmethod
     def _model_name(server: RemoteModel, update: WeightUpdate) -> str | None:
@@ -151,11 +155,24 @@ class ServerMetrics(Callback):
             self._say(why)
 
 
+def check_servers(settings: RolloutSettings) -> None:
+    """Raise `SettingError` for a server that cannot be asked, or that cannot load weights while it serves."""
+    for url in settings.servers:
+        remote = settings.remote
+        calls = HttpClient(parse_base_url(url, PATHS), remote.patience, read_key(remote.key_env))
+        served = detect_server(calls, remote.dialect, remote.model)
+        calls.close()
+        if weight_dialect_of(served.dialect) is None:
+            raise SettingError(
+                f"{url} ({served.dialect}) cannot load weights while it serves; use `coseek serve model "
+                "--weights-below`, vLLM or SGLang"
+            )
+
+
 def _load_one(server: RemoteModel, update: WeightUpdate) -> str:
     """Send a server the calls of an update; empty, or why it failed."""
     dialect = weight_dialect_of(server.served.dialect)
-    assert dialect is not None
-    for call in dialect.update_calls(update):
+    for call in dialect.update_calls(update) if dialect is not None else ():
         try:
             server.calls.fetch("POST", call.path, call.body)
         except HttpFailure as error:
