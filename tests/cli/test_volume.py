@@ -40,6 +40,15 @@ def test_a_quiet_training_says_nothing(wanted: Volume, lines: int, capfd: pytest
     assert len(capfd.readouterr().err.splitlines()) == lines
 
 
+@pytest.mark.parametrize("wanted", Volume)
+def test_an_alarm_is_read_at_every_volume(wanted: Volume, capfd: pytest.CaptureFixture[str]) -> None:
+    set_volume(wanted)
+    with training_bar() as bar:
+        bar.stage("rl", 4)
+        bar.warn("alarm no-search in step 3")
+    assert capfd.readouterr().err.count("alarm no-search in step 3") == 1
+
+
 def test_a_quiet_run_has_the_result_of_a_loud_one(coseek: Type, world: Path, index: Path, tmp_path: Path) -> None:
     run = ("run", world, "--split", "test", "--count", 4, "--agent", "rules", "--retriever", index)
     quiet = coseek(*run, "--out", tmp_path / "r1", "--quiet")

@@ -190,10 +190,18 @@ class Bar:
             self.say(self._pace.line(note))
 
     def say(self, line: str) -> None:
-        """Print a line: behind the minutes since the start in a terminal, behind date and time in a file."""
+        """Print a line, unless `--quiet`: behind the minutes since the start in a terminal, behind date and time in a
+        file."""
+        self._print(line, self._console)
+
+    def warn(self, line: str) -> None:
+        """Print a line, under `--quiet`, too."""
+        self._print(line, self._console if volume() is not Volume.QUIET else stderr_console())
+
+    def _print(self, line: str, console: Console) -> None:
         minutes, seconds = divmod(int(self._clock() - self._began), 60)
-        shown = f"{minutes:2d}:{seconds:02d} {line}" if self._console.is_terminal else stamped(line)
-        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
+        shown = f"{minutes:2d}:{seconds:02d} {line}" if console.is_terminal else stamped(line)
+        console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ _template = typer.Typer(add_completion=False)
 @_template.command(add_help_option=False)
 def _options(
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress.", callback=_quiet, expose_value=False)
+        bool, typer.Option("--quiet", "-q", help="Warnings only, no progress.", callback=_quiet, expose_value=False)
     ] = False,
     verbose: Annotated[
         bool,
