@@ -9,7 +9,7 @@ bit-identical in float32 to the library bm25s; a search only sums them.
 import json
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -24,14 +24,19 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.context_fields import ContextFields
+from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.lexical.analyzer import Stem, stemmer, words
-from coseek.retrieval.lexical.postings import ChunkCounts, Ints, Postings, count_words
+from coseek.retrieval.lexical.postings import Ints, Postings
+from coseek.retrieval.lexical.word_counts import ChunkCounts, WordCounts, count_words, joined_counts, merged
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import Scores
+from coseek.retrieval.resumable_build import Report
 from coseek.retrieval.views import View, find_view, render_view
 
 CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
+VOCABULARY = "vocabulary.json"
+_BLOCK_PAIRS = 65_536
 
 
 class Bm25Settings(Settings):
@@ -123,30 +128,31 @@ class Bm25:
 
 def weigh(corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> tuple[Postings, dict[str, int]]:
     """The postings of a corpus, and the vocabulary (word → number)."""
+    counts = count(corpus, settings, chunk_rows)
+    return weighed(counts, settings), {word: number for number, word in enumerate(counts.vocabulary)}
+
+
+def count(passages: Iterable[Passage], settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> WordCounts:
+    """The word counts of passages. Words are in the order of their code points, whatever the passages' order."""
     numbers = _Numbers(settings)
-    chunks = [_counted(chunk, settings, numbers) for chunk in _chunks(corpus, chunk_rows)]
-    vocabulary = numbers.vocabulary
-    starts_V1 = np.zeros(len(vocabulary) + 1, dtype=np.int64)
-    for chunk in chunks:
-        starts_V1[chunk.words_U + 1] += chunk.passages_U
-    idf_V = _idf(starts_V1[1:], len(corpus))
-    np.cumsum(starts_V1, out=starts_V1)
-    norms_N = _norms(np.concatenate([chunk.lengths_N for chunk in chunks]), settings)
-    weights_P = np.empty(starts_V1[-1], dtype=np.float32)
-    rows_P = np.empty(starts_V1[-1], dtype=np.int32)
-    next_V, row = starts_V1[:-1].copy(), 0
-    while chunks:  # each is freed after use
-        chunk = chunks.pop(0)
-        # The chunk's pairs of word w go to next_V[w], next_V[w] + 1, …
-        before_U = np.cumsum(chunk.passages_U) - chunk.passages_U
-        places_P = np.repeat(next_V[chunk.words_U] - before_U, chunk.passages_U) + np.arange(len(chunk.rows_P))
-        idf_P = np.repeat(idf_V[chunk.words_U], chunk.passages_U)
-        times_P = chunk.times_P.astype(np.float64)
-        weights_P[places_P] = idf_P * (times_P / (norms_N[row + chunk.rows_P] + times_P))
-        rows_P[places_P] = row + chunk.rows_P
-        next_V[chunk.words_U] += chunk.passages_U
-        row += len(chunk.lengths_N)
-    return Postings(weights_P, rows_P, starts_V1, _maxima(weights_P, starts_V1), len(corpus)), vocabulary
+    chunks = [_counted(chunk, settings, numbers) for chunk in _chunks(passages, chunk_rows)]
+    return joined_counts(chunks, list(numbers.vocabulary))
+
+
+def weighed(counts: WordCounts, settings: Bm25Settings) -> Postings:
+    """The weight of every word in every passage."""
+    idf_V = _idf(np.diff(counts.starts_V1), len(counts.lengths_N))
+    norms_N = _norms(counts.lengths_N, settings)
+    weights_P = np.empty(len(counts.rows_P), dtype=np.float32)
+    for start in range(0, len(weights_P), _BLOCK_PAIRS):  # blocks that fit into the processor's cache
+        block = slice(start, start + _BLOCK_PAIRS)
+        times_B = counts.times_P[block].astype(np.float64)
+        first, last = np.searchsorted(counts.starts_V1, [start, start + len(times_B) - 1], side="right")
+        ends_W = np.minimum(counts.starts_V1[first : last + 1], start + len(times_B))
+        idf_B = np.repeat(idf_V[first - 1 : last], np.diff(ends_W, prepend=start))
+        weights_P[block] = idf_B * (times_B / (norms_N[counts.rows_P[block]] + times_B))
+    maxima_V = _maxima(weights_P, counts.starts_V1)
+    return Postings(weights_P, counts.rows_P, counts.starts_V1, maxima_V, len(counts.lengths_N))
 
 
 class _Numbers(dict[str, int]):
@@ -164,10 +170,10 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def _chunks(corpus: Corpus, rows: int) -> Iterator[list[Passage]]:
+def _chunks(passages: Iterable[Passage], rows: int) -> Iterator[list[Passage]]:
     """The passages in order; a corpus on disk is read once."""
-    passages = iter(corpus)
-    while chunk := list(islice(passages, rows)):
+    left = iter(passages)
+    while chunk := list(islice(left, rows)):
         yield chunk
 
 
@@ -183,7 +189,8 @@ def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numb
 
 
 def _idf(passages_V: Ints, passages: int) -> Scores:
-    """The idf of each word. Few distinct document frequencies exist, so Python's exact logarithm is affordable."""
+    """The idf of words in so many passages each. Few of these numbers differ, so Python's exact logarithm is
+    affordable."""
     different, which_V = np.unique(passages_V, return_inverse=True)
     logs = [math.log(1 + (passages - df + 0.5) / (df + 0.5)) for df in different.tolist()]
     return np.array(logs, dtype=np.float32)[which_V]
@@ -205,17 +212,42 @@ SETTINGS = Bm25Settings
 
 def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
     """Write the index files into `folder`."""
-    postings, vocabulary = weigh(corpus, settings)
+    _write(count(corpus, settings), settings, folder)
+
+
+def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, report: Report) -> None:
+    """Write the files that `build` writes. Only new texts are tokenised; all weights are computed again, since they
+    depend on the whole corpus."""
+    rows_N, firsts = np.unique(old.rows_N, return_index=True)
+    places_N = np.full(len(corpus), -1)  # a text that occurs twice is kept once
+    places_N[firsts] = rows_N
+    new_M = np.flatnonzero(places_N < 0)
+    fresh = count((corpus[row] for row in new_M.tolist()), settings)
+    _write(merged(_read_counts(old.folder), places_N, fresh, new_M), settings, folder)
+
+
+def _write(counts: WordCounts, settings: Bm25Settings, folder: Path) -> None:
+    postings = weighed(counts, settings)
     np.save(folder / "weights.npy", postings.weights_P)
     np.save(folder / "rows.npy", postings.rows_P)
     np.save(folder / "starts.npy", postings.starts_V1)
     np.save(folder / "maxima.npy", postings.maxima_V)
-    (folder / "vocabulary.json").write_text(json.dumps(list(vocabulary), ensure_ascii=False), encoding="utf-8")
+    np.save(folder / "times.npy", counts.times_P)
+    np.save(folder / "lengths.npy", counts.lengths_N)
+    (folder / VOCABULARY).write_text(json.dumps(counts.vocabulary, ensure_ascii=False), encoding="utf-8")
+
+
+def _read_counts(folder: Path) -> WordCounts:
+    """The counts that an index was weighed from."""
+    starts_V1, rows_P, times_P, lengths_N = (
+        np.load(folder / f"{name}.npy") for name in ("starts", "rows", "times", "lengths")
+    )
+    return WordCounts(cast(list[str], read_json(folder / VOCABULARY)), starts_V1, rows_P, times_P, lengths_N)
 
 
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
-    vocabulary = cast(list[str], read_json(folder / "vocabulary.json"))
+    vocabulary = cast(list[str], read_json(folder / VOCABULARY))
     # A plain array view of the mapped file: slices of np.memmap cost microseconds each.
     weights_P, rows_P, starts_V1 = (
         np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("weights", "rows", "starts")
