@@ -17,6 +17,7 @@ It may define four more:
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
@@ -25,7 +26,7 @@ import numpy as np
 
 from coseek import __version__
 from coseek.core import registry
-from coseek.core.errors import DataError, IndexMismatch, SettingError
+from coseek.core.errors import DataError, IndexMismatch, InUse, SettingError
 from coseek.core.files import JsonObject, as_path, atomic_folder, read_json, recover_folder, write_json
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
@@ -90,7 +91,10 @@ class IndexCard:
     @classmethod
     def read(cls, folder: Path) -> "IndexCard":
         """Read the card of an index folder. Raises `DataError` if there is none that this version can read."""
-        recover_folder(folder)
+        if folder.with_name(f".{folder.name}.old").is_dir():
+            # Left by a crash, or by another process that is replacing the index just now and will finish it.
+            with suppress(InUse), lock_beside(folder, again=False):
+                recover_folder(folder)
         if not folder.is_dir():
             raise DataError(f"there is no index {folder}; make one with `coseek index`")
         if not (folder / INDEX_CARD).is_file():
