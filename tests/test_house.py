@@ -29,6 +29,7 @@ FLOORS = {
     "agents": 4,
     "measure": 5,
     "rewards": 6,
+    "traces": 6,
     "graders": 7,
     "labels": 8,
     "training": 9,
@@ -48,8 +49,8 @@ NEIGHBOURS = {
 """The only ways between two rooms of one floor, each with its reason."""
 
 TORCH_FREE = (
-    "core", "data", "hardware", "world", "retrieval", "agents", "rewards", "measure", "graders", "labels", "view",
-    "cli",
+    "core", "data", "hardware", "world", "retrieval", "agents", "rewards", "measure", "traces", "graders", "labels",
+    "view", "cli",
 )  # fmt: skip
 
 LONG: dict[str, str] = {}

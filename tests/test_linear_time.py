@@ -27,8 +27,10 @@ from coseek.agents.actions import (
 )
 from coseek.agents.grammar import LONGEST_MARK, Grammar
 from coseek.agents.protocol import FOLDER, load_protocol
+from coseek.agents.scripted.extract import extract
 from coseek.agents.scripted.rules import guess
 from coseek.agents.search_turns import reasoning_of
+from coseek.agents.subject import with_subject
 from coseek.agents.tool import open_tool
 from coseek.core.errors import SettingError
 from coseek.core.plain_text import decode
@@ -196,6 +198,7 @@ def look_up(text: str) -> None:
     guess("What is it ?", [Passage("a", text[:200], text)])
     guess("When was it ?", [Passage("a", "It", text)])
     guess("How many ?", [Passage("a", "It", text)])
+    extract("How many a ?", [with_subject(Passage("a", "", text))])
 
 
 def score(text: str) -> None:

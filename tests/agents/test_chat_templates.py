@@ -166,7 +166,7 @@ def test_a_question_inside_the_data_prompt_forges_nothing() -> None:
 
 def test_a_prompt_that_is_no_chat_is_refused_by_name() -> None:
     question = Question("q7", "Who?", (), meta={"prompt": [{"role": "pirate", "content": "Who?"}]})
-    with pytest.raises(SettingError, match="'q7' has a prompt that is no text"):
+    with pytest.raises(SettingError, match=r"'q7' has a meta\.prompt that is no text"):
         load_protocol("search-r1", "data").template.prompt_ids(ByteTokenizer(), question)
     with pytest.raises(SettingError, match="written for the protocols search-r1"):
         load_protocol("s3", "data")

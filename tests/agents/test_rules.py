@@ -43,14 +43,14 @@ QUESTION = Question("q", "Who is the child of the director of film Devotion?", (
 BM25 = Bm25.over(CORPUS)
 
 
-def play(question: Question, rules: RuleAgent, k: int = 3) -> tuple[tuple[Search, ...], list[Move]]:
+def play(question: Question, rules: RuleAgent, k: int = 3, over: Bm25 = BM25) -> tuple[tuple[Search, ...], list[Move]]:
     """The loop without a driver."""
     searches: tuple[Search, ...] = ()
     moves: list[Move] = []
     while not moves or moves[-1].answer is None:
         moves.append(rules.write(EpisodeState(question, searches), random.Random(len(moves))))
         for query in moves[-1].queries:
-            searches = (*searches, Search(query.strip(), tuple(BM25.search([query], k)[0])))
+            searches = (*searches, Search(query.strip(), tuple(over.search([query], k)[0])))
     return searches, moves
 
 
@@ -83,6 +83,38 @@ def test_it_stops_where_a_passage_leads_nowhere() -> None:
     searches, moves = play(QUESTION, RuleAgent(), k=4)
     assert len(searches) < 4
     assert moves[-1].answer == " Guido Brignone"
+
+
+UNTITLED = Bm25.over(Corpus([Passage(one.id, "", f"{one.title}\n{one.text}") for one in CORPUS]))
+
+
+def test_without_titles_the_agent_does_not_stop_at_its_second_search() -> None:
+    titled, _ = play(QUESTION, RuleAgent())
+    searches, moves = play(QUESTION, RuleAgent(), over=UNTITLED)
+    assert len(searches) == len(titled) > 1
+    assert "Guido Brignone" in searches[1].query
+    assert RuleAgent().evidence(QUESTION.question, searches)[:2] == ["film", "man"]
+    assert moves[-1].answer == " Guido Brignone"
+
+
+def test_searches_that_bring_nothing_new_do_not_push_down_what_the_question_found() -> None:
+    """Five passages on one thing, and a question of one step: the second search may not change the first five."""
+    rows = [("rates", "Rates of the ferry"), ("times", "Times of the ferry"), ("boats", "Boats of the ferry")]
+    noise = [Passage(f"noise {row}", "", f"the harbour has a ferry and boats number {row}") for row in range(6)]
+    corpus = Corpus([*(Passage(ident, "", f"{text}: see the harbour office.") for ident, text in rows), *noise])
+    question = Question("q", "what are the rates and times of the boats")
+    searches, _ = play(question, RuleAgent(), k=5, over=Bm25.over(corpus))
+    assert len(searches) > 1
+    found = [hit.passage.id for hit in searches[0].hits]
+    assert {hit.passage.id for hit in searches[1].hits} - set(found)
+    assert RuleAgent().evidence(question.question, searches)[: len(found)] == found
+
+
+def test_passages_of_one_title_do_not_lead_to_one_another() -> None:
+    """The parts of one document share its title, which would tie each to the next for ever."""
+    parts = [Passage(str(row), "Harbour office", f"The harbour office: part {row}, boats.") for row in range(6)]
+    searches, _ = play(Question("q", "boats of the Harbour office"), RuleAgent(), over=Bm25.over(Corpus(parts)))
+    assert len(searches) == 2
 
 
 def test_finding_nothing_ends_in_an_answer() -> None:

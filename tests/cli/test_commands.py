@@ -67,9 +67,13 @@ def test_a_folder_of_files_is_three_commands_away_from_an_answer_with_its_source
     assert "Herons › Food  [red] perch" in shown
     assert [line.strip() for line in shown.splitlines()[-3:]] == ["path notes/birds.md", "↑ They wait.", "↓ of it"]
     ((entry,),) = (json.loads(coseek("search", "d-bm25", "perch", "--context", 1, "--json").out)[0]["hits"],)
-    assert (entry["before"][0]["text"], entry["behind"][0]["text"]) == ("They wait.", "of it")
+    assert (entry["before"][0]["text"], entry["after"][0]["text"]) == ("They wait.", "of it")
     asked = coseek("ask", "What do herons eat?", "--agent", "rules", "--retriever", "d-bm25")
     assert (asked.code, "Herons" in asked.out) == (0, True)
+    quoted = coseek("ask", "What do herons do while they wait?", "--retriever", "d-bm25")
+    assert (quoted.out, "source:\n  Herons: notes/birds.md" in quoted.err) == ("They wait.\n", True)
+    silent = coseek("ask", "Who won the 1998 world cup?", "--retriever", "d-bm25")
+    assert (silent.out, "source" in silent.err) == ("not in these documents\n", False)
     again = json.loads(coseek("data", "import", "documents", "notes", "--out", "d", "--json").out)
     assert again["kinds"]["markdown"] == {
         "files": 1, "read": 1, "in part": 0, "failed": 0, "left out": 0, "passages": 3, "words": 6,

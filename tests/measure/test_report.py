@@ -17,7 +17,7 @@ from coseek.measure.plots import BarSeries, Mark, Series, Svg, bar_plot, line_pl
 from coseek.measure.report import (
     FilesSection,
     PlotSection,
-    Section,
+    ReportSection,
     SettingsSection,
     TableSection,
     TextSection,
@@ -74,7 +74,7 @@ def plots(name: str = "EM") -> Iterator[Svg]:
     )
 
 
-def sections(text: str) -> list[Section]:
+def sections(text: str) -> list[ReportSection]:
     question = replace(QUESTION, question=text, answers=(text,))
     passage = Passage("p", text, text)
     return [

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -7,8 +8,10 @@ from hypothesis import strategies as st
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
+from coseek.data.passage import Corpus, Passage
+from coseek.retrieval.index import IndexCard, build_index, open_index
 from coseek.retrieval.lexical.analyzer import singular, words
-from coseek.retrieval.retrievers.bm25 import Bm25Settings
+from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
 
 
 def test_words_are_lower_cased_and_parted_by_everything_but_letters_and_digits() -> None:
@@ -35,6 +38,31 @@ def test_each_language_has_its_stemmer() -> None:
     assert words("Running cities", stem="english") == ["run", "citi"]
     assert words("laufende Städte", stem="german") == ["laufend", "stadt"]
     assert words("黑豹队", stem="english") == ["黑豹", "豹队"]
+
+
+LANGUAGES = {
+    "english": "The ferry was late and it is not known when the boats of the harbour will be back.",
+    "german": "Die Fähre war spät und es ist nicht bekannt, wann die Boote des Hafens zurück sind.",
+    "french": "Le bac était en retard et on ne sait pas quand les bateaux du port seront de retour.",
+    "dutch": "De veerboot was te laat en het is niet bekend wanneer de boten van de haven terug zijn.",
+    "norwegian": "Ferjen ble forsinket, og det er ikke kjent når båtene fra havnen kommer tilbake etter dette.",
+    "danish": "Færgen var forsinket, og det er ikke kendt, hvornår bådene fra havnen er tilbage efter ham.",
+    "russian": "Паром опоздал, и не известно, когда лодки из гавани вернутся на место и что это было.",
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_corpus_is_stemmed_in_its_own_language(language: str, tmp_path: Path) -> None:
+    corpus = Corpus([Passage("a", "", LANGUAGES[language])])
+    build_index(corpus, "bm25", tmp_path / "index", {"stem": "auto"})
+    assert IndexCard.read(tmp_path / "index").settings["stem"] == language
+    opened = open_index(tmp_path / "index", corpus)
+    assert opened.search([LANGUAGES[language]], 1)[0][0].passage.id == "a"
+
+
+@pytest.mark.parametrize("text", ["", "1945 1946", "黑豹队 在 NFL赛", "def words ( text , stem ) : return found"])
+def test_a_text_in_no_known_language_is_not_stemmed(text: str) -> None:
+    assert Bm25.over(Corpus([Passage("a", "", text)]), Bm25Settings(stem="auto")).settings.stem == "none"
 
 
 def test_a_misspelt_stemmer_fails_when_settings_are_made() -> None:

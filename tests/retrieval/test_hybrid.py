@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import FixedRetriever, Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25, Bm25Settings
 from coseek.retrieval.retrievers.hybrid import Hybrid, HybridSettings
 
 CORPUS = Corpus(Passage(ident, ident.upper(), f"text of {ident}") for ident in "abcdef")
@@ -52,7 +54,7 @@ def ids(retriever: Retriever, k: int = 10) -> list[str]:
 
 
 def test_what_both_parts_find_comes_first_and_ties_keep_the_order_of_the_parts() -> None:
-    assert ids(hybrid(near("a", "c"), near("b", "c"))) == ["c", "a", "b"]
+    assert ids(hybrid(near("a", "c"), near("b", "c"), method="rrf")) == ["c", "a", "b"]
 
 
 def test_weights_move_a_part_to_the_front() -> None:
@@ -75,6 +77,47 @@ def test_a_part_that_fails_fails_the_search_and_is_named() -> None:
 def test_a_score_that_is_not_a_number_is_a_fault() -> None:
     with pytest.raises(RetrieverError, match="not a number"):
         ids(hybrid(near("a"), Far([(CORPUS[0], float("nan"))])))
+
+
+TEXTS = Corpus(
+    Passage(f"p{row}", "", f"The {colour} {thing} of number {row} stands near the {place}.")
+    for row, (colour, thing, place) in enumerate(
+        product(("red", "green", "blue"), ("lamp", "bell", "clock"), ("river", "harbour", "market"))
+    )
+)
+
+
+class Illiterate:
+    """An index whose encoder cannot read the corpus: whatever is asked, it finds the same."""
+
+    name, corpus, identity = "dense", TEXTS, "illiterate"
+
+    def seen(self, query: QueryLike) -> str:
+        return Query.of(query).text
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        return [[Hit(passage, 1.0 / rank) for rank, passage in enumerate(TEXTS, start=1)][:k] for _ in queries]
+
+
+def test_a_part_that_cannot_read_the_corpus_does_not_pull_the_fusion_down() -> None:
+    bm25 = Bm25.over(TEXTS)
+    fused, equal = hybrid(bm25, Illiterate()), hybrid(bm25, Illiterate(), weights=[1, 1])
+    assert fused.weights == (1.0, 0.0)
+    queries = [f"{word} of number {row}" for row, word in enumerate(("lamp", "lamp", "lamp", "bell", "bell"))]
+    alone = [[hit.passage.id for hit in hits] for hits in bm25.search(queries, 5)]
+    assert [[hit.passage.id for hit in hits] for hits in fused.search(queries, 5)] == alone
+    assert [[hit.passage.id for hit in hits] for hits in equal.search(queries, 5)] != alone
+    assert fused.identity != equal.identity
+
+
+def test_parts_that_read_the_corpus_alike_have_equal_weights() -> None:
+    both = hybrid(Bm25.over(TEXTS), Bm25.over(TEXTS, Bm25Settings(k1=0.9)))
+    assert both.weights == (1.0, 1.0)
+
+
+def test_no_part_is_searched_a_hundred_times_that_may_cost_money() -> None:
+    assert hybrid(near("a"), near("b")).weights == (1.0, 1.0)
+    assert hybrid(Bm25.over(TEXTS), Far([])).weights == (1.0, 1.0)
 
 
 def test_parts_over_different_corpora_are_refused() -> None:

@@ -13,8 +13,9 @@ from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult
 
 from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
+from coseek.agents.sources import NOT_FOUND
 from coseek.data.passage import Corpus, Hit, Passage
-from coseek.retrieval.index import build_index
+from coseek.retrieval.index import build_index, open_index
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import FixedRetriever, LayeredRetriever
 from coseek.serve import mcp_server
@@ -124,6 +125,14 @@ def test_an_agent_answers_with_the_passages_that_it_read(index: Path) -> None:
     (answer,) = called(tools, ("ask", {"question": f"Where was {name} born ?"}))
     told = answer.structured_content
     assert told is not None and told["stop"] and told["sources"] and told["sources"][0]["title"].strip() == name
+
+
+def test_what_the_passages_do_not_say_is_said_without_a_source(index: Path) -> None:
+    chosen = settings_for("extract")
+    tools = KnowledgeTools(open_index(index), 3, open_agent(settled_for(chosen, chosen)), limits_for(chosen))
+    (answer,) = called(tools, ("ask", {"question": "How long does an egg take to boil ?"}))
+    told = answer.structured_content
+    assert told is not None and (told["answer"].strip(), told["sources"]) == (NOT_FOUND, [])
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Fears about records: an answer that is not in the passages, or that one of two keys would give."""
 
 import random
+import re
 from collections import Counter
 from functools import cache
 from itertools import pairwise
@@ -14,14 +15,24 @@ from coseek.training.sft.record_task import HOPS, RecordTask
 WORDS = ["", "", " #", " :", " ,", " .", " ;", " So", " Question", " with", " as", " whose", " is", " having", " the"]
 WORDS += [f" {word}" for word in ("its", "being", "which", "has", "for", "and", "of", "that", "belongs", "to")]
 WORDS += [" Which", " Who", " ?", " Tell", " me"]
-WORDS += [" where", " Find", " I", " want", " know", " Answer", *(f" {number}" for number in range(1, 9))]
+WORDS += [" where", " Find", " I", " want", " know", " Answer", " Now", " lower", " or", " earlier", " Have", " Is"]
+WORDS += [" before", " same", " not", " yes", " no", *(f" {number}" for number in range(10))]
 VOCABULARY = 2000
+
+
+NOW = re.compile(r" Now :(.*? [?.])(?= )")
 
 
 @cache
 def task() -> RecordTask:
     """Whole words are tokens; the others are the random ones of names."""
-    return RecordTask(lambda text: [WORDS.index(f" {word}") for word in text.split()], VOCABULARY)
+    return RecordTask(encode, VOCABULARY)
+
+
+def encode(text: str) -> list[int]:
+    """A number has a token a digit, as in a base model's vocabulary."""
+    parts = [part for word in text.split() for part in (word if word.isdigit() else [word])]
+    return [WORDS.index(f" {part}") for part in parts]
 
 
 def text(ids: list[int]) -> str:
@@ -31,16 +42,23 @@ def text(ids: list[int]) -> str:
 def facts(answer: str) -> list[tuple[str, str, str, str]]:
     """Name, number, relation and value of each sentence of an answer. Names are made of random tokens alone."""
     found = []
+    answer = NOW.sub("", answer)
     for sentence in filter(None, (one.strip() for one in answer.split(" ."))):
-        name, _, rest = sentence.partition(" # ")
+        name, is_fact, rest = sentence.partition(" # ")
+        if not is_fact:  # the conclusion of a comparison
+            continue
         number, *stated = rest.split(" , ")
         for relation, _, value in (one.partition(" : ") for one in stated):
             found.append((name, number, relation, value))
     return found
 
 
+def is_comparison(answer: str) -> bool:
+    return " is before" in answer or " the same ." in answer
+
+
 def is_match(answer: str) -> bool:
-    return any(" , " in one.partition(" : ")[2] for one in answer.split(" ."))
+    return any(" , " in one.partition(" : ")[2] for one in NOW.sub("", answer).split(" ."))
 
 
 def plain(seed: int, spread: float) -> list[tuple[str, str]]:
@@ -67,7 +85,7 @@ def test_a_chain_goes_from_value_to_name_and_ends_with_its_answer(seed: int) -> 
     hops = set()
     for shown, written in plain(seed, 1.0):
         lines, mark, answer = written.partition(" Answer : ")
-        if mark and not is_match(written):
+        if mark and not is_match(written) and not is_comparison(written):
             path = facts(lines)
             hops.add(len(path))
             question = shown.partition(" So :")[0].partition(" # 1 :")[0]
@@ -75,15 +93,24 @@ def test_a_chain_goes_from_value_to_name_and_ends_with_its_answer(seed: int) -> 
             assert min(places) >= 0
             assert answer == path[-1][3]
             assert all(one[3] == other[0] for one, other in pairwise(path))
+            # What is still asked is the question with the value in the place of the words that asked for it.
+            left = NOW.findall(written)
+            assert len(left) == len(path) - 1
+            for (_, _, _, value), rest, (_, _, relation, _) in zip(path, left, path[1:], strict=False):
+                beginning, said, ending = rest.rpartition(f" {value}")
+                assert said and f" {relation} " in beginning and ending in (" ?", " .")
+                assert question.partition(" Question :")[2].startswith(beginning.rpartition(f" {relation} ")[0])
     assert hops <= set(range(1, HOPS + 1))
 
 
 def test_chains_are_of_one_and_of_more_hops() -> None:
     written = [one for seed in range(200) for _, one in plain(seed, 1.0) if " Answer :" in one]
-    chains = [one for one in written if not is_match(one)]
+    others = [one for one in written if is_comparison(one)]
+    chains = [one for one in written if not is_match(one) and one not in others]
     lengths = Counter(len(facts(one.partition(" Answer :")[0])) for one in chains)
     assert 300 < len(chains) < 500 and min(lengths[one] for one in (1, 2, 3)) >= 30
-    assert len(written) - len(chains) > 80
+    assert len(written) - len(chains) - len(others) > 60
+    assert min(sum(mark in one for one in others) for mark in (" is before", " . the same", " not the same")) >= 20
 
 
 @given(st.integers(0, 10**6))
@@ -131,3 +158,18 @@ def test_examples_grow_with_the_spread(spread: float, most: int) -> None:
 def test_a_draw_is_determined_by_the_generator() -> None:
     one, other = (RecordTask(task().encode, VOCABULARY).draw(0.8, random.Random(5)) for _ in range(2))
     assert one == other
+
+
+@given(st.integers(0, 10**6))
+def test_a_comparison_concludes_from_both_facts(seed: int) -> None:
+    for _, written in plain(seed, 1.0):
+        if is_comparison(written):
+            lines, _, answer = written.partition(" Answer : ")
+            (one, _, relation, first), (other, _, same, second) = facts(lines)
+            assert relation == same and one != other
+            if " is before" in lines:
+                numbers = [int(value.replace(" ", "")) for value in (first, second)]
+                assert answer == (one if numbers[0] < numbers[1] else other)
+                assert lines.endswith(" is before ".join(sorted((first, second))) + " .")
+            else:
+                assert (answer == "yes") == (first == second) == (" not the same" not in lines)

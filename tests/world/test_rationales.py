@@ -1,9 +1,11 @@
 """Fears about reasons: lines that state what no passage tells, answers that are not gold."""
 
+import re
+
 from coseek.data.question import Question
 from coseek.measure.answers import exact_match
-from coseek.world.questions import kind_of
-from coseek.world.rationales import MARK, rationale
+from coseek.world.questions import kind_of, plan_of
+from coseek.world.rationales import MARK, NOW, rationale
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 
@@ -32,9 +34,26 @@ def test_every_line_names_a_gold_passage_with_its_number_and_a_value_that_it_tel
         for number, ident in enumerate(reversed(question.gold_ids), start=3):
             passage = WORLD.corpus.by_id(ident)
             assert f"{passage.title} # {number} ," in text
-        for line in text.partition(MARK)[0].split(" .")[:-1]:
+        for line in re.sub(f"{NOW}.*? [?.](?= )", "", text.partition(MARK)[0]).split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
             if hash_sign:
                 passage = next(one for one in map(WORLD.corpus.by_id, question.gold_ids) if one.title == title)
                 for fact in facts.partition(" ,")[2].split(" , "):
                     assert f"{fact.partition(' :')[2]} " in f"{passage.text} {passage.title} "
+
+
+def test_what_is_still_asked_holds_the_value_that_was_found_and_no_step_before_it() -> None:
+    lengths = set()
+    for question in WORLD.questions["train"]:
+        plan = plan_of(question)
+        left = [step.rest for step in plan if step.rest]
+        if kind_of(question) != "composition":
+            assert not left
+            continue
+        lengths.add(len(plan))
+        assert len(left) == len(plan) - 1 and not plan[-1].rest
+        for found, following, rest in zip(plan, plan[1:], left, strict=False):
+            assert f" {found.sub_answer} " in rest and f" {plan[0].mention} " not in rest
+            assert following.mention == found.sub_answer
+        assert all(f"{NOW}{rest}" in written(WORLD, question) for rest in left)
+    assert lengths == {1, 2, 3, 4}

@@ -9,7 +9,7 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, cast
@@ -154,15 +154,24 @@ BYTE_LIMITS = Limits(max_turn_tokens=4000, max_observation_tokens=8000, max_toke
 
 def limits_for(settings: AgentSettings) -> Limits:
     """The budgets that suit an agent and its protocol. Where tokens are bytes, text has more of them."""
-    in_bytes = settings.tokenizer == BYTES or (is_scripted(settings.name) and settings.tokenizer is None)
+    scripted = is_scripted(settings.name)
+    in_bytes = settings.tokenizer == BYTES or (scripted and settings.tokenizer is None)
     protocol = load_protocol(settings.protocol, settings.prompt_template)
-    return protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+    limits = protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+    return limits.model_copy(update=_own_limits(open_scripted_agent(settings.name))) if scripted else limits
 
 
 def limits_of(agent: Agent) -> Limits:
     """The same of an open agent."""
     in_bytes = isinstance(agent.model.tokenizer, ByteTokenizer)
-    return agent.protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+    limits = agent.protocol.limits_over(BYTE_LIMITS if in_bytes else Limits())
+    model = agent.model
+    return limits.model_copy(update=_own_limits(model.agent)) if isinstance(model, ScriptedAgentModel) else limits
+
+
+def _own_limits(agent: ScriptedAgent) -> Mapping[str, int]:
+    """The budgets that a scripted agent has by default."""
+    return cast("Mapping[str, int]", getattr(agent, "LIMITS", {}))
 
 
 def open_agent(settings: AgentSettings) -> Agent:

@@ -25,7 +25,7 @@ from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
 from coseek.core.errors import DataError
 from coseek.core.role_marks import ROLE_MARK, harmless
-from coseek.data.trajectory import MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
+from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment
 
 START, END = "start", "end"
 TRUE, FALSE = "=true", "=false"
@@ -157,7 +157,7 @@ class Grammar:
         for mark in marks:
             if marks.count(mark) > 1:
                 raise DataError(f"two tags of this protocol are written {mark!r}; a reader could not tell them apart")
-        for reserved in names & {PROMPT, RETRY, PAGE, MISSING, TOOL, START, END}:
+        for reserved in names & {PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE, START, END}:
             raise DataError(f"a tag of this protocol is called {reserved!r}, a name with a meaning of its own")
 
     @cached_property

@@ -30,6 +30,9 @@ FOLDER = Path(__file__).parent / "prompt_templates"
 _FIELD = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
 _LITERAL = re.compile(r"\{(\{\w+\})\}")
 """`{{word}}` in a template is written as `{word}`."""
+_PROMPT = "prompt"
+EARLIER = "earlier_messages"
+"""Key of a question's `meta`: the messages of the conversation before it, each `{"role", "content"}`."""
 
 
 TakenAs: TypeAlias = Literal["ids", "text", "messages"]
@@ -77,6 +80,7 @@ class PromptTemplateFile(Settings):
     text in front of the query), `{query}` and `{documents}` are filled in."""
 
 
+_WAY_OUT = {_PROMPT: "take a prompt template without prompt_column", EARLIER: "correct it, or rename the key"}
 _FIELDS = {
     "prompt": {"question"},
     "observation": {"documents"},
@@ -149,9 +153,9 @@ class PromptTemplate:
     def prompt_ids(self, tokenizer: Tokenizer, question: Question) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The prompt, and what a chat template puts between it and the answer. Search results that open an episode
         stand between the two, so that they are part of the user's message."""
-        messages = _own_messages(question) if self.file.prompt_column else None
+        messages = _own_messages(question, _PROMPT) if self.file.prompt_column else None
         if messages is None:
-            fields = {"question": self._data(tokenizer, question.question)}
+            fields = {"question": self._data(tokenizer, _asked(question))}
             return self._messages(tokenizer, ["user"], [self._fill(self.file.prompt, fields, tokenizer)])
         contents = [self._instruction(tokenizer, text, question.question) for _, text in messages]
         return self._messages(tokenizer, [role for role, _ in messages], contents)
@@ -288,9 +292,18 @@ def _pages(tokens: int, size: int) -> int:
     return max(1, -(-tokens // size))
 
 
-def _own_messages(question: Question) -> list[tuple[str, str]] | None:
-    """(role, content) of each message in `meta.prompt`, a text or a list of messages; `None` without one."""
-    found = question.meta.get("prompt")
+def _asked(question: Question) -> str:
+    """The question; behind the earlier messages of its conversation, if there are any, as `role: content`, one message
+    a line."""
+    if not (earlier := _own_messages(question, EARLIER)):
+        return question.question
+    lines = [f"{role}: {' '.join(content.split())}\n" for role, content in earlier]
+    return f"{''.join(lines)}user: {question.question}"
+
+
+def _own_messages(question: Question, key: str) -> list[tuple[str, str]] | None:
+    """(role, content) of each message in `meta`, a text or a list of messages; `None` without one."""
+    found = question.meta.get(key)
     if found is None:
         return None
     messages: list[tuple[str, str]] = []
@@ -298,8 +311,8 @@ def _own_messages(question: Question) -> list[tuple[str, str]] | None:
         role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (None, None)
         if role not in ROLES or not isinstance(role, str) or not isinstance(content, str):
             raise SettingError(
-                f"question {question.id!r} has a prompt that is no text and no list of messages with a role "
-                f"({', '.join(ROLES)}) and a content; take a prompt template without prompt_column"
+                f"question {question.id!r} has a meta.{key} that is no text and no list of messages with a role "
+                f"({', '.join(ROLES)}) and a content; {_WAY_OUT[key]}"
             )
         messages.append((role, content))
     return messages or None

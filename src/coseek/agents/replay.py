@@ -44,6 +44,11 @@ class ReplayPoint:
                 f"question {trajectory.question.id!r} was run under the protocol {trajectory.protocol}, so an agent "
                 f"that speaks {protocol.name} cannot go on with it; name an agent of the run's own protocol"
             )
+        if not trajectory.has_ids:
+            raise DataError(
+                f"question {trajectory.question.id!r} is of an imported log without token ids, so no agent can go on "
+                "with it; label it with a method or settings that need no agent (gac=false)"
+            )
         if not 0 <= place < len(trajectory.searches):
             raise DataError(
                 f"question {trajectory.question.id!r} made {len(trajectory.searches)} searches; there is no search "

@@ -31,6 +31,7 @@ EXTRA_OF = {
     "wandb": "wandb",
     "trackio": "trackio",
     "mlflow": "mlflow",
+    "inspect_ai": "inspect",
 }
 """Module as Python imports it → extra of pyproject.toml. A test compares the two."""
 

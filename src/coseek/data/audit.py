@@ -15,7 +15,19 @@ from typing import TypeAlias
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_jsonl
 from coseek.data.run import Run
-from coseek.data.trajectory import MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, StopReason, Trajectory, upgraded
+from coseek.data.trajectory import (
+    MESSAGE,
+    MISSING,
+    PAGE,
+    PROMPT,
+    RETRY,
+    TOOL,
+    Author,
+    Segment,
+    StopReason,
+    Trajectory,
+    upgraded,
+)
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Ids → text, special tokens included: `Tokenizer.decode` of the model that made the run."""
@@ -167,8 +179,9 @@ def check_trajectory(
     """What is wrong with one trajectory: sentences, each with the position of its segment where it has one."""
     budgets = budgets or RecordedLimits()
     for position, segment in enumerate(trajectory.segments):
-        for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
-            yield what, position
+        if segment.ids or trajectory.exact:  # a log may hold text alone
+            for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
+                yield what, position
     yield from _order(trajectory)
     checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets), _calls(trajectory)]
     checks += [_selection(trajectory), _evidence(trajectory)]
@@ -271,7 +284,7 @@ def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
     turn_of = [-at if search.turn is None else search.turn for at, search in enumerate(trajectory.searches, start=1)]
     worked = {turn for turn, search in zip(turn_of, trajectory.searches, strict=True) if search.fault is None}
     environment = [segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT]
-    own = sum(tag in (RETRY, PAGE, MISSING, TOOL) for tag in environment)
+    own = sum(tag in (RETRY, PAGE, MISSING, TOOL, MESSAGE) for tag in environment)
     if len(environment) - own > len(worked):
         yield f"{len(environment) - own} observations and only {len(worked)} searches that worked"
     failed = sum(call.fault is not None for call in trajectory.calls)

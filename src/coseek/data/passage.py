@@ -40,6 +40,15 @@ class Passage:
         given = (self.meta.get("url"), self.id)
         return next((one for one in given if isinstance(one, str) and one.startswith(("http://", "https://"))), "")
 
+    @property
+    def place(self) -> str:
+        """Its web address or the path of its file, with the page or row there: `notes/manual.pdf#page=3`. Empty where
+        neither is known."""
+        path = self.meta.get("path")
+        where = self.url or (path if isinstance(path, str) else "")
+        at = next((f"#{name}={self.meta[name]}" for name in ("page", "row") if self.meta.get(name) is not None), "")
+        return where and where + at
+
     def to_json(self) -> JsonObject:
         row: JsonObject = {"id": self.id, "title": self.title, "text": self.text}
         if self.given is not None:

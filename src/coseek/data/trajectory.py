@@ -21,10 +21,11 @@ SCHEMA = 2
 RENAMED = {"complaint": "format_error", "detail": "stop_detail", "asides": "side_contexts"}
 """Keys of schema 1 and what schema 2 calls them."""
 
-PROMPT, RETRY, PAGE, MISSING, TOOL = "prompt", "retry", "page", "missing", "tool"
+PROMPT, RETRY, PAGE, MISSING, TOOL, MESSAGE = "prompt", "retry", "page", "missing", "tool", "message"
 """Tags of environment segments that every protocol has: what the agent reads first, a request to try again after a turn
-that asked for nothing, a page of a document, a notice that there is no such page, and the result of another tool. All
-other environment segments show what a turn's searches found."""
+that asked for nothing, a page of a document, a notice that there is no such page, the result of another tool, and what
+somebody else wrote in the middle of an imported conversation. All other environment segments show what a turn's
+searches found."""
 
 
 class Author(StrEnum):
@@ -60,7 +61,7 @@ class Segment:
     tag: str
     """What it is: `prompt`, `information`, …; for the agent the tag that ended its turn (`search`, …), or empty."""
     text: str
-    """The decoding of `ids`, special tokens included."""
+    """The decoding of `ids`, special tokens included; that of a log whose ids are not known, where `ids` is empty."""
     ids: tuple[int, ...]
     """Exactly what was sampled, or what was inserted; never re-tokenised."""
     logprobs: tuple[float, ...] = ()
@@ -190,8 +191,9 @@ class Trajectory:
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds by part (`model_s`, `retriever_s`); wall time, so never compared for equality of runs."""
     exact: bool = True
-    """The agent's ids and log-probabilities are what was sampled. False when a server gave text only: the ids are that
-    text encoded once and 0 stands for unknown log-probabilities, so the run is measured and never trained on."""
+    """The agent's ids and log-probabilities are what was sampled. False when a server gave text only (the ids are that
+    text encoded once and 0 stands for unknown log-probabilities), and for logs of somebody else's agent (ids only where
+    the log has them). Such a run is measured and never trained on."""
     cost_usd: float | None = None
     """What a server asked for the model's turns, in dollars; `None` where nothing is paid or a part is not known."""
     calls: tuple[Call, ...] = ()
@@ -199,11 +201,18 @@ class Trajectory:
     evidence: tuple[str, ...] | None = None
     """Ids of all passages that were retrieved, each once, best first (`data/evidence.py`). `None` in older runs, which
     do not hold it."""
+    messages: tuple[JsonObject, ...] = ()
+    """The messages of an imported conversation, exactly as the log has them; empty for runs of coseek."""
 
     @property
     def ids(self) -> tuple[int, ...]:
         """All token ids in order."""
         return tuple(chain.from_iterable(segment.ids for segment in self.segments))
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the ids of all its text are known."""
+        return all(segment.ids or not segment.text for segment in self.segments)
 
     @property
     def agent_mask(self) -> tuple[bool, ...]:
@@ -252,6 +261,8 @@ class Trajectory:
             row["exact"] = False
         if self.cost_usd is not None:
             row["cost_usd"] = self.cost_usd
+        if self.messages:
+            row["messages"] = list(self.messages)
         return row
 
     @classmethod
@@ -279,6 +290,7 @@ class Trajectory:
             cost_usd=cast("float | None", row.get("cost_usd")),
             calls=tuple(Call.from_json(part) for part in cast(list[JsonObject], row.get("calls", []))),
             evidence=_idents(row.get("evidence")),
+            messages=tuple(cast(list[JsonObject], row.get("messages", []))),
         )
 
 

@@ -20,7 +20,7 @@ from coseek.measure.plots import Svg, with_id_prefix
 from coseek.measure.table import Table
 
 
-class Section(Protocol):
+class ReportSection(Protocol):
     """A part of a report under one heading."""
 
     @property
@@ -110,14 +110,14 @@ class TrajectorySection:
         return _paragraphs(self.text) + "".join(map(trajectory_html, self.trajectories))
 
 
-def write_report(path: Path, title: str, sections: Sequence[Section]) -> None:
+def write_report(path: Path, title: str, sections: Sequence[ReportSection]) -> None:
     """Write the page atomically."""
     page = report_html(title, sections)
     with atomic_write(path) as file:
         file.write(page)
 
 
-def report_html(title: str, sections: Sequence[Section]) -> str:
+def report_html(title: str, sections: Sequence[ReportSection]) -> str:
     """The whole page as text."""
     contents = "".join(f'<li><a href="#s{n}">{clean(one.title)}</a></li>' for n, one in enumerate(sections, start=1))
     bodies = "".join(

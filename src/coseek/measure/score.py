@@ -57,13 +57,14 @@ def score_trajectory(
     scores: dict[str, float] = {
         "searches": len(trajectory.searches),
         "turns": sum(segment.author is Author.AGENT for segment in trajectory.segments),
-        "agent_tokens": trajectory.agent_tokens,
-        "read_tokens": len(trajectory.ids) - trajectory.agent_tokens,
         "passages": len(retrieval.served(trajectory)),
         "answered": trajectory.answer is not None,
         "valid": trajectory.valid,
         "truncated": trajectory.truncated,
     }
+    if trajectory.has_ids:
+        scores["agent_tokens"] = trajectory.agent_tokens
+        scores["read_tokens"] = len(trajectory.ids) - trajectory.agent_tokens
     visits = [segment.tag for segment in trajectory.segments if segment.tag in (PAGE, MISSING)]
     if visits:
         scores["missed_visits"] = visits.count(MISSING) / len(visits)

@@ -12,6 +12,11 @@ and, if it returns exact log-probabilities of a prompt's own tokens,
 
     prompt_body(ask)            the request
     read_prompt(answer, ask)    the log-probabilities; a `ValueError` for an answer of another form or to other ids
+
+and, if new weights can be loaded while it serves,
+
+    ADAPTERS                    whether it loads LoRA adapters, each under a model's name of its own
+    update_calls(update)        the requests that load them
 """
 
 import hashlib
@@ -77,6 +82,32 @@ class ServerTurn:
     """Whether `max_tokens` ended it."""
     ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] = ()
+    version: int | None = None
+    """The version of the weights that wrote it, if the server tells one that is a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """New weights for a server."""
+
+    folder: str
+    """The model folder, at a path that the server can read."""
+    version: int
+    adapter: str | None = None
+    """The folder of a LoRA adapter that holds all that is new."""
+
+    @property
+    def name(self) -> str:
+        """The adapter's name at the server: a new one for each version, so that no cache of an older one is met."""
+        return f"coseek-{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCall:
+    """A POST request of a weight update."""
+
+    path: str
+    body: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +152,14 @@ class PromptDialect(Dialect, Protocol):
     def read_prompt(self, answer: JsonObject, ask: PromptRequest) -> PromptScores: ...
 
 
+class WeightDialect(Dialect, Protocol):
+    """The interface of a dialect module whose servers load new weights."""
+
+    ADAPTERS: bool
+
+    def update_calls(self, update: WeightUpdate) -> list[ServerCall]: ...
+
+
 @cache
 def dialect_of(name: str) -> Dialect:
     """The module of a dialect."""
@@ -131,6 +170,19 @@ def prompt_dialect_of(name: str) -> PromptDialect | None:
     """The module of a dialect with log-probabilities of prompts; `None` for another dialect."""
     module = dialect_of(name)
     return cast(PromptDialect, module) if hasattr(module, "prompt_body") else None
+
+
+def weight_dialect_of(name: str) -> WeightDialect | None:
+    """The module of a dialect whose servers load new weights; `None` for another dialect."""
+    module = dialect_of(name)
+    return cast(WeightDialect, module) if hasattr(module, "update_calls") else None
+
+
+def version_of(value: Json) -> int | None:
+    """A version of weights: a number, or one as text; `None` for any other."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return value if type(value) is int else None
 
 
 def item(value: Json, *path: str | int) -> Json:

@@ -1,6 +1,7 @@
 """Pretrained models: loads and saves Hugging Face folders, with user errors as `DataError`."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ from coseek.models.tokenizer import HfTokenizer, first_line
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+_LOADING = threading.Lock()
+"""The library makes empty weights by a setting of the whole process, so that two threads would leave some empty."""
+
 # Four libraries read weights, configuration and architecture, each with its own errors.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 
@@ -38,7 +42,7 @@ def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
     device = placement.torch_device()
     dtype = DTYPES[placement.precision_at(hidden_size(folder))]
     try:
-        with quiet():
+        with _LOADING, quiet():
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation=kernel_of(placement), local_files_only=True
             )

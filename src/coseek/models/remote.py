@@ -87,14 +87,16 @@ class RemoteModel:
     """Stop strings sent to a server that is asked for text, which cuts them off; the others are looked for here."""
     usage: Usage = field(default_factory=Usage)
     prices: Prices = field(default_factory=Prices)
+    done: "SimpleQueue[tuple[int, Future[JsonObject]] | None]" = field(default_factory=SimpleQueue)
+    """Rows with their finished calls; `None` wakes `step`. Models of one pool share it."""
+    version: int | None = None
+    """The version of the weights that the server was given; turns of another one are faults."""
 
     def __post_init__(self) -> None:
         self._dialect = dialect_of(self.served.dialect)
         self._decode = lru_cache(_DECODED)(self.tokenizer.decode)
         """Branches of one run begin with the same ids."""
         self._rows: dict[int, _Row] = {}
-        self._done: SimpleQueue[tuple[int, Future[JsonObject]] | None] = SimpleQueue()
-        """Rows with their finished calls; `None` wakes `step`."""
         self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs)
         """Why the turns cannot be trained on; empty if they can."""
 
@@ -116,18 +118,18 @@ class RemoteModel:
         return self.calls.patience.concurrency
 
     def wake(self) -> None:
-        self._done.put(None)
+        self.done.put(None)
 
     def step(self) -> list[Turn]:
         """Wait for at least one row, or until `wake`; returns the turns of all finished rows."""
         if not any(row.future is not None for row in self._rows.values()):
             return []
         turns: list[Turn] = []
-        ended = self._done.get()
+        ended = self.done.get()
         while ended is not None:
-            turns += self._taken(*ended)
+            turns += self.taken(*ended)
             try:
-                ended = self._done.get(block=not turns)
+                ended = self.done.get(block=not turns)
             except Empty:
                 break
         return turns
@@ -146,11 +148,11 @@ class RemoteModel:
         ask = TurnRequest(
             self.served.model, tuple(row.parts), request.max_tokens, stops, self.temperature, request.seed
         )
-        key, done = request.key, self._done
+        key, done = request.key, self.done
         row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask), request.rank)
         row.future.add_done_callback(lambda future: done.put((key, future)))
 
-    def _taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
+    def taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
         """The turn in an answer; none for a row that was closed meanwhile."""
         row = self._rows.get(key)
         if row is None or row.future is not future:
@@ -172,6 +174,8 @@ class RemoteModel:
         if not self._dialect.EXACT:
             return self._encoded(key, max_tokens, written)
         ids, logprobs = written.ids or (), written.logprobs
+        if None not in (written.version, self.version) and written.version != self.version:
+            raise ValueError(f"it sampled with version {written.version} of the weights, and not with {self.version}")
         if len(ids) != len(logprobs):
             raise ValueError(f"its answer holds {len(ids)} token ids and {len(logprobs)} log-probabilities")
         if not same_text(self.tokenizer.decode(ids), written.text):
@@ -182,7 +186,8 @@ class RemoteModel:
         ids, logprobs = ids[:length], logprobs[:length]
         if len(ids) > max_tokens:
             raise ValueError(f"it wrote {len(ids)} tokens, but at most {max_tokens} were requested")
-        return Turn(key, ids, logprobs, end, exact=not self.inexact)
+        version = self.version if written.version is None else written.version
+        return Turn(key, ids, logprobs, end, exact=not self.inexact, version=version)
 
     def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
         """A turn from text. Its log-probabilities are unknown and set to 0."""

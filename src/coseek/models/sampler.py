@@ -166,6 +166,11 @@ class Sampler:
         turns, self._stopped = self._stopped, []
         return turns
 
+    def written(self, key: int, start: int = 0) -> list[int]:
+        """The ids that an open row has sampled in its turn so far, from the index `start` on."""
+        slot = self._table.slot_of.get(key)  # a row that waits has none
+        return [] if slot is None else self._table.ids[slot, start : int(self._table.written[slot])].tolist()
+
     def _check_new(self, key: int) -> None:
         if key in self._waiting or key in self._table.slot_of:
             raise ValueError(f"a row with the key {key} is open already; close it first")

@@ -57,6 +57,7 @@ from coseek.training.rl.backend import TrainingBackend, open_backend
 from coseek.training.rl.callbacks import Callback, Evaluation
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
+from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.sft.curriculum import draw_by_hops
 from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.trainer.checkpoint import TensorState, load_healthy
@@ -85,6 +86,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def check(self) -> None:
         check_recipe(self.recipe)
+        check_servers(self.recipe.rollout)
 
     def bound(self, recipe: AgentRecipe) -> JsonObject:
         return bound(recipe)
@@ -260,12 +262,12 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def _keep(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
         """Save a policy with its tokenizer and its agent card."""
+        save(self.policy_folder(name), self._complete)
 
-        def extra(part: Path) -> None:
-            self.tokenizer.save(part)
-            self._card.write(part)
-
-        save(self.policy_folder(name), extra)
+    def _complete(self, folder: Path) -> None:
+        """Add tokenizer and agent card to the folder of a policy."""
+        self.tokenizer.save(folder)
+        self._card.write(folder)
 
     # --- training
 
@@ -386,6 +388,10 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         recipe = stage.recipe
         settings = recipe.rl.model_copy(update={"seed": stage.seed(recipe.rl.seed, "rl")})
         backend = open_backend(settings, self._network(stage.begins, settings.policy), self.workers)
+        callbacks: list[Callback] = []
+        if recipe.rollout.servers:
+            backend = ServedBackend(backend, recipe.rollout, stage.folder / "served", self._complete)
+            callbacks.append(ServerMetrics(backend, self.progress.say))
         sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
         engine = self.engine
         scoring = self._first_scoring(recipe)
@@ -393,9 +399,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
             return self.roll_out(sampled, engine, questions, seeds, recipe.limits)
 
-        callbacks: list[Callback] = [
+        callbacks.append(
             Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every, self.workers)
-        ]
+        )
         if isinstance(engine, ScheduledRetriever):
             callbacks.append(RetrieverSchedule(engine))
         try:

@@ -26,7 +26,7 @@ from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
-from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
 from coseek.world.settings import WorldSettings
 
@@ -211,6 +211,8 @@ class AgentRecipe(Placement):
     """Training after the warm start: reinforcement learning, rejection sampling, or none."""
     rl: RlSettings = RlSettings()
     """Reinforcement learning."""
+    rollout: RolloutSettings = RolloutSettings()
+    """Where reinforcement learning samples."""
     rejection: RejectionSettings = RejectionSettings()
     """Rejection sampling."""
     select: SelectSettings = SelectSettings()
@@ -236,8 +238,9 @@ class AgentRecipe(Placement):
 
     @model_validator(mode="after")
     def _stages_can_be_made(self) -> "AgentRecipe":
-        for name in self.stages:
-            self.stage(name)
+        stages = [self.stage(name) for name in self.stages] or [self]
+        if self.rollout.servers and not any(stage.learn == "rl" for stage in stages):
+            raise ValueError("rollout.servers sample for reinforcement learning, and nothing here learns by it")
         return self
 
     def load_protocol(self, name: str | None = None, *, run_files: bool = True) -> Protocol:

@@ -25,7 +25,7 @@ from coseek.measure.question_groups import ALL
 from coseek.measure.report import (
     FilesSection,
     PlotSection,
-    Section,
+    ReportSection,
     SettingsSection,
     TableSection,
     TextSection,
@@ -299,10 +299,10 @@ def write_results(training: AgentTraining, scores: dict[str, Scores]) -> Table:
 
 def sections_of(
     training: AgentTraining, scores: dict[str, Scores], tables: dict[str, dict[str, Table]], table: Table
-) -> list[Section]:
+) -> list[ReportSection]:
     """The report: headline, curves, bars and tables of each set, example runs, settings and files."""
     metric = metric_of(training)
-    sections: list[Section] = [TableSection("What was learnt", table)]
+    sections: list[ReportSection] = [TableSection("What was learnt", table)]
     for path in sorted((training.folder / "warm-start").glob("round-*/metrics.jsonl")):
         loss = series_of([row for _, row in read_jsonl(path)], "loss", "loss")
         sections.append(PlotSection("Warm start", line_plot([loss], "step", "loss"), "Supervised loss a token."))
@@ -321,7 +321,7 @@ def sections_of(
     return [*sections, _examples(training), *closing_sections(training.recipe, files_of(training), command)]
 
 
-def closing_sections(recipe: Settings, files: dict[str, str], command: str) -> list[Section]:
+def closing_sections(recipe: Settings, files: dict[str, str], command: str) -> list[ReportSection]:
     """The last sections of a report: settings, files, and the command that repeats the run."""
     settings = SettingsSection("Settings", dump_settings(recipe))
     return [settings, FilesSection("Files", files), TextSection("Again", command)]
@@ -342,7 +342,7 @@ def _examples(training: AgentTraining) -> TrajectorySection:
     return TrajectorySection("Runs of the trained agent, right and wrong", examples, text)
 
 
-def _curve(stage: Stage) -> list[Section]:
+def _curve(stage: Stage) -> list[ReportSection]:
     """Reward by step, or the loss of rejection sampling."""
     name = f": {stage.name}" if stage.name else ""
     if stage.recipe.learn == "rejection":

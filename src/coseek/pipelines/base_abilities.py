@@ -28,7 +28,7 @@ ROWS, LENGTH = 32, 24
 
 def _conclusion(text: str) -> str:
     """The last sentence, without the facts before it."""
-    return text.strip().removesuffix(".").strip().rpartition(" . ")[2]
+    return text.strip().removesuffix(".").strip().replace(" ? ", " . ").rpartition(" . ")[2]
 
 
 ENDS: dict[Task, Callable[[str], str]] = {

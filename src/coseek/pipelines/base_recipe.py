@@ -34,7 +34,7 @@ class BaseRecipe(ReaderRecipe):
     )
     """The model's shape: 2 M parameters."""
     sft: SftSettings = SftSettings(
-        steps=9000,
+        steps=18000,
         tokens_per_step=4000,
         repeat_steps=120,
         varied_steps=240,
@@ -48,7 +48,7 @@ class BaseRecipe(ReaderRecipe):
             precision="auto",
             micro_batch_tokens=2000,
         ),
-        evaluate_every=500,
+        evaluate_every=1000,
         checkpoint_every=100,
         log_every=20,
     )  # fmt: skip

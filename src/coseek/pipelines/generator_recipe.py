@@ -41,7 +41,7 @@ class ReaderRecipe(Placement):
     """The model's shape."""
     sft: SftSettings = SftSettings()
     """The supervised training."""
-    max_answer_tokens: int = Field(default=160, ge=1)
+    max_answer_tokens: int = Field(default=256, ge=1)
     """Limit of an answer, rationale included."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; all cores when not set."""

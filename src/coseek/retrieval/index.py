@@ -7,11 +7,12 @@ name.
     build(corpus, settings, folder)   writes its files
     load(folder, corpus, settings)    returns a retriever
 
-It may define four more:
+It may define five more:
 
     resume(corpus, settings, folder, report)   replaces `build`: continues what a killed build left in `folder`
     update(corpus, settings, folder, old, report)   writes its files with what an older index has (`index_update`)
     settle(settings)                  returns the settings with defaults filled in, as stored; refuses invalid ones
+    suit(settings, corpus)            returns the settings with what depends on the corpus filled in, as stored
     SEARCH_TIME                       names of settings that may be overridden when an index is opened
 """
 
@@ -154,6 +155,8 @@ def build_index(
     with lock_beside(out, again=False):  # two concurrent builds would mix their rows
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else _read(path or source)
+        if suit := getattr(module, "suit", None):
+            checked = cast(Settings, suit(checked, corpus))
         card = IndexCard.of(retriever, dump_settings(checked), corpus, path, out)
         install(out, card, corpus, module, lambda folder: fill_anew(module, corpus, checked, folder, report))
     return module.load(out, corpus, checked)

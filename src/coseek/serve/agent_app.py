@@ -5,25 +5,29 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Protocol as Interface
+from typing import TypeVar, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 from coseek.core.files import JsonObject
 from coseek.data.trajectory import Search, Trajectory
-from coseek.serve.agent_chat import AgentAsked, ChatAnswer, event, read_asked, searches
-from coseek.serve.agent_service import AgentService
+from coseek.serve.agent_chat import ChatAnswer, ChatRequest
+from coseek.serve.agent_responses import ResponsesAnswer, ResponsesRequest
+from coseek.serve.agent_service import AgentService, Hear
 from coseek.serve.app import new_app, whole_body
 from coseek.serve.contract import BUG, RefusedRequest
+from coseek.serve.conversation import read_request
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_app import openai_error, while_wanted
 from coseek.serve.running import run, token_of
 
+A = TypeVar("A", ChatRequest, ResponsesRequest)
 PAGE = Path(__file__).parent / "chat.html"
 _ONLY_OWN = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
@@ -51,7 +55,11 @@ def make_agent_app(service: AgentService, token: str | None = None) -> App:
 
     app.add_api_route("/info", info, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
-    app.add_api_route("/v1/chat/completions", _chat(service), methods=["POST"], response_model=None)
+    for path, endpoint in (
+        ("/v1/chat/completions", _endpoint(service, ChatRequest, ChatAnswer.new)),
+        ("/v1/responses", _endpoint(service, ResponsesRequest, ResponsesAnswer)),
+    ):
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
     if service.settings.page:
         app.add_api_route("/", page, methods=["GET"])
     return AccessMiddleware(cast(App, app), service, token, log)
@@ -69,71 +77,73 @@ def _end_episodes_first(app: FastAPI, service: AgentService) -> None:
     app.router.lifespan_context = lifespan
 
 
-def _chat(service: AgentService) -> Callable[[Request], object]:
-    async def chat(request: Request) -> Response:
-        asked = read_asked(await whole_body(request, service.settings))
-        question = _question(asked, service)
+class Answer(Interface):
+    """An answer in the words of one API, whole or as the events of a stream."""
+
+    def whole(self, run: Trajectory) -> JsonObject: ...
+
+    def begin(self) -> bytes: ...
+
+    def write(self, text: str) -> bytes:
+        """What the agent wrote further."""
+
+    def show(self, made: Sequence[Search]) -> bytes:
+        """Searches that were made since."""
+
+    def end(self, run: Trajectory) -> bytes: ...
+
+    def fail(self, status: int, sentence: str, kind: str) -> bytes: ...
+
+
+def _endpoint(
+    service: AgentService, kind: type[A], new: Callable[[str, A], Answer]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        asked = read_request(kind, await whole_body(request, service.settings))
+        service.check_name(asked.model)
+        conversation, seed = asked.conversation, asked.seed or 0
+        service.check_length(conversation)
         record = cast(JsonObject, request.scope[RECORD])
-        answer = ChatAnswer.new(service.name)
+        answer = new(service.name, asked)
         if not asked.stream:
-            run = await while_wanted(request, service.answer(question, asked.seed or 0))
+            run = await while_wanted(request, service.answer(conversation, seed))
             _note(record, run)
             if run.stop.is_fault:
                 return JSONResponse(openai_error(502, _fault(run), "agent_error"), 502)
             return Response(json.dumps(answer.whole(run), allow_nan=False).encode(), media_type="application/json")
         service.check_room()  # a refusal is a status, and a stream has begun with 200
-        parts = _stream(service, asked, question, answer, record)
+        parts = _stream(answer, lambda hear: service.answer(conversation, seed, hear), record)
         return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
-    return chat
+    return endpoint
 
 
 async def _stream(
-    service: AgentService, asked: AgentAsked, question: str, answer: ChatAnswer, record: JsonObject
+    answer: Answer, ask: Callable[[Hear], Coroutine[None, None, Trajectory]], record: JsonObject
 ) -> AsyncIterator[bytes]:
     """The events of one answer. Where the client goes, the run is cancelled."""
     heard: asyncio.Queue[tuple[str, Sequence[Search]] | None] = asyncio.Queue()
-    running = asyncio.ensure_future(
-        service.answer(question, asked.seed or 0, lambda text, made: heard.put_nowait((text, made)))
-    )
+    running = asyncio.ensure_future(ask(lambda text, made: heard.put_nowait((text, made))))
     running.add_done_callback(lambda _: heard.put_nowait(None))
     try:
-        yield event(answer.chunk({"role": "assistant", "content": ""}))
+        yield answer.begin()
         while (one := await heard.get()) is not None:
             text, made = one
-            if text:
-                yield event(answer.chunk({"reasoning_content": text}))
-            if made:
-                yield event({**answer.chunk({}), "coseek": {"searches": searches(made)}})
+            yield answer.show(made) if made else answer.write(text)
         try:
             run = running.result()
         except RefusedRequest as error:
-            yield event(openai_error(error.status, str(error), "refused"))
+            yield answer.fail(error.status, str(error), "refused")
         except Exception:  # noqa: BLE001 (the stream has begun, so a bug can only be told in it)
             traceback.print_exc(file=sys.stderr)
-            yield event(openai_error(500, BUG, "bug"))
+            yield answer.fail(500, BUG, "bug")
         else:
             _note(record, run)
-            if run.stop.is_fault:
-                yield event(openai_error(502, _fault(run), "agent_error"))
-            else:
-                with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-                for chunk in answer.ending(run, with_usage):
-                    yield event(chunk)
-        yield b"data: [DONE]\n\n"
+            yield answer.fail(502, _fault(run), "agent_error") if run.stop.is_fault else answer.end(run)
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await running
-
-
-def _question(asked: AgentAsked, service: AgentService) -> str:
-    if asked.model is not None and asked.model != service.name:
-        raise RefusedRequest(404, f"{asked.model!r} is not served here; the agent is {service.name!r}")
-    question, most = asked.question, service.settings.max_question_chars
-    if len(question) > most:
-        raise RefusedRequest(413, f"the question has {len(question)} characters, and at most {most} are taken")
-    return question
 
 
 def _fault(run: Trajectory) -> str:

@@ -9,20 +9,23 @@ from coseek import __version__
 from coseek.agents.async_driver import AsyncDriver, Sampled, Sampling
 from coseek.agents.factory import AgentSettings, open_agent
 from coseek.agents.limits import Limits
+from coseek.agents.prompt_template import EARLIER
 from coseek.agents.rollout import Agent
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, Trajectory
 from coseek.models.model import EpisodeState, Ranking, Request
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.contract import RefusedRequest
+from coseek.serve.conversation import QuestionInContext
 from coseek.serve.model_engine import ModelEngine
 from coseek.serve.settings import AgentServeSettings
+from coseek.serve.text_stream import TextStream
 from coseek.serve.worker import Service
 
 Hear = Callable[[str, Sequence[Search]], None]
-"""Called with what the agent wrote in a turn, or with "" and the searches that were answered since."""
+"""Called with what the agent wrote further, or with "" and the searches that were answered since."""
 
 
 class AgentService(Service[AgentServeSettings]):
@@ -89,7 +92,7 @@ class AgentService(Service[AgentServeSettings]):
             if self._driver is not None:
                 await self._driver.__aexit__(None, None, None)
 
-    async def answer(self, question: str, seed: int, hear: Hear | None = None) -> Trajectory:
+    async def answer(self, asked: QuestionInContext, seed: int, hear: Hear | None = None) -> Trajectory:
         """Let the agent answer. Raises `RefusedRequest` (503) where too many wait. Cancelled, it frees its row."""
         self.check_room()
         self.waiting += 1
@@ -102,7 +105,7 @@ class AgentService(Service[AgentServeSettings]):
             driver = await self._driving()
             turns = _turns_of(self._engine, hear)
             try:
-                return await driver.run_episode(Question("asked", question), seed, turns)
+                return await driver.run_episode(self._question(asked), seed, turns)
             finally:
                 turns.close()
         finally:
@@ -114,6 +117,30 @@ class AgentService(Service[AgentServeSettings]):
         self._opened()
         if self.waiting >= self.settings.queue:
             raise RefusedRequest(503, f"{self.waiting} questions are waiting already; retry later", retry_after_s=5)
+
+    def check_name(self, name: str | None) -> None:
+        """Raise `RefusedRequest` (404) for another name than the agent's."""
+        if name is not None and name != self.name:
+            raise RefusedRequest(404, f"{name[:200]!r} is not served here; the agent is {self.name!r}")
+
+    def check_length(self, asked: QuestionInContext) -> None:
+        """Raise `RefusedRequest` (413) for too long a question."""
+        length, most = len(asked.question), self.settings.max_question_chars
+        if length > most:
+            raise RefusedRequest(413, f"the question has {length} characters, and at most {most} are taken")
+
+    def _question(self, asked: QuestionInContext) -> Question:
+        """The question, with the latest earlier messages that fit into the tokens of one observation."""
+        encode = self._opened()[0].model.tokenizer.encode_data
+        left, kept = self.limits.max_observation_tokens, list[Json]()
+        for message in reversed(asked.earlier):
+            if len(message.content) > self.settings.max_question_chars:
+                break
+            left -= len(encode(f"{message.role}: {message.content}\n"))
+            if left < 0:
+                break
+            kept.append({"role": message.role, "content": message.content})
+        return Question("asked", asked.question, meta={EARLIER: kept[::-1]} if kept else {})
 
     def _opened(self) -> tuple[Agent, Retriever]:
         if self.not_ready or self._agent is None or self._retriever is None:
@@ -143,17 +170,26 @@ class _Turns:
         self._searched += len(made)
         if made and self._hear is not None:
             self._hear("", made)
-        turn = await self._engine.turn(request)
-        if request.key < 0:  # a side context has one turn
+        if request.key < 0:  # a side context, which has one turn
+            turn = await self._engine.turn(request)
             self._engine.close_row(request.key)
-        elif self._hear is not None and self._engine.model is not None:
-            self._hear(self._engine.model.tokenizer.decode(turn.ids), ())
+        elif self._hear is None or self._engine.model is None:
+            turn = await self._engine.turn(request)
+        else:
+            stream, hear = TextStream(self._engine.model.tokenizer), self._hear
+            turn = await self._engine.turn(request, lambda ids: _say(hear, stream.add(ids)))
+            _say(hear, stream.rest(turn.ids))
         return Sampled(turn.ids, turn.logprobs, turn.end, turn.version, turn.exact, turn.cost_usd, turn.fault)
 
     def close(self) -> None:
         """Free the rows."""
         for key in self._keys:
             self._engine.close_row(key)
+
+
+def _say(hear: Hear, text: str) -> None:
+    if text:
+        hear(text, ())
 
 
 class _RankingTurns(_Turns):

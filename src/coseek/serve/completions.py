@@ -133,7 +133,18 @@ class ChatAsked(_Asked):
     """Log-probabilities of other tokens are not offered."""
 
 
-A = TypeVar("A", CompletionAsked, ChatAsked)
+class WeightsAsked(Settings):
+    """A request to `/update_weights_from_disk`, in SGLang's fields."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, strict=True)
+
+    model_path: str = Field(min_length=1)
+    """A model folder; a relative one is below the folder that the service loads from."""
+    weight_version: int | str | None = None
+    """Returned with every text that these weights generate."""
+
+
+A = TypeVar("A", CompletionAsked, ChatAsked, WeightsAsked)
 
 
 def read_asked(kind: type[A], body: bytes) -> A:
@@ -171,6 +182,8 @@ class WrittenText:
     stop: str | None
     """The stop string that ended it."""
     prompt_ids: tuple[int, ...]
+    version: int | str | None = None
+    """The version of the weights that generated it."""
 
     @property
     def finish(self) -> JsonObject:
@@ -223,7 +236,10 @@ def _answer(kind: str, name: str, model: str, choices: list[Json], told: Sequenc
     read, written = sum(len(one.prompt_ids) for one in told), sum(len(one.turn.ids) for one in told)
     usage: JsonObject = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     ident = f"{kind}-{secrets.token_hex(12)}"
+    versions = {one.version for one in told} - {None}
+    version: JsonObject = {"weight_version": versions.pop()} if len(versions) == 1 else {}
     return {
+        **version,
         "id": ident,
         "object": name,
         "created": int(time.time()),

@@ -62,6 +62,17 @@ class GenerationJob:
     """The exception of a sampler with a bug."""
     reused: int = 0
     """Prompt tokens that a kept row had read before."""
+    version: int | str | None = None
+    """The version of the weights that generated it, if one was named."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightChange:
+    """A change of the weights, which waits until no text is under way."""
+
+    make: Callable[[], None]
+    version: int | str | None
+    done: "asyncio.Future[None]"
 
 
 class _SamplerRows:
@@ -125,7 +136,10 @@ class GenerationWorker(Worker):
         self._open_sampler = open_sampler
         self._samplers: dict[SamplingKind, _SamplerRows] = {}
         self._keys = itertools.count()
+        self.version: int | str | None = None
+        """The version of the weights, as it was named when they were loaded."""
         self._waiting: deque[GenerationJob] = deque()
+        self._changes: deque[WeightChange] = deque()
         self._running = 0
         self._per_job_s = 0.0
 
@@ -159,6 +173,14 @@ class GenerationWorker(Worker):
                 job.done.cancel()
         return jobs
 
+    async def change_weights(self, make: Callable[[], None], version: int | str | None) -> None:
+        """Call `make` in the thread once the texts under way are done; those that wait begin after it."""
+        change = WeightChange(make, version, asyncio.get_running_loop().create_future())
+        with self._changed:
+            self._changes.append(change)
+            self._changed.notify()
+        await change.done
+
     def _work(self) -> None:
         while self._admit():
             for kind in list(self._samplers):
@@ -168,11 +190,21 @@ class GenerationWorker(Worker):
     def _admit(self) -> bool:
         """Wait for work, and start what there is room for; false when closed and done."""
         with self._changed:
-            while not self._waiting and not self._running:
+            while not self._waiting and not self._running and not self._changes:
                 if self._closed:
                     return False
                 self._changed.wait()
-            arrived = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.max_rows - self._running))]
+            changes, room = [], self.max_rows - self._running
+            if self._changes:  # nothing new begins before them
+                room = 0
+                if not self._running:
+                    changes, self._changes = [*self._changes], deque()
+            arrived = [self._waiting.popleft() for _ in range(min(len(self._waiting), room))]
+        for change in changes:
+            self._samplers.clear()  # kept rows were read with the weights before
+            change.make()
+            self.version = change.version
+        self._wake(changes)
         for rows in self._samplers.values():
             rows.drop_cancelled()
         for place, job in enumerate(arrived):
@@ -201,6 +233,7 @@ class GenerationWorker(Worker):
                 self._samplers[kind] = self._samplers.pop(kind)  # least recently used first
             while len(rows.jobs) + len(rows.kept) >= self.max_rows and rows.kept:
                 rows.forget_oldest()
+            job.version = self.version
             rows.take(next(self._keys), job)
             self.reused_tokens += job.reused
         except Exception as error:  # noqa: BLE001 (a bug fails its request and not the service)

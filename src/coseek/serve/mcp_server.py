@@ -20,6 +20,7 @@ from mcp.types import ToolAnnotations
 from coseek import __version__
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
+from coseek.agents.sources import is_not_found
 from coseek.core.errors import CoseekError, DataError
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -52,7 +53,7 @@ class SearchResults:
 
 
 @dataclass(frozen=True)
-class Document(Found):
+class PassageRecord(Found):
     """What `fetch` returns."""
 
     text: str
@@ -87,10 +88,10 @@ class KnowledgeTools:
         self._remember([hit.passage for hit in hits])
         return SearchResults([_found(hit.passage) for hit in hits])
 
-    def fetch(self, id: str) -> Document:  # the contract names it so
+    def fetch(self, id: str) -> PassageRecord:  # the contract names it so
         """Read a passage whole. `id` is one that `search` or `ask` named."""
         passage = self._passage(id)
-        return Document(passage.id, passage.title, passage.url, passage.text, dict(passage.meta))
+        return PassageRecord(passage.id, passage.title, passage.url, passage.text, dict(passage.meta))
 
     def ask(self, question: str) -> AgentAnswer:
         """Let the agent search and answer."""
@@ -100,7 +101,7 @@ class KnowledgeTools:
             trajectory = rollout(self.agent, self.retriever, [asked], [0], self.limits)[0]
         if trajectory.stop.is_fault:
             raise DataError(f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}")
-        served = served_context(trajectory)
+        served = [] if is_not_found(trajectory.answer) else served_context(trajectory)
         self._remember(served)
         return AgentAnswer(trajectory.answer or "", str(trajectory.stop), [_found(passage) for passage in served])
 
@@ -134,7 +135,7 @@ def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
     @server.tool(
         description="Read a passage whole, by an id that was found.", annotations=reads, structured_output=True
     )
-    async def fetch(id: str) -> Document:
+    async def fetch(id: str) -> PassageRecord:
         return await _blocking(partial(tools.fetch, id))
 
     if tools.agent is not None:

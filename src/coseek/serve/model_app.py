@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject
 from coseek.serve.app import new_app, whole_body
-from coseek.serve.completions import A, ChatAsked, CompletionAsked, read_asked
+from coseek.serve.completions import A, ChatAsked, CompletionAsked, WeightsAsked, read_asked
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
@@ -48,6 +48,11 @@ def make_model_app(service: ModelService, token: str | None = None) -> App:
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/completions", _endpoint(service, CompletionAsked, service.complete), methods=["POST"])
     app.add_api_route("/v1/chat/completions", _endpoint(service, ChatAsked, service.chat), methods=["POST"])
+    app.add_api_route(
+        "/update_weights_from_disk",
+        _endpoint(service, WeightsAsked, lambda asked, record: service.load_weights(asked)),
+        methods=["POST"],
+    )
     app.add_exception_handler(ModelError, fault)
     return AccessMiddleware(cast(App, app), service, token, log)
 

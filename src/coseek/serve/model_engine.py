@@ -7,9 +7,9 @@ import asyncio
 import sys
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from coseek.core.errors import ModelError
 from coseek.models.model import ForkableModel, Model, Request, ServedModel, Turn
@@ -18,8 +18,12 @@ from coseek.serve.worker import Worker
 if TYPE_CHECKING:
     from coseek.models.sampler import Sampler
 
-STRETCH = 4
-"""Tokens of a row between two looks at the queue."""
+TOLD_AT_ONCE = 8
+"""Turns whose new tokens are sent after a step, about. With more turns under way each sends several tokens at a time,
+since sending takes time from sampling."""
+
+HearIds: TypeAlias = Callable[[Sequence[int]], None]
+"""Called in the event loop with the ids that a turn has grown by."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +32,9 @@ class TurnJob:
 
     request: Request
     done: "asyncio.Future[None]"
+    hear: HearIds | None = None
+    told: int = 0
+    """Ids that `hear` has got."""
     turn: Turn | None = None
 
 
@@ -48,9 +55,12 @@ class ModelEngine(Worker):
         """Rows that are open in the model or will be."""
         return len(self._open) + len(self._asked)
 
-    async def turn(self, request: Request) -> Turn:
-        """The turn of a request; its row is opened or continued. Raises `ModelError` for a model with a bug."""
-        job = TurnJob(request, asyncio.get_running_loop().create_future())
+    async def turn(self, request: Request, hear: HearIds | None = None) -> Turn:
+        """The turn of a request; its row is opened or continued. Raises `ModelError` for a model with a bug.
+
+        `hear` gets the ids while a local sampler writes them, without the last ones, which come with the turn; other
+        models write turns whole."""
+        job = TurnJob(request, asyncio.get_running_loop().create_future(), hear)
         self._ask(job)
         await job.done
         if job.turn is None:
@@ -80,11 +90,26 @@ class ModelEngine(Worker):
             else:
                 self._deliver(turns)
 
-    @staticmethod
-    def _step(model: Model) -> list[Turn]:
-        if isinstance(model, ForkableModel):  # a local sampler
-            return cast("Sampler", model).step(STRETCH)
-        return model.step()
+    def _step(self, model: Model) -> list[Turn]:
+        if not isinstance(model, ForkableModel):
+            return model.step()
+        sampler = cast("Sampler", model)
+        turns = sampler.step(1)  # requests that came meanwhile join at the next token
+        self._tell(sampler, {turn.key for turn in turns})
+        return turns
+
+    def _tell(self, sampler: "Sampler", ended: Set[int]) -> None:
+        """Send the new ids of turns under way, the first one of each at once."""
+        few = -(-len(self._jobs) // TOLD_AT_ONCE)
+        told: list[tuple[HearIds, list[int]]] = []
+        for key, job in self._jobs.items():
+            if job.hear is None or key in ended:
+                continue
+            ids = sampler.written(key, job.told)
+            if len(ids) >= (few if job.told else 1):
+                job.told += len(ids)
+                told.append((job.hear, ids))
+        self._later(_hear, told)
 
     def _admit(self, model: Model) -> bool:
         """Wait for work and begin it; false when closed and done."""
@@ -131,3 +156,8 @@ class ModelEngine(Worker):
             model.close(key)
         self._open.clear()
         self._wake(jobs)
+
+
+def _hear(told: Sequence[tuple[HearIds, list[int]]]) -> None:
+    for hear, ids in told:
+        hear(ids)

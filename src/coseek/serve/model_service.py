@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coseek import __version__
-from coseek.core.errors import DataError, ModelError
+from coseek.core.errors import CoseekError, DataError, ModelError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import fingerprint
 from coseek.hardware.precision import Precision
@@ -14,7 +14,14 @@ from coseek.models.chat import Message, chat_ids
 from coseek.models.model import TurnEnd
 from coseek.models.shape import hidden_size
 from coseek.models.tokenizer import HfTokenizer
-from coseek.serve.completions import ChatAsked, CompletionAsked, WrittenText, chat_completion, completion
+from coseek.serve.completions import (
+    ChatAsked,
+    CompletionAsked,
+    WeightsAsked,
+    WrittenText,
+    chat_completion,
+    completion,
+)
 from coseek.serve.contract import BUG, RefusedRequest
 from coseek.serve.generation import GenerationJob, GenerationRequest, GenerationWorker, SamplingKind
 from coseek.serve.settings import ModelServeSettings
@@ -104,6 +111,7 @@ class ModelService(Service[ModelServeSettings]):
             "vocabulary": weights.vocabulary,
             "max_context": weights.context,
             "chat_template": weights.tokenizer.fast.chat_template is not None,
+            "weight_version": self.generation.version,
             "precision": weights.precision,
             "device": str(weights.network.device),
             "written_tokens": self.generation.written_tokens,
@@ -125,6 +133,34 @@ class ModelService(Service[ModelServeSettings]):
             requests.append(self._request(weights, ids, wanted, asked.drawn_seed, asked.kind))
         jobs = await self.generation.write(requests)
         return completion(asked, self.name, self._told(weights, jobs, record))
+
+    async def load_weights(self, asked: WeightsAsked) -> JsonObject:
+        """Answer `/update_weights_from_disk`: open a model and generate with it from then on. The old one generates
+        meanwhile."""
+        folder = self._loadable(asked.model_path)
+        try:
+            weights = await asyncio.to_thread(Weights.of, folder, self.settings)
+        except CoseekError as error:
+            raise RefusedRequest(400, str(error)) from None
+
+        def change() -> None:
+            self.weights = weights
+
+        await self.generation.change_weights(change, asked.weight_version)
+        return {"success": True, "message": f"{self.name} has new weights", "weight_version": asked.weight_version}
+
+    def _loadable(self, path: str) -> Path:
+        if self.settings.weights_below is None:
+            raise RefusedRequest(400, "this service loads no weights; start it with --weights-below FOLDER")
+        self._open_weights()
+        below = Path(self.settings.weights_below).resolve()
+        try:
+            folder = (below / path).resolve()
+        except (OSError, ValueError):  # a NUL, or a loop of links
+            raise RefusedRequest(400, "model_path is no path") from None
+        if not folder.is_relative_to(below) or not (folder / "config.json").is_file():
+            raise RefusedRequest(400, "model_path is no model folder below the one of --weights-below")
+        return folder
 
     async def chat(self, asked: ChatAsked, record: JsonObject) -> JsonObject:
         """Answer `/v1/chat/completions`."""
@@ -210,4 +246,5 @@ def _told(tokenizer: HfTokenizer, job: GenerationJob) -> WrittenText:
     stop = None
     if turn.end is TurnEnd.STOP:
         stop = min((stop for stop in job.request.kind.stops if stop in text), key=text.find)
-    return WrittenText(turn, tuple(tokenizer.decode((ident,)) for ident in turn.ids), text, stop, job.request.ids)
+    pieces = tuple(tokenizer.decode((ident,)) for ident in turn.ids)
+    return WrittenText(turn, pieces, text, stop, job.request.ids, job.version)

@@ -69,6 +69,8 @@ class ModelServeSettings(ListenSettings, Placement):
     """Characters of one prompt, at most."""
     max_prompts: int = Field(default=64, ge=1)
     """Prompts of one request, at most."""
+    weights_below: str | None = None
+    """A folder: `/update_weights_from_disk` may load models below it. Without one it loads none."""
 
 
 class AgentServeSettings(ListenSettings):

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from coseek.core.files import JsonObject
 from coseek.serve.settings import AgentServeSettings, ListenSettings, ModelServeSettings, ServeSettings
 
 L = TypeVar("L", bound=ListenSettings)
+T = TypeVar("T")
 
 
 class Waits(Protocol):
@@ -56,11 +57,15 @@ class Worker(ABC):
 
     def _wake(self, jobs: Iterable[Waits]) -> None:
         """Let the requests of finished jobs go on; called in the thread."""
-        if (finished := [job.done for job in jobs]) and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_finish, finished)
+        self._later(_finish, [job.done for job in jobs])
+
+    def _later(self, call: Callable[[Sequence[T]], None], given: Sequence[T]) -> None:
+        """Call in the event loop, unless nothing is given; called in the thread."""
+        if given and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, given)
 
 
-def _finish(finished: list["asyncio.Future[None]"]) -> None:
+def _finish(finished: Sequence["asyncio.Future[None]"]) -> None:
     for done in finished:
         if not done.done():  # cancelled where the client has gone
             done.set_result(None)

@@ -56,6 +56,7 @@ async function article(episode) {
 function tokenBar(segments) {
   const wrote = segments.reduce((sum, part) => sum + (part.ids ? part.tokens : 0), 0);
   const all = segments.reduce((sum, part) => sum + part.tokens, 0);
+  if (!all) return el("p", { class: "soft" }, "The log that this run is from holds no token ids.");
   const label = `${many(wrote, "token")} by the agent of ${all.toLocaleString("en")}`;
   const bar = el("div", { class: "bar", role: "img", "aria-label": label });
   for (const part of segments) {

@@ -8,7 +8,7 @@ in two splits; other entities are shared.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import cast
 
 from coseek.core.errors import DataError, SettingError
@@ -41,6 +41,8 @@ class Step:
     sub_answer: str
     """The value as that passage writes it."""
     sub_question: str
+    rest: str = ""
+    """The question once this step is known: with the value in the place of what it answers. Of compositions alone."""
 
     def to_json(self) -> JsonObject:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -190,9 +192,9 @@ class _Asker:
             return entity.name
         return f"the {entity.word} {entity.name}" if rng.random() < 0.5 else entity.title
 
-    def _step(self, entity: Entity, mention: str, fact: Fact) -> Step:
+    def _step(self, entity: Entity, mention: str, fact: Fact, rest: str = "") -> Step:
         ask = spaced(fact.relation.asks[0].format(x=mention))
-        return Step(entity.title, mention, entity.word, fact.noun, entity.id, fact.value, ask)
+        return Step(entity.title, mention, entity.word, fact.noun, entity.id, fact.value, ask, rest)
 
     def _answers(self, fact: Fact) -> tuple[str, ...]:
         names = self._facts[fact.object_id].names if fact.object_id else ()
@@ -206,10 +208,14 @@ class _Asker:
         if not path:
             return None
         mentions = [self._mention(anchor, path[0][1].noun), *(fact.value for _, fact in path[:-1])]
-        text = self._chain_text(mentions[0], [fact.relation for _, fact in path])
+        texts = self._chain_texts(mentions, [fact.relation for _, fact in path])
+        text = texts[0]
         if self._gives_away(path, text) or not self._is_new(anchor.id, *(fact.noun for _, fact in path)):
             return None
-        plan = [self._step(entity, mention, fact) for (entity, fact), mention in zip(path, mentions, strict=True)]
+        plan = [
+            self._step(entity, mention, fact, rest)
+            for (entity, fact), mention, rest in zip(path, mentions, [*map(spaced, texts[1:]), ""], strict=True)
+        ]
         return _question(name, "composition", text, self._answers(path[-1][1]), plan, [anchor.id], hops)
 
     def _walk(self, anchor: Entity, hops: int) -> Path | None:
@@ -230,15 +236,19 @@ class _Asker:
                 entity = self._facts[fact.object_id]
         return path
 
-    def _chain_text(self, mention: str, relations: list[Relation]) -> str:
+    def _chain_texts(self, mentions: list[str], relations: list[Relation]) -> list[str]:
+        """The question about each mention: the whole one, and what remains of it as its inner parts are known."""
         rng, ways = self._rng, self._settings.paraphrases
-        inner = mention
-        for relation in relations[:-1]:
-            inner = rng.choice(relation.phrases[:ways]).format(x=inner)
+        around = [rng.choice(relation.phrases[:ways]) for relation in relations[:-1]]
         last = relations[-1]
         if ways == 1 or rng.random() < 0.5:
-            return rng.choice(last.asks[:ways]).format(x=inner)
-        return rng.choice(self._lexicon.frames).format(x=rng.choice(last.phrases[:ways]).format(x=inner))
+            around.append(rng.choice(last.asks[:ways]))
+        else:
+            around.append(rng.choice(self._lexicon.frames).format(x=rng.choice(last.phrases[:ways])))
+        return [
+            reduce(lambda inner, outer: outer.format(x=inner), around[step:], mention)
+            for step, mention in enumerate(mentions)
+        ]
 
     def _gives_away(self, path: Path, text: str) -> bool:
         """Whether the question or an earlier passage contains a later value, which shortens the chain."""

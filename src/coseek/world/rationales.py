@@ -1,17 +1,20 @@
 """Rationales: how a question's answer follows from passages, in the form that a laptop generator learns to write.
 
 Each line names a passage by title and number before its fact, which binds the entity to its passage; without that, a
-small network takes the relation of a wrong passage.
+small network takes the relation of a wrong passage. Behind a fact of a chain stands what is still asked, with the value
+in its place, so that the next fact is always that of the innermost words.
 """
 
 from collections.abc import Mapping
 
 from coseek.data.question import Question
 from coseek.world.passages import spaced
-from coseek.world.questions import constraints_of, kind_of, plan_of
+from coseek.world.questions import Step, constraints_of, kind_of, plan_of
 
 MARK = " Answer :"
 """Precedes the answer."""
+NOW = " Now :"
+"""Precedes what is still asked."""
 
 
 def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[str, str]) -> str:
@@ -20,7 +23,7 @@ def rationale(question: Question, number_of: Mapping[str, int], titles: Mapping[
     if kind_of(question) == "constraint":
         facts = [(str(row["relation"]), str(row["value"])) for row in constraints_of(question)]
         return conclusion([line(titles[plan[0].gold_id], number_of[plan[0].gold_id], *facts)], plan[0].sub_answer)
-    lines = [line(titles[step.gold_id], number_of[step.gold_id], (step.relation, step.sub_answer)) for step in plan]
+    lines = [step_line(step, number_of[step.gold_id], titles[step.gold_id]) for step in plan]
     if kind_of(question) != "comparison":
         return conclusion(lines, plan[-1].sub_answer)
     if question.meta.get("compare") == "same":
@@ -34,6 +37,12 @@ def line(title: str, number: int, *facts: tuple[str, str]) -> str:
     """The line of one passage with its (relation, value) facts."""
     told = " ,".join(f" {relation} : {value}" for relation, value in facts)
     return f" {title.strip()} # {number} ,{told} ."
+
+
+def step_line(step: Step, number: int, title: str) -> str:
+    """The line of a step of a plan, and what is asked behind it."""
+    fact = line(title, number, (step.relation, step.sub_answer))
+    return f"{fact}{NOW}{step.rest}" if step.rest else fact
 
 
 def conclusion(lines: list[str], answer: str) -> str:

@@ -6,11 +6,12 @@ After every search it takes one more passage, the best by
 
 where fusion is the reciprocal rank fusion of all searches so far (about the number of searches that found p). It then
 searches the question's words that no taken title covers, with the new names in the passage just taken. It stops when
-the passage taken is named neither by the question nor by a taken passage, or after four searches. It never sees a gold
+the passage taken is tied to nothing: named neither by the question nor by a taken passage, or of a title that was taken
+already; or after four searches. Where a passage has no title, the name of its subject in the text takes its place. If
+all that followed the first search brought nothing new, the evidence is that of the first search. It never sees a gold
 answer or a gold passage, and uses no randomness.
 
-Following titles suits encyclopedias, above all questions made along their links (HotpotQA, 2WikiMultihopQA). In a
-corpus without informative titles only fusion is left.
+Following titles suits encyclopedias, above all questions made along their links (HotpotQA, 2WikiMultihopQA).
 """
 
 import random
@@ -22,12 +23,13 @@ from functools import lru_cache
 from pydantic import Field
 
 from coseek.agents.scripted_agent import Move
+from coseek.agents.subject import STOP_WORDS, with_subject
 from coseek.core.settings import Settings
-from coseek.data.passage import Passage
+from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Search
 from coseek.models.model import EpisodeState
 from coseek.retrieval.fusion import reciprocal_rank_fusion
-from coseek.retrieval.lexical.analyzer import words
+from coseek.retrieval.lexical.analyzer import singular, words
 
 PROMPT_TEMPLATE = "default"
 
@@ -70,15 +72,19 @@ class RuleAgent:
         return Move(f"{_report(notes)} I answer {answer} .", answer=f" {answer}", selected=_worth(notes))
 
     def evidence(self, question: str, searches: Sequence[Search]) -> list[str]:
-        """Ids of all passages found, best first: those taken, in the order taken, then the rest by score."""
+        """Ids of all passages found, best first: those taken, in the order taken, then the rest by score; those of the
+        first search come first where the others brought nothing new."""
         notes = self._read(question, searches)
-        return [passage.id for passage in (*notes.taken, *notes.ranked(self.settings))]
+        first = [hit.passage.id for hit in searches[0].hits] if notes.brought_nothing() else []
+        best = (passage.id for passage in (*notes.taken, *notes.ranked(self.settings)))
+        return list(dict.fromkeys((*first, *best)))
 
     def _read(self, question: str, searches: Sequence[Search]) -> "_Notes":
         """Go through the searches as they came and take the best passage after each."""
         notes = _Notes(question, (), ())
         for search in searches:
-            notes = replace(notes, searches=(*notes.searches, search))
+            hits = tuple(Hit(with_subject(hit.passage), hit.score) for hit in search.hits)
+            notes = replace(notes, searches=(*notes.searches, replace(search, hits=hits)))
             notes = replace(notes, taken=(*notes.taken, *notes.ranked(self.settings)[:1]))
         return notes
 
@@ -90,8 +96,8 @@ class RuleAgent:
     def _query(self, notes: "_Notes") -> str | None:
         """The next query; `None` when it was searched already, or no words are left."""
         met = {word for passage in notes.taken for word in words(_plain(passage.title))}
-        open_words = _once(_cut(notes.question), met | _COMMON)
-        known = met | _COMMON | _MONTHS | set(words(notes.question))
+        open_words = _once(_cut(notes.question), met | STOP_WORDS)
+        known = met | STOP_WORDS | _MONTHS | set(words(notes.question))
         names = _once([word for word in _cut(notes.taken[-1].text) if word[0].isupper()], known)
         query = " ".join([*open_words, *names[: self.settings.max_names]])
         return query if query and query not in {search.query.strip() for search in notes.searches} else None
@@ -123,9 +129,21 @@ class _Notes:
         return sorted((found[ident] for ident in fusion if ident not in taken), key=score, reverse=True)
 
     def is_tied(self, place: int) -> bool:
-        """Whether the taken passage at `place` is the first, or named by the question or by one taken before it."""
-        passage = self.taken[place]
-        return place == 0 or _stands_in(passage.title, self.question) or _is_linked(passage, self.taken[:place])
+        """Whether the taken passage at `place` is the first, or is named by the question or by one taken before it and
+        has another title than these."""
+        passage, before = self.taken[place], self.taken[:place]
+        if place == 0 or passage.title in {other.title for other in before}:
+            return place == 0
+        return _stands_in(passage.title, self.question) or _is_linked(passage, before)
+
+    def brought_nothing(self) -> bool:
+        """Whether the searches after the first led to nothing: no passage taken since is tied, and the last one neither
+        names the first nor holds a word of the question that the first lacks."""
+        if len(self.taken) < 2 or any(map(self.is_tied, range(1, len(self.taken)))):
+            return False
+        first, last = self.taken[0], self.taken[-1]
+        wanted = _content(self.question) - _content(f"{first.title} {first.text}")
+        return wanted.isdisjoint(_content(f"{last.title} {last.text}")) and not _stands_in(first.title, last.text)
 
 
 def _report(notes: _Notes) -> str:
@@ -158,13 +176,6 @@ def guess(question: str, taken: Sequence[Passage]) -> str:
 
 
 _YES_NO = frozenset(["are", "is", "was", "were", "do", "does", "did", "has", "have", "had", "can", "could"])
-_COMMON = frozenset(
-    """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
-    to was will with what which who whom whose when where why how did does do has have had were been being both from
-    also same its his her he she him you your i we than more most other one two first name named many much between
-    about after before during while""".split()  # noqa: SIM905 (a list of quoted words reads worse)
-)
-"""Stop words."""
 _MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
 _MONTHS = frozenset(_MONTH.lower().split("|"))
 _DATE = re.compile(rf"\b(?:(?:{_MONTH}) \d{{1,2}}, \d{{4}}|\d{{1,2}} (?:{_MONTH}) \d{{4}}|[12]\d{{3}})\b")
@@ -209,7 +220,13 @@ def _is_linked(passage: Passage, others: Sequence[Passage]) -> bool:
 def _stands_in(title: str, text: str) -> bool:
     """Whether the plain title occurs in the text as whole words; a title of stop words never does."""
     cut = words(_plain(title))
-    return not _COMMON.issuperset(cut) and f" {' '.join(cut)} " in _padded(text)
+    return not STOP_WORDS.issuperset(cut) and f" {' '.join(cut)} " in _padded(text)
+
+
+@lru_cache(maxsize=5_000)
+def _content(text: str) -> frozenset[str]:
+    """The words that are no stop words, in the singular."""
+    return frozenset(singular(word) for word in words(text) if word not in STOP_WORDS)
 
 
 @lru_cache(maxsize=5_000)

@@ -10,10 +10,11 @@ from rich.text import Text
 from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for, settled_for
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
+from coseek.agents.sources import MOST, holds, sources_of
 from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
 from coseek.core.errors import SettingError
-from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.registry import find_plugin
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.passage import Hit
 from coseek.data.question import Question
@@ -29,15 +30,14 @@ app = new_app()
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask.")],
+    retriever: RetrieverName,
     agent: Annotated[
         str,
         typer.Option(
-            help="A shipped model (`base`), a model folder, a URL, a YAML file, or `rules`, which needs no model. "
-            "The other scripted agents "
-            f"({', '.join(name for name in plugin_names(SCRIPTED) if name != 'rules')}) need a data set: `coseek run`."
+            help="A shipped model (`base`), a model folder, a URL, a YAML file, or an agent without a model: "
+            "`extract` quotes the sentence that fits best, `rules` guesses names, dates and numbers."
         ),
-    ],
-    retriever: RetrieverName,
+    ] = "extract",
     limits: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Budgets, such as max_turns=6 or limits.max_turns=6."),
@@ -52,7 +52,7 @@ def ask(
 ) -> None:
     """Ask one question and watch the agent think, search and answer.
 
-    The agent's words and the passages go to stderr as they come, the answer alone to stdout.
+    The agent's words, the passages and the sources of the answer go to stderr, the answer alone to stdout.
     """
     console = stderr_console(quiet=as_json)
     chosen = settings_for(agent, protocol, prompt_template, tokenizer, device)
@@ -75,8 +75,8 @@ def refuse_knowing(name: str) -> None:
     needs = getattr(find_plugin("scripted agent", SCRIPTED, name, CONTRACT), "NEEDS", "") if is_scripted(name) else ""
     if needs:
         raise SettingError(
-            f"the agent {name!r} needs {needs}, and a typed question has none; take --agent rules or a model folder, "
-            "or ask the questions of a data set with `coseek run`"
+            f"the agent {name!r} needs {needs}, and a typed question has none; take --agent extract, rules or a model "
+            "folder, or ask the questions of a data set with `coseek run`"
         )
 
 
@@ -91,7 +91,21 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
         detail = f" ({trajectory.stop_detail})" if trajectory.stop_detail else ""
         console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
     else:
-        print(trajectory.answer)
+        print(trajectory.answer, flush=True)
+        show_sources(trajectory, console)
+
+
+def show_sources(trajectory: Trajectory, console: Console) -> None:
+    """Print where the answer stands, or the passages that were read where it stands in none."""
+    sources = sources_of(trajectory)[:MOST]
+    if sources and not holds(sources[0], trajectory.answer or ""):
+        console.print("no passage that was found holds this answer word for word; the agent read:", markup=False)
+    elif sources:
+        console.print("source:" if len(sources) == 1 else "sources:", markup=False)
+    for passage in sources:
+        title = " ".join(passage.title.split())
+        place = passage.place or f"passage {passage.id}"
+        console.print(Text(f"  {title}: {place}" if title else f"  {place}"))
 
 
 class ModelDisplay:

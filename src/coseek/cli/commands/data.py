@@ -1,4 +1,4 @@
-"""Bring public question-answering data, and documents, into the ordinary files of a data set."""
+"""Bring public question-answering data, documents and logs of agents into ordinary files, and runs out of them."""
 
 from pathlib import Path
 from typing import Annotated, cast
@@ -8,32 +8,41 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from coseek.cli.extras import missing_extras
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stdout_console
+from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.data.imports import format_names, import_data, parse_shares
 from coseek.data.imports._published import Deal
+from coseek.data.run import Run
+from coseek.traces.exporting import FORMATS, export_run
+from coseek.traces.importing import TraceReport, import_traces, trace_settings
 
 app = new_app()
 MOST_UNREAD = 20
-"""Unread documents that are printed one by one."""
+"""Unread documents or records that are printed one by one."""
+TRACES = "traces"
+"""The format of logs of agents, which become a run and no data set."""
 
 
 @app.callback()
 def data() -> None:
-    """Bring public question-answering data, and documents, into the ordinary files of a data set."""
+    """Bring public data, documents and logs of agents into ordinary files, and runs into the formats of others."""
 
 
 @app.command("import")
 def import_(
-    format_name: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(format_names())}.")],
+    format_name: Annotated[
+        str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join([*format_names(), TRACES])}.")
+    ],
     sources: Annotated[
         list[str],
         typer.Argument(
             metavar="SRC",
-            help="The files to read, plain or .gz, or a folder of them; for documents also settings, such as size=300.",
+            help="The files to read, plain or .gz, or a folder of them; for documents and traces also settings.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
+    out: Annotated[Path, typer.Option(help="The data-set folder to write; for traces the run folder.")],
     split: Annotated[
         str | None,
         typer.Option(help="The split that all questions go to [default: test, unless the format has its own]."),
@@ -55,10 +64,19 @@ def import_(
     """Read public files, or documents, and write `corpus.jsonl` and `questions.SPLIT.jsonl`.
 
     A folder that holds the same corpus keeps its other splits. Nothing is written when anything is wrong. A document
-    that cannot be read is reported, and the others are read.
+    that cannot be read is reported, and the others are read. `traces` reads logs of any agent (chat messages with tool
+    calls, ATIF, or JSON by paths such as question=input.q) into a run that can be scored, viewed and labelled.
     """
     paths = [Path(source) for source in sources if not _is_setting(source)]
     settings = assignments(source for source in sources if _is_setting(source))
+    if format_name == TRACES:
+        if any(option is not None for option in (split, shares, train, test)):
+            raise SettingError(
+                "traces become a run, which has no splits; leave --split, --shares, --train and --test out"
+            )
+        report = import_traces(paths, out, trace_settings(settings))
+        show_traces(out, report, as_json)
+        return
     deal = None if train is None and test is None else Deal(split_names(train), split_names(test), dev_share)
     dealt = parse_shares(shares) if shares else None
     made = import_data(format_name, paths, out, split=split, shares=dealt, deal=deal, settings=settings)
@@ -72,6 +90,49 @@ def import_(
     notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
     print(f"{out}: {made.passages:,} passages{counts and ', '}{counts}{notes}.")
     print(f"Next: coseek index {out} --out {out}-bm25")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `coseek run`, or of imported traces.")],
+    format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")],
+    out: Annotated[
+        Path, typer.Option(help="A .jsonl file for messages, a folder for atif, an .eval file for inspect.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Write the trajectories of a run for other systems.
+
+    `messages`: a line a conversation, with tool calls. `atif`: an ATIF document a file, with token ids and
+    log-probabilities where the run has them. `inspect`: a log for Inspect's viewer.
+    """
+    with missing_extras("a log of Inspect"):
+        count = export_run(Run(run), format_name, out)
+    if as_json:
+        print_json({"out": str(out), "format": format_name, "trajectories": count})
+    else:
+        print(f"{out}: {count:,} trajectories as {format_name}.")
+
+
+def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
+    """Print what came of an import of logs. Names of tools and reasons are untrusted text."""
+    if as_json:
+        print_json({"run": str(out), **report.to_json()})
+        return
+    console = stdout_console()
+    for one in report.left_out[:MOST_UNREAD]:
+        console.print(Text(f"left out: {one.where}: {one.reason}"))
+    if len(report.left_out) > MOST_UNREAD:
+        console.print(Text(f"… and {len(report.left_out) - MOST_UNREAD:,} more; source.json lists all"))
+    searches, lost = report.counts["searches"], report.counts["calls_without_result"]
+    print(
+        f"{out}: {report.imported:,} conversations ({report.with_answers:,} with gold answers), {searches:,} searches; "
+        f"{len(report.left_out):,} records left out, {lost:,} calls without a result."
+    )
+    if not searches and report.tools:
+        named = ", ".join(map(repr, report.tools))
+        print(f"No call is a search. Name the tools that search: search_tools=[NAME], of {named}")
+    print(f"Next: coseek score {out}, coseek view {out}, or coseek label {out} --method …")
 
 
 def show_report(report: JsonObject) -> None:

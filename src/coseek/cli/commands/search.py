@@ -22,7 +22,7 @@ def search(
     queries: Annotated[list[str], typer.Argument(metavar="QUERY", help="The query; several are one batch.")],
     k: Annotated[int, typer.Option("--passages", "-k", min=1, help="Passages a query.")] = 5,
     context: Annotated[
-        int, typer.Option(min=0, help="Passages of its document to show before and behind each hit.")
+        int, typer.Option(min=0, help="Passages of its document to show before and after each hit.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -44,15 +44,15 @@ def search(
 
 
 def with_context(hit: Hit, corpus: Corpus | None, passages: int) -> JsonObject:
-    """A hit as JSON, with the texts before and behind it where they are asked for."""
+    """A hit as JSON, with the texts before and after it where they are asked for."""
     if corpus is None or not passages:
         return hit.to_json()
-    before, behind = (neighbours(hit.passage, corpus, way, passages) for way in ("previous", "next"))
-    return {**hit.to_json(), "before": [one.to_json() for one in before], "behind": [one.to_json() for one in behind]}
+    before, after = (neighbours(hit.passage, corpus, way, passages) for way in ("previous", "next"))
+    return {**hit.to_json(), "before": [one.to_json() for one in before], "after": [one.to_json() for one in after]}
 
 
 def neighbours(passage: Passage, corpus: Corpus, way: str, most: int) -> list[Passage]:
-    """Up to `most` passages of its document before (`previous`) or behind (`next`) a passage, in reading order."""
+    """Up to `most` passages of its document before (`previous`) or after (`next`) a passage, in reading order."""
     found: list[Passage] = []
     at = passage
     while len(found) < most and isinstance(ident := at.meta.get(way), str) and corpus.has(ident):

@@ -118,6 +118,10 @@ def serve_model(
     queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are answered with 503.")] = _MODEL.queue,
     device: DeviceName = None,
     precision: PrecisionName = _MODEL.precision,
+    weights_below: Annotated[
+        Path | None,
+        typer.Option(help="Let POST /update_weights_from_disk load models below this folder, as training asks for."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model: POST /v1/completions (text or ids, with ids and log-probabilities when asked) and
@@ -140,6 +144,7 @@ def serve_model(
             "queue": queue,
             "device": device or AUTO,
             "precision": precision,
+            "weights_below": None if weights_below is None else str(weights_below),
             "log": not quiet,
         },
     )
@@ -153,7 +158,9 @@ def serve_model(
 def serve_agent(
     agent: Annotated[
         str,
-        typer.Argument(metavar="AGENT", help="A model folder, a URL, a YAML file, or `rules`, which needs no model."),
+        typer.Argument(
+            metavar="AGENT", help="A model folder, a URL, a YAML file, or `extract` or `rules`, which need no model."
+        ),
     ],
     retriever: RetrieverName,
     limits: Annotated[
@@ -174,8 +181,8 @@ def serve_agent(
     page: Annotated[bool, typer.Option(help="Serve a page for trying at /.")] = _AGENT.page,
     quiet: Quiet = False,
 ) -> None:
-    """Serve an agent: POST /v1/chat/completions, streaming turn by turn or whole, GET /v1/models, /health, /info, and a
-    page for trying at /.
+    """Serve an agent: POST /v1/chat/completions and /v1/responses, streamed or whole, GET /v1/models, /health, /info,
+    and a page for trying at /.
 
     The last message of a request is the question. What is answered is token for token what `coseek run` measures.
     """

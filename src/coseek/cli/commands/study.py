@@ -33,7 +33,7 @@ from coseek.graders.grading import answer_cache, generate_answers, judge_claims,
 from coseek.measure.combination_gain import CombinationGain
 from coseek.measure.component_scores import component_run
 from coseek.measure.question_groups import datasets_of
-from coseek.measure.report import PlotSection, Section, TableSection, write_report
+from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
 from coseek.measure.score import METRICS, ScoredRun
 from coseek.measure.searched import Answered, SearchedQuestion, search_questions
 from coseek.pipelines.agent_run import check_gold
@@ -90,7 +90,7 @@ def write_gain(out: Path, gain: CombinationGain, parts: GraderSet, tree: JsonObj
     write_json(out / "combination-gain.json", tree)
     text = "\n\n".join(parts.notes())
     plot = PlotSection("Curve", gain.plot(), "95 % bootstrap intervals.")
-    sections: list[Section] = [*(TableSection(name, table, text) for name, table in gain.tables().items()), plot]
+    sections: list[ReportSection] = [*(TableSection(name, table, text) for name, table in gain.tables().items()), plot]
     write_report(out / "combination-gain.html", "Combination gain", sections)
 
 

@@ -275,7 +275,7 @@ def _keep_unknown(text: str) -> None:
     from docutils.parsers.rst import Directive, directives, roles  # type: ignore[import-untyped]
     from docutils.parsers.rst.languages import en  # type: ignore[import-untyped]
 
-    class Kept(Directive):  # type: ignore[misc]
+    class UnknownDirective(Directive):  # type: ignore[misc]
         """Its arguments as a paragraph, then its content."""
 
         has_content = True
@@ -290,6 +290,6 @@ def _keep_unknown(text: str) -> None:
             return [made]
 
     for name in {found.lower() for found in _DIRECTIVE.findall(text)} - {*en.directives}:
-        directives.register_directive(name, Kept)
+        directives.register_directive(name, UnknownDirective)
     for name in {found.lower() for found in _ROLE.findall(text)} - {*en.roles}:
         roles.register_generic_role(name, nodes.inline)

@@ -22,13 +22,13 @@ def split(blocks: Sequence[str], size: int, overlap: int = 0) -> Iterator[str]:
     last = ""
     for text, glue, count in _units(blocks, room):
         if found and words + count > room:
-            last = _begun(last, "".join(found), overlap)
+            last = _with_overlap(last, "".join(found), overlap)
             yield last
             found, words = [], 0
         found.append(glue + text if found else text)
         words += count
     if found:
-        yield _begun(last, "".join(found), overlap)
+        yield _with_overlap(last, "".join(found), overlap)
 
 
 def count_words(text: str) -> int:
@@ -36,7 +36,7 @@ def count_words(text: str) -> int:
     return sum(1 for _ in WORD.finditer(text))
 
 
-def _begun(last: str, text: str, overlap: int) -> str:
+def _with_overlap(last: str, text: str, overlap: int) -> str:
     """The text behind the last words of the text before it."""
     tail = WORD.findall(last)[-overlap:] if overlap else []
     return f"{''.join(tail).strip()} {text}" if tail else text

@@ -7,16 +7,20 @@ from coseek.models.dialect import (
     FULL_SOFTMAX,
     PromptRequest,
     PromptScores,
+    ServerCall,
     ServerTurn,
     TurnRequest,
+    WeightUpdate,
     ids_of,
     item,
     logprobs_of,
     text_of,
+    version_of,
 )
 
 PATH = "/generate"
 EXACT = True
+ADAPTERS = False
 SCALED = True
 """True unless the server was started with SGLANG_RETURN_ORIGINAL_LOGPROB."""
 
@@ -48,7 +52,14 @@ def read(answer: JsonObject) -> ServerTurn:
         cut_off=_end(answer) == "length",
         ids=ids_of(cast(Json, [item(pair, 1) for pair in pairs])),
         logprobs=logprobs_of(cast(Json, [item(pair, 0) for pair in pairs])),
+        version=version_of(cast(JsonObject, item(answer, "meta_info")).get("weight_version")),
     )
+
+
+def update_calls(update: WeightUpdate) -> list[ServerCall]:
+    """One call, which empties the prefix cache, too. An adapter is merged in the folder."""
+    body: JsonObject = {"model_path": update.folder, "weight_version": str(update.version), "flush_cache": True}
+    return [ServerCall("/update_weights_from_disk", body)]
 
 
 def prompt_body(ask: PromptRequest) -> JsonObject:

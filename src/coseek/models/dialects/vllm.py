@@ -7,8 +7,10 @@ from coseek.models.dialect import (
     FULL_SOFTMAX,
     PromptRequest,
     PromptScores,
+    ServerCall,
     ServerTurn,
     TurnRequest,
+    WeightUpdate,
     ids_of,
     item,
     logprobs_of,
@@ -17,6 +19,7 @@ from coseek.models.dialect import (
 
 PATH = "/v1/completions"
 EXACT = True
+ADAPTERS = True
 SCALED = False
 """False because vLLM's default, `--logprobs-mode raw_logprobs`, ignores the temperature."""
 _NO_CHANCE = -9999.0
@@ -50,6 +53,15 @@ def read(answer: JsonObject) -> ServerTurn:
         ids=ids_of(item(choice, "token_ids")),
         logprobs=logprobs_of(item(choice, "logprobs", "token_logprobs")),
     )
+
+
+def update_calls(update: WeightUpdate) -> list[ServerCall]:
+    """An adapter needs `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1; whole weights need
+    VLLM_SERVER_DEV_MODE=1."""
+    if update.adapter is not None:
+        return [ServerCall("/v1/load_lora_adapter", {"lora_name": update.name, "lora_path": update.adapter})]
+    reload: JsonObject = {"method": "reload_weights", "kwargs": {"weights_path": update.folder}}
+    return [ServerCall("/collective_rpc", reload), ServerCall("/reset_prefix_cache", {})]
 
 
 def prompt_body(ask: PromptRequest) -> JsonObject:

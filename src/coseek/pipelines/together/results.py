@@ -7,7 +7,7 @@ from typing import cast
 from coseek.core.files import JsonObject, read_json
 from coseek.measure.intervals import Interval
 from coseek.measure.plots import Series, Svg, line_plot
-from coseek.measure.report import PlotSection, Section, TableSection, write_report
+from coseek.measure.report import PlotSection, ReportSection, TableSection, write_report
 from coseek.measure.score import METRICS, Scores, summaries_of
 from coseek.measure.table import Table, dataset_table, scores_json, show
 from coseek.pipelines import generator_table as served
@@ -152,9 +152,9 @@ class Results:
             **scores_json(self.scores),
         }
 
-    def sections(self, tables: dict[str, Table]) -> list[Section]:
+    def sections(self, tables: dict[str, Table]) -> list[ReportSection]:
         captions = {self.pairs.metric: "Greedy, on the test split.", "searches": "Searches a question."}
-        plots: list[Section] = [
+        plots: list[ReportSection] = [
             PlotSection(
                 f"Round by round: {metric}",
                 self.plot(metric),
@@ -162,7 +162,7 @@ class Results:
             )
             for metric, text in captions.items()
         ]
-        shown: list[Section] = [TableSection(name, table) for name, table in tables.items()]
+        shown: list[ReportSection] = [TableSection(name, table) for name, table in tables.items()]
         command = f"coseek train together {self.course.folder}/recipe.yaml --out ANOTHER"
         return [shown[0], *plots, *shown[1:], *closing_sections(self.course.recipe, self.files(), command)]
 

@@ -19,7 +19,8 @@ _CJK_OR_NOT = re.compile(f"([{_CJK}]+)|([^{_CJK}]+)")
 
 _PLAIN = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
 """Maps each ASCII character to its lower case, or to a blank. Twice as fast as a regular expression on ASCII text."""
-_OURS = ("none", "plural")
+AUTO = "auto"
+_OURS = ("none", "plural", AUTO)
 _LOCAL = threading.local()
 """Snowball stemmers by language, per thread: a stemmer has a buffer and is not thread-safe."""
 
@@ -36,7 +37,7 @@ def check_stem(name: str) -> str:
 
 Stem: TypeAlias = Annotated[str, AfterValidator(check_stem)]
 """`none`; `plural` removes English plural endings (`cities` → `city`, `films` → `film`); a language (`english`,
-`german`, …) selects its Snowball stemmer."""
+`german`, …) selects its Snowball stemmer; `auto`, in settings, that of the corpus's language."""
 
 
 def words(text: str, stem: str = "none") -> list[str]:

@@ -25,7 +25,8 @@ from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.index_update import OldIndex
-from coseek.retrieval.lexical.analyzer import Stem, stemmer, words
+from coseek.retrieval.lexical.analyzer import AUTO, Stem, stemmer, words
+from coseek.retrieval.lexical.language import language_of
 from coseek.retrieval.lexical.postings import Ints, Postings
 from coseek.retrieval.lexical.word_counts import ChunkCounts, WordCounts, count_words, joined_counts, merged
 from coseek.retrieval.query import QueryLike, as_queries
@@ -37,6 +38,8 @@ CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
 VOCABULARY = "vocabulary.json"
 _BLOCK_PAIRS = 65_536
+LANGUAGE_SAMPLE = 1_000
+"""Passages in which the language is looked for."""
 
 
 class Bm25Settings(Settings):
@@ -53,7 +56,8 @@ class Bm25Settings(Settings):
     stop_words: bool = False
     """Drop Lucene's 33 English stop words from passages and queries."""
     stem: Stem = "none"
-    """`plural` removes English plural endings; a language (`english`, `german`, …) selects its Snowball stemmer."""
+    """`plural` removes English plural endings; a language (`english`, `german`, …) selects its Snowball stemmer; `auto`
+    that of the language that the corpus is written in, or none, and is stored as the one found."""
     view: View = "query"
     """The view of a search turn. Labels and separators are omitted, since they would be searched as words."""
 
@@ -94,7 +98,7 @@ class Bm25:
     @classmethod
     def over(cls, corpus: Corpus, settings: Bm25Settings | None = None) -> "Bm25":
         """Index a corpus in memory."""
-        settings = settings or Bm25Settings()
+        settings = suit(settings or Bm25Settings(), corpus)
         return cls(corpus, settings, *weigh(corpus, settings))
 
     @property
@@ -208,6 +212,16 @@ def _maxima(weights_P: Scores, starts_V1: Ints) -> Scores:
 
 
 SETTINGS = Bm25Settings
+
+
+def suit(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
+    """The settings with the stemmer of the corpus's language in the place of `auto`; some passages, spread
+    over the corpus, are read."""
+    if settings.stem != AUTO:
+        return settings
+    every = max(1, len(corpus) // LANGUAGE_SAMPLE)
+    texts = (f"{corpus[row].title} {corpus[row].text}" for row in range(0, len(corpus), every))
+    return Bm25Settings.model_validate({**settings.model_dump(), "stem": language_of(texts) or "none"})
 
 
 def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:

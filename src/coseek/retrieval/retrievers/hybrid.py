@@ -1,10 +1,14 @@
-"""Hybrid: fuses the rankings of several retrievers, by reciprocal ranks or by weighted scores.
+"""Hybrid: fuses the rankings of several retrievers, by weighted scores or by reciprocal ranks.
+
+Equal weights are no safe choice: a part that cannot read the corpus drags the fusion far below the others. Where every
+part is an index, weights that are not given come from the corpus (`corpus_weights`), at the first search.
 
 A passage found by one part only keeps that part's share. A failed part fails the search, since a partial fusion would
 be a different retriever.
 """
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -19,10 +23,16 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.context_fields import ContextFields
+from coseek.retrieval.corpus_weights import corpus_weights
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.fusion import SMOOTHING, Scale, reciprocal_rank_fusion, weighted_fusion
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import Retriever, fields_read
+
+log = logging.getLogger(__name__)
+
+_INDEXES = ("bm25", "dense", "hnsw", "ivf-pq")
+"""Parts that a hundred searches more do not cost much."""
 
 
 class HybridSettings(Settings):
@@ -30,13 +40,13 @@ class HybridSettings(Settings):
 
     parts: list[str | dict[str, object]] = Field(min_length=2)
     """The retrievers: index folders, URLs, YAML files, or settings."""
-    method: Literal["rrf", "weighted"] = "rrf"
-    """`rrf` sums reciprocal ranks and needs no comparable scores; `weighted` sums scaled scores."""
+    method: Literal["rrf", "weighted"] = "weighted"
+    """`weighted` sums scaled scores; `rrf` sums reciprocal ranks and needs no comparable scores."""
     weights: list[float] | None = None
-    """One weight ≥ 0 per part; equal weights if not given."""
+    """One weight ≥ 0 per part. Not given: those of the corpus where every part is an index, else equal ones."""
     smoothing: float = Field(default=SMOOTHING, ge=0)
     """`rrf`: the constant k; larger values flatten the ranks."""
-    scale: Scale = "min-max"
+    scale: Scale = "z"
     """`weighted`: normalisation of a part's scores, per query."""
     depth: int = Field(default=100, ge=1)
     """Candidates per part, or `k` if that is more."""
@@ -50,8 +60,8 @@ class Hybrid:
     def __init__(self, parts: Sequence[Retriever], settings: HybridSettings) -> None:
         self.parts = tuple(parts)
         self.settings = settings
-        self._weights = _weights(settings.weights, len(self.parts))
         self.corpus = _shared_corpus(self.parts)
+        self._weights = None if self._asks_corpus() else _weights(settings.weights, len(self.parts))
 
     @property
     def reads(self) -> ContextFields:
@@ -61,7 +71,22 @@ class Hybrid:
     @property
     def identity(self) -> str:
         settings = self.settings.model_dump_json(exclude={"parts"})
-        return digest_of(self.name, settings, *(part.identity for part in self.parts))
+        weighed = ["weights of the corpus"] if self._asks_corpus() else []
+        return digest_of(self.name, settings, *weighed, *(part.identity for part in self.parts))
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """One weight a part. Those of the corpus are found when they are first needed, which takes about a second for
+        a small encoder."""
+        if self._weights is None and self.corpus is not None:
+            self._weights = corpus_weights(self.parts, self.corpus)
+            shown = (f"{part.name} {weight:.2f}" for part, weight in zip(self.parts, self._weights, strict=True))
+            log.info("weights of the hybrid: %s", ", ".join(shown))
+        return self._weights or ()
+
+    def _asks_corpus(self) -> bool:
+        searched = all(part.name in _INDEXES for part in self.parts)
+        return self.settings.weights is None and searched and self.corpus is not None and len(self.corpus) > 0
 
     def seen(self, query: QueryLike) -> str:
         """What every part sees, as a JSON list."""
@@ -99,9 +124,9 @@ class Hybrid:
                 ranking.setdefault(key, hit.score)
             scores.append(ranking)
         if self.settings.method == "rrf":
-            fused = reciprocal_rank_fusion(map(list, scores), self.settings.smoothing, self._weights)
+            fused = reciprocal_rank_fusion(map(list, scores), self.settings.smoothing, self.weights)
         else:
-            fused = weighted_fusion(scores, self._weights, self.settings.scale)
+            fused = weighted_fusion(scores, self.weights, self.settings.scale)
         hits = [Hit(passages[key], score) for key, score in fused.items()]
         ident, count = Counter(hit.passage.id for hit in hits).most_common(1)[0] if hits else ("", 1)
         if count > 1:

@@ -33,6 +33,12 @@ class ScoredEpisode:
     sampled_at: int = 0
     """The policy's number of updates when the run was sampled."""
 
+    @property
+    def version(self) -> int:
+        """The oldest version of the weights that sampled a turn of the run."""
+        versions = [segment.version for segment in self.trajectory.segments if segment.version is not None]
+        return min(versions, default=self.sampled_at)
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeBatch:

@@ -8,7 +8,7 @@ from torch import Tensor
 from coseek.training.rl.algorithm import Algorithm, StepRewards
 from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.episodes import EpisodeBatch
-from coseek.training.rl.losses import kl_estimate
+from coseek.training.rl.losses import importance_weights, kl_estimate
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.batch import Batch, make_batch
 
@@ -37,6 +37,8 @@ class Experience:
     """Share of groups whose rewards are all equal."""
     lone: int
     """Groups that faults reduced to a single run, which has no baseline."""
+    importance_BT: Tensor | None = None
+    """Weight of a token's policy loss for a sampler that is not the trainer; `None` without a correction."""
 
 
 def make_experience(
@@ -75,10 +77,17 @@ def make_experience(
         returns_BT=estimates.returns_BT,
         flat_B=flat_B,
         silent_B=silent_B,
-        sampled_at_B=torch.tensor([episode.sampled_at for episode in episodes.scored]),
+        sampled_at_B=torch.tensor([episode.version for episode in episodes.scored]),
         zero_spread=sum(bool(flat_B[places[0]]) for places in members.values()) / len(members),
         lone=sum(len(places) == 1 for places in members.values()) if settings.group_size > 1 else 0,
+        importance_BT=_importance(old_BT, batch, settings),
     )
+
+
+def _importance(old_BT: Tensor, batch: Batch, settings: RlSettings) -> Tensor | None:
+    if settings.importance == "off":
+        return None
+    return importance_weights(old_BT, batch.logprobs_BT, batch.agent_BT, settings.importance, settings.importance_cap)
 
 
 def _flat(rewards_B: Tensor, episodes: EpisodeBatch, settings: RlSettings) -> Tensor:

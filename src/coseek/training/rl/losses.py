@@ -5,6 +5,8 @@ defines the index along T. `mask_BT` is True at the policy's tokens. Inputs and 
 0 · NaN is NaN, and so is the gradient of an unselected branch that overflowed.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -139,6 +141,21 @@ def ratios(new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return π_new / π_old at the masked tokens, 1 elsewhere."""
     log_ratio_BT = torch.where(mask_BT, new_BT, 0.0) - torch.where(mask_BT, old_BT, 0.0)
     return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def importance_weights(
+    trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, kind: Literal["truncate", "mask"], cap: float
+) -> Tensor:
+    """Return the weight of each sampled token for a sampler that is not the trainer, 1 elsewhere.
+
+    With w = π_trainer / π_sampler at the weights of the rollout: `truncate` is min(w, C) (truncated importance
+    sampling; Ionides 2008, used for mismatched engines by Yao et al. 2025), `mask` is w for 1/C ≤ w ≤ C and else 0
+    (Ling team 2025, "IcePop").
+    """
+    weight_BT = ratios(trainer_BT, sampler_BT, mask_BT)
+    if kind == "truncate":
+        return weight_BT.clamp(max=cap)
+    return torch.where((weight_BT >= 1.0 / cap) & (weight_BT <= cap), weight_BT, 0.0)
 
 
 def policy_loss(

@@ -153,7 +153,7 @@ def rows_of(
             group=episode.group,
             episode=f"{episode.trajectory.question.id}/{episode.trajectory.seed}",
             turn=1,
-            policy_version=_version(episode),
+            policy_version=episode.version,
         )
 
     lengths = experience.batch.lengths_B.tolist()
@@ -222,11 +222,6 @@ def _scored(
         kept = groups_with_spread(episodes, settings)
         episodes = replace(episodes, scored=tuple(one for one in episodes.scored if one.group in kept))
     return episodes
-
-
-def _version(episode: ScoredEpisode) -> int:
-    versions = [segment.version for segment in episode.trajectory.segments if segment.version is not None]
-    return min(versions, default=episode.sampled_at)
 
 
 def _values(row: JsonObject, key: str, kind: type[T]) -> tuple[T, ...]:

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from coseek.core.settings import Settings
+from coseek.models.remote import RemoteModelSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 Normaliser: TypeAlias = Literal["token", "sequence", "group", "constant"]
@@ -71,6 +72,23 @@ class OverlongSettings(Settings):
         return self
 
 
+class RolloutSettings(Settings):
+    """Where rollouts are sampled."""
+
+    servers: tuple[str, ...] = ()
+    """URLs of model servers that sample: `coseek serve model`, vLLM or SGLang. None: in this process."""
+    weights: str | None = None
+    """A folder that the servers can read, for the weights of each step; inside the run's folder when not set."""
+    remote: RemoteModelSettings = RemoteModelSettings()
+    """Requests to the servers."""
+
+    @model_validator(mode="after")
+    def _names_each_server_once(self) -> "RolloutSettings":
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError(f"servers names one twice: {', '.join(self.servers)}")
+        return self
+
+
 class RlSettings(Settings):
     """Reinforcement learning of an agent. The defaults fit a laptop; the papers' values are given in brackets."""
 
@@ -118,6 +136,12 @@ class RlSettings(Settings):
     """Tokens per row, for the normaliser `constant`."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Source of the old policy's log-probabilities: the sampler, or one more forward pass of the trainer."""
+    importance: Literal["off", "truncate", "mask"] = "off"
+    """Correction for a sampler whose probabilities differ from the trainer's: a token's loss is multiplied by
+    π_trainer / π_sampler, truncated at `importance_cap`, or without the tokens outside [1 / cap, cap]. See
+    `losses.importance_weights`."""
+    importance_cap: float = Field(default=2.0, ge=1.0)
+    """C of the correction."""
 
     entropy: float = Field(default=0.0, ge=0.0)
     """Weight of a bonus for the exact entropy of the sampling distribution at every trained token (Search-R1's code:
@@ -166,6 +190,15 @@ class RlSettings(Settings):
             raise ValueError(
                 f"rollouts with top_p={self.top_p:g} have log-probabilities of a part of the softmax that is trained; "
                 "add old_logprobs=recompute"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_ratio_to_correct(self) -> "RlSettings":
+        if self.importance != "off" and self.old_logprobs == "rollout":
+            raise ValueError(
+                f"importance={self.importance} corrects the old policy's log-probabilities; add "
+                "old_logprobs=recompute (with rollout, the clipped ratio is to the sampler already)"
             )
         return self
 

@@ -147,6 +147,12 @@ def _policy_loss(
         token_bt = policy_loss(
             new_bt, old_bt, part(experience.advantages_BT), mask_bt, settings.clip_low, settings.clip_high
         )
+        if experience.importance_BT is not None:
+            importance_bt = part(experience.importance_BT)
+            token_bt = token_bt * importance_bt
+            metrics.tokens("importance", importance_bt, mask_bt)
+            cut_bt = (importance_bt == 0.0) | (importance_bt >= settings.importance_cap)
+            metrics.tokens("importance_cut", cut_bt.float(), mask_bt)
         if experience.reference_BT is not None:
             reference_bt = part(experience.reference_BT)
             kl_bt = kl_estimate(new_bt, reference_bt, mask_bt, settings.kl_estimator, settings.kl_clamp)

@@ -32,7 +32,7 @@ from coseek.training.sft.settings import Weight
 from coseek.training.sft.synthetic import DRILL_FACTS, WorldSampler, drill_of
 from coseek.world.passages import spaced
 from coseek.world.questions import kind_of, plan_of, wanted
-from coseek.world.rationales import MARK, line, rationale
+from coseek.world.rationales import MARK, rationale, step_line
 from coseek.world.world import World, WorldSettings, make_world
 
 Task = Literal["read", "drill", "next", "support", "check", "enough", "records", "copy"]
@@ -83,7 +83,7 @@ class BaseTaskSettings(Settings):
     """Settings of a world; each has another seed."""
     passages: tuple[int, int] = (1, 8)
     """Fewest and most passages of an example, gold ones included."""
-    warm_up: float = Field(default=0.25, ge=0.0, lt=0.5)
+    warm_up: float = Field(default=0.16, ge=0.0, lt=0.5)
     """Share of training in which records and copies are alone."""
 
     @model_validator(mode="after")
@@ -224,10 +224,7 @@ class BaseTasks:
             written = rationale(question, numbers, titles)
             facts = written.partition(MARK)[0]
         else:
-            facts = "".join(
-                line(titles[step.gold_id], numbers[step.gold_id], (step.relation, step.sub_answer))
-                for step in plan[:found]
-            )
+            facts = "".join(step_line(step, numbers[step.gold_id], titles[step.gold_id]) for step in plan[:found])
             written = f"{facts} Next : {wanted(question, plan[found])} ."
         if task == "enough":
             verdict = " yes ." if complete else " no ."

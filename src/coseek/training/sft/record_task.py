@@ -1,22 +1,26 @@
 """Record task: reading whose words are random tokens.
 
 Passages name an entity and state its relations. A drill lists names, each with a relation (`synthetic.py`), a chain
-asks for a relation of a relation of a name, and a match asks for the name that has two values. Few tokens make all
-names, and names resemble each other, so a whole name and a whole relation must be matched. Records are short and full
-of questions, and no word of them has a meaning.
+asks for a relation of a relation of a name, a match for the name that has two values, and a comparison for the name
+with the lower number or whether two names have one value. Few tokens make all names, and names resemble each other, so
+a whole name and a whole relation must be matched. Records are short and full of questions, and no word of them has a
+meaning.
 """
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import TypeAlias
 
-from coseek.world.rationales import MARK
+from coseek.world.rationales import MARK, NOW
 
 Ids: TypeAlias = list[int]
 Fact: TypeAlias = tuple[int, Ids, Ids]
 """Number of the record, relation, value."""
+Dates: TypeAlias = dict[tuple[int, ...], int]
+"""Tokens of a number → the number."""
 
 ALPHABETS = (30, 100, 400)
 """Numbers of different tokens that the names of one example are made of."""
@@ -26,8 +30,14 @@ TURNS = 5
 """Turns about the same records: the longer part of an example is what is learnt from."""
 HOPS = 4
 """Most relations of a chain."""
-CHAINS, MATCHES = 0.4, 0.15
-"""Shares of chains and of matches among the turns."""
+CHAINS, MATCHES, COMPARISONS = 0.4, 0.12, 0.16
+"""Shares of chains, matches and comparisons among the turns."""
+DATED = 0.5
+"""Share of examples with a relation whose values are numbers."""
+YEARS, APART = (1000, 2000), (9, 99, 900)
+"""Least numbers, and how far they are apart at most."""
+SHARED = 0.15
+"""Share of values that the same relation has in a record before."""
 FEWEST = 3
 """Fewest records and relations at which the maxima begin: a chain needs several."""
 INFLECTED = 0.25
@@ -44,7 +54,12 @@ FRAMES = ((" Which is", " ?"), (" Tell me", " ."), (" Find", " ."), (" I want to
 MATCH = ((" Which has", "{v}", " for", "{r}", " and", "{v}", " for", "{r}", " ?"),
          (" Who has the", "{r}", "{v}", " and the", "{r}", "{v}", " ?"))  # fmt: skip
 """How a match is asked."""
-FORM = (" Question :", " So :", " ;", " ,", " :", " .", MARK)
+LOWER = ((" Which has the lower", "{r}", " ,", "{a}", " or", "{b}", " ?"),
+         ("{a}", " or", "{b}", " : whose", "{r}", " is earlier ?"))  # fmt: skip
+SAME = ((" Have", "{a}", " and", "{b}", " the same", "{r}", " ?"),
+        (" Is the", "{r}", " of", "{a}", " that of", "{b}", " ?"))  # fmt: skip
+"""How a comparison is asked."""
+FORM = (" Question :", " So :", " ;", " ,", " :", " .", " is before", " the same .", " not the same .", NOW, MARK)
 """What stands between names, relations and values."""
 CLAUSES = (
     ("{r}", " :", "{v}"), (" whose", "{r}", " is", "{v}"), (" its", "{r}", " being", "{v}"),
@@ -71,13 +86,20 @@ class RecordTask:
         names = self._names(rng.randint(1, max(FEWEST, _grown(RECORDS, spread))), longest, alphabet, spread, rng)
         number = rng.randint(2, max(FEWEST, _grown(RELATIONS, spread)))
         relations = self._names(number, _grown(RELATION, spread), alphabet, spread, rng)
+        dates = self._dates(rng) if rng.random() < DATED else {}
         passages: Ids = []
         facts: list[Fact] = []
         for record, name in enumerate(names):
             passages += [*name, *self._number(record), *self._text(" :")]
             passages += name if rng.random() < 0.5 else []
             for relation in rng.sample(relations, rng.randint(max(1, number - 2), number)):
-                value = rng.choice(names) if rng.random() < LINKED else self._name(longest, alphabet, rng)
+                known = [value for _, one, value in facts if one == relation]
+                if dates and relation == relations[0]:
+                    value = [*rng.choice(list(dates))]
+                elif known and rng.random() < SHARED:
+                    value = rng.choice(known)
+                else:
+                    value = rng.choice(names) if rng.random() < LINKED else self._name(longest, alphabet, rng)
                 passages += self._clause(relation, relations, value, spread, rng)
                 facts.append((record, relation, value))
             passages += [*self._text(" ."), *self._number(record)]
@@ -88,6 +110,8 @@ class RecordTask:
                 question, answer = self._chain(names, facts, rng)
             elif kind < CHAINS + MATCHES and (pair := self._pair(facts, rng)):
                 question, answer = self._match(names, pair, rng)
+            elif kind > 1 - COMPARISONS and (pair := self._compared(facts, dates, rng)):
+                question, answer = self._comparison(names, pair, dates, rng)
             else:
                 asked = rng.sample(facts, min(len(facts), max(2, _grown(ASKED, spread))))
                 question, answer = self._drill(names, asked)
@@ -115,17 +139,23 @@ class RecordTask:
         return question, answer
 
     def _chain(self, names: list[Ids], facts: list[Fact], rng: random.Random) -> tuple[Ids, Ids]:
-        """A question whose every relation is one of the value before, and the facts to its answer."""
+        """A question whose every relation is one of the value before, and the facts to its answer. Behind a fact stands
+        what is still asked."""
         hops = rng.randint(1, HOPS)
         path = max((self._path(names, facts, hops, rng) for _ in range(STARTS)), key=len)
-        asked = names[path[0][0]]
-        for _, relation, _ in path:
-            before, between = rng.choice(NESTED)
-            asked = [*self._text(before), *relation, *self._text(between), *asked]
+        around = [rng.choice(NESTED) for _ in path]
         begin, end = rng.choice(FRAMES)
-        question = [*self._text(begin), *asked, *self._text(end)]
-        lines = [one for fact in path for one in self._line(names, fact)]
-        return question, [*lines, *self._text(MARK), *path[-1][2]]
+
+        def asked(first: int) -> Ids:
+            inner = names[path[first][0]]
+            for (before, between), (_, relation, _) in zip(around[first:], path[first:], strict=True):
+                inner = [*self._text(before), *relation, *self._text(between), *inner]
+            return [*self._text(begin), *inner, *self._text(end)]
+
+        answer = self._line(names, path[0])
+        for step in range(1, len(path)):
+            answer += [*self._text(NOW), *asked(step), *self._line(names, path[step])]
+        return asked(0), [*answer, *self._text(MARK), *path[-1][2]]
 
     def _path(self, names: list[Ids], facts: list[Fact], hops: int, rng: random.Random) -> list[Fact]:
         """Facts each about the value of the one before, at most `hops`."""
@@ -155,6 +185,37 @@ class RecordTask:
         return [one for part in parts for one in part], [
             *self._line(names, *pair), *self._text(MARK), *names[pair[0][0]],
         ]  # fmt: skip
+
+    def _dates(self, rng: random.Random) -> Dates:
+        """Numbers that are near each other, so that any digit may tell which is lower."""
+        first, apart = rng.randint(*YEARS), rng.choice(APART)
+        return {tuple(self.encode(f" {one}")): one for one in (first + rng.randint(0, apart) for _ in range(RECORDS))}
+
+    def _compared(self, facts: list[Fact], dates: Dates, rng: random.Random) -> list[Fact]:
+        """Two facts of one relation, with numbers, one value, or any, as often as there are such; empty without any."""
+        pairs = [[one, other] for one, other in combinations(facts, 2) if one[1] == other[1]]
+        alike = [pair for pair in pairs if pair[0][2] == pair[1][2]]
+        numbers = [pair for pair in pairs if tuple(pair[0][2]) in dates]
+        sorts = [sort for sort in (pairs, alike, numbers) if sort]
+        return rng.sample(rng.choice(rng.choice(sorts)), 2) if sorts else []
+
+    def _comparison(self, names: list[Ids], pair: list[Fact], dates: Dates, rng: random.Random) -> tuple[Ids, Ids]:
+        """A question for the name with the lower number, or whether two names have one value; and both facts."""
+        (one, relation, first), (other, _, second) = pair
+        numbers = [dates[tuple(value)] for value in (first, second) if tuple(value) in dates]
+        parts = {"{r}": relation, "{a}": names[one], "{b}": names[other]}
+        lower = first != second and len(numbers) == 2
+        frame = rng.choice(LOWER if lower else SAME)
+        question = [one for part in frame for one in parts.get(part) or self._text(part)]
+        lines = [*self._line(names, pair[0]), *self._line(names, pair[1])]
+        if lower:
+            if numbers[0] > numbers[1]:
+                one, first, second = other, second, first
+            told, answer = [*first, *self._text(" is before"), *second, *self._text(" .")], names[one]
+        else:
+            told = self._text(" the same ." if first == second else " not the same .")
+            answer = self._text(" yes" if first == second else " no")
+        return question, [*lines, *told, *self._text(MARK), *answer]
 
     def _line(self, names: list[Ids], *facts: Fact) -> Ids:
         """The facts of one record."""
@@ -191,8 +252,8 @@ class RecordTask:
     def words(self) -> Ids:
         """The ids of names: all but padding, end of text and those of the form, which would end a name."""
         numbers = [f" # {number}" for number in range(1, RECORDS + 1)]
-        parts = [part for row in (*CLAUSES, *NESTED, *FRAMES, *MATCH) for part in row if "{" not in part]
-        form = {one for text in (*FORM, *parts, *numbers) for one in self._text(text)}
+        parts = [part for row in (*CLAUSES, *NESTED, *FRAMES, *MATCH, *LOWER, *SAME) for part in row if "{" not in part]
+        form = {one for text in (*FORM, *parts, *numbers, " yes", " no") for one in self._text(text)}
         return [one for one in range(2, self.vocabulary) if one not in form]
 
     @cached_property

@@ -71,14 +71,14 @@ def make_batch(trajectories: Sequence[Trajectory]) -> Batch:
     agent_BT = torch.zeros(shape, dtype=torch.bool)
     logprobs_BT = torch.zeros(shape, dtype=torch.float32)
     for row, run in enumerate(trajectories):
-        if not run.segments or not run.segments[0].ids or run.segments[0].author is Author.AGENT:
-            raise DataError(f"the trajectory of question {run.question.id!r} begins without a prompt")
         if not run.exact:
             raise DataError(
-                f"the run of question {run.question.id!r} cannot be trained on: its server did not return the ids "
-                "that it sampled and their log-probabilities; run the agent from its folder, or on a server that "
-                "returns both (vLLM, SGLang, `coseek serve model`)"
+                f"the run of question {run.question.id!r} cannot be trained on: the server or log that it is from does "
+                "not hold the ids that were sampled with their log-probabilities; run the agent from its folder, or on "
+                "a server that returns both (vLLM, SGLang, `coseek serve model`)"
             )
+        if not run.segments or not run.segments[0].ids or run.segments[0].author is Author.AGENT:
+            raise DataError(f"the trajectory of question {run.question.id!r} begins without a prompt")
         start = 0
         for segment in run.segments:
             end = start + len(segment.ids)

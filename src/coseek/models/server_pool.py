@@ -1,0 +1,159 @@
+"""Server pool: one model behind several servers. A row stays at one server, whose prefix cache holds it.
+
+Every request holds the whole row, so a row whose server fails goes on at another one, and no episode is lost. Only
+servers with the current weights are asked.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+
+from coseek.core.errors import SettingError
+from coseek.core.files import JsonObject
+from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
+from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
+
+REST_S = 30.0
+"""Seconds for which a server that failed is asked last."""
+
+
+@dataclass(slots=True)
+class _PooledRow:
+    """A row so far."""
+
+    request: Request
+    """The last one, with the ids of the whole row and the ranges that the model wrote."""
+    place: int = -1
+    """Its server."""
+    tried: set[int] = field(default_factory=set)
+    """Servers that failed at its present turn."""
+    waits: bool = True
+
+
+class ServerPool:
+    """Implements `ServedModel`. Driven by one thread; calls run in the background."""
+
+    def __init__(self, servers: Sequence[RemoteModel]) -> None:
+        """`servers` share one `done` queue."""
+        self.servers = servers
+        self.tokenizer: Tokenizer = servers[0].tokenizer
+        self.moved = 0
+        """Turns that were asked again at another server."""
+        self._current = set(range(len(servers)))
+        """Servers with the current weights."""
+        self._rests_until = [0.0] * len(servers)
+        self._rows: dict[int, _PooledRow] = {}
+        self._done = servers[0].done
+        self._lost: list[Turn] = []
+        """Faults of rows for which there is no server."""
+
+    @property
+    def concurrency(self) -> int:
+        """Rows that the servers continue at once."""
+        return sum(self.servers[place].concurrency for place in self._current)
+
+    def use(self, current: Sequence[int], version: int, name: str | None = None) -> None:
+        """Ask only the servers at these places from now on, which have the weights of a version, under a model's name
+        where that changed."""
+        self._current = set(current)
+        for place in current:
+            server = self.servers[place]
+            server.version = version
+            if name is not None:
+                server.served = replace(server.served, model=name)
+
+    def start(self, request: Request) -> None:
+        if request.key in self._rows:
+            raise ValueError(f"a row with the key {request.key} is open already; close it first")
+        self._rows[request.key] = row = _PooledRow(request)
+        self._send(row)
+
+    def extend(self, request: Request) -> None:
+        row = self._rows.get(request.key)
+        if row is None or row.waits:
+            raise ValueError(f"row {request.key} is not open or has not stopped yet, so it cannot be extended")
+        row.request = replace(request, ids=row.request.ids + request.ids, written=row.request.written)
+        row.waits, row.tried = True, set()
+        if row.place in self._current:
+            self.servers[row.place].extend(request)
+        else:
+            self._leave(row)
+            self._send(row)
+
+    def wake(self) -> None:
+        self._done.put(None)
+
+    def step(self) -> list[Turn]:
+        """Wait for at least one row, or until `wake`; returns the turns of all finished rows."""
+        turns, self._lost = self._lost, []
+        if not any(row.waits for row in self._rows.values()):
+            return turns
+        try:
+            ended = self._done.get(block=not turns)
+            while ended is not None:
+                turns += self._taken(*ended)
+                ended = self._done.get(block=not turns)
+        except Empty:
+            pass
+        return turns
+
+    def close(self, key: int) -> None:
+        """Close a row and cancel its pending call."""
+        row = self._rows.pop(key, None)
+        if row is not None:
+            self._leave(row)
+
+    def _taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
+        row = self._rows.get(key)
+        if row is None or row.place < 0:
+            return []
+        turns = self.servers[row.place].taken(key, future)
+        for turn in turns:
+            if turn.end is TurnEnd.FAULT:
+                row.tried.add(row.place)
+                self._rests_until[row.place] = time.monotonic() + REST_S
+                if self._current - row.tried:
+                    self.moved += 1
+                    self._leave(row)
+                    self._send(row)
+                    return []
+            row.waits = False
+            begin = len(row.request.ids)
+            row.request = replace(
+                row.request,
+                ids=row.request.ids + turn.ids,
+                written=(*row.request.written, (begin, begin + len(turn.ids))),
+            )
+        return turns
+
+    def _send(self, row: _PooledRow) -> None:
+        """Open the whole row at the server with the fewest rows."""
+        choices = self._current - row.tried
+        if not choices:
+            row.waits = False
+            lost = Turn(row.request.key, (), (), TurnEnd.FAULT, "no rollout server has the current weights")
+            self._lost.append(lost)
+            return
+        now, rows = time.monotonic(), [other.place for other in self._rows.values() if other.waits]
+        row.place = min(choices, key=lambda place: (self._rests_until[place] > now, rows.count(place), place))
+        self.servers[row.place].start(row.request)
+
+    def _leave(self, row: _PooledRow) -> None:
+        if row.place >= 0:
+            self.servers[row.place].close(row.request.key)
+            row.place = -1
+
+
+def open_pool(
+    urls: Sequence[str], settings: RemoteModelSettings, tokenizer: Tokenizer, stops: Sequence[str], temperature: float
+) -> ServerPool:
+    """Open the model at several URLs. Raises `SettingError` for a server that cannot be asked."""
+    done: SimpleQueue[tuple[int, Future[JsonObject]] | None] = SimpleQueue()
+    servers = [open_remote(url, settings, tokenizer, stops, temperature) for url in urls]
+    for server in servers:
+        server.done = done
+        if server.inexact:
+            raise SettingError(f"{server.calls.base}: {server.inexact}")
+    return ServerPool(servers)

@@ -1,0 +1,1 @@
+"""Traces: runs as other systems write them, in and out."""

@@ -1,0 +1,347 @@
+"""Conversation: a chat with tool calls, as logs hold it, and the trajectory that is stored for it.
+
+A message is an object with `role`, `content` and `tool_calls` in the form of OpenAI's chat completions. The trajectory
+is written in the tags of `PROTOCOL`. All text of a log is data: marks in it are neutralised before ours are put around
+it, a call is one only where the log has it as a call, and the run is never exact, so nothing in it is trained on as
+sampled.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coseek.agents.actions import texts_of
+from coseek.agents.protocol import Protocol, load_protocol
+from coseek.core.files import Json, JsonObject
+from coseek.core.strict_json import InvalidJson, parse_strict
+from coseek.data.evidence import ranked
+from coseek.data.question import Question
+from coseek.data.trajectory import MESSAGE, PROMPT, TOOL, Author, Call, Search, Segment, StopReason, Trajectory
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.traces.found_passages import hits_by_query
+
+PROTOCOL = "tongyi"
+"""The protocol whose tags imported runs are written in: reasoning, JSON tool calls, a tagged answer."""
+QUERY_ARGUMENTS = ("query", "queries", "q", "search_query", "question", "keywords", "input", "text")
+"""Arguments of a search tool that may hold the query, the first that is there; else its only argument."""
+_SEARCHES = re.compile("search|retriev", re.I)
+_EMPTY = "the last message is empty"
+_UNCUT = 2**31
+"""Tokens to which a result is cut: it has been shown already."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledIds:
+    """Token ids of one assistant message, where the log has them."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One an id; 0 stands for an unknown one."""
+    read: tuple[int, ...] = ()
+    """What stood in the context before it and behind the message before; empty where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One conversation of a log."""
+
+    question: Question
+    messages: tuple[JsonObject, ...]
+    where: str = ""
+    """File and line."""
+    answer: str | None = None
+    """The final answer, where the log has it apart; else it is the text of the last message."""
+    fault: str = ""
+    """Why the run failed; such a run is counted and never scored."""
+    sampled: Mapping[int, SampledIds] = field(default_factory=dict)
+    """By position of an assistant message."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCall:
+    """A tool call in a message."""
+
+    ident: str | None
+    name: str
+    arguments: Json
+
+    @property
+    def object(self) -> JsonObject:
+        """The arguments as an object, as formats and tools want them."""
+        return self.arguments if isinstance(self.arguments, dict) else {"arguments": self.arguments}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """Assistant messages with nothing between them, and the messages behind them; positions in the conversation."""
+
+    written: tuple[int, ...]
+    behind: tuple[int, ...]
+
+
+def text_of(content: Json) -> str:
+    """The text of a message's content: a text, a list of parts, or nothing."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        return json.dumps(content, ensure_ascii=False)
+    parts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        kind = part.get("type") if isinstance(part, dict) else None
+        parts.append(text if isinstance(text, str) else f"({kind})")
+    return "\n".join(parts)
+
+
+def reasoning_in(message: JsonObject) -> str:
+    """The reasoning that some servers return beside the content."""
+    return next((text for key in ("reasoning_content", "reasoning") if isinstance(text := message.get(key), str)), "")
+
+
+def calls_in(message: JsonObject) -> list[LoggedCall]:
+    """The tool calls of an assistant message, those of the older form `function_call` too."""
+    listed = message.get("tool_calls")
+    rows = listed if isinstance(listed, list) else []
+    if isinstance(message.get("function_call"), dict):
+        rows = [*rows, {"function": message["function_call"]}]
+    found: list[LoggedCall] = []
+    for row in rows:
+        function = row.get("function", row) if isinstance(row, dict) else None
+        if isinstance(row, dict) and isinstance(function, dict) and isinstance(name := function.get("name"), str):
+            ident = row.get("id")
+            found.append(LoggedCall(ident if isinstance(ident, str) else None, name, _arguments(function)))
+    return found
+
+
+def _arguments(function: JsonObject) -> Json:
+    given = function.get("arguments")
+    if not isinstance(given, str):
+        return given
+    try:
+        return parse_strict(given)
+    except InvalidJson:
+        return given
+
+
+def turns_of(messages: Sequence[JsonObject]) -> tuple[int, list[ChatTurn]]:
+    """The number of messages that the agent read first, and its turns. A greeting before the question is read."""
+    roles = [message["role"] for message in messages]
+    begin = roles.index("user") + 1 if "user" in roles else 0
+    while begin < len(roles) and roles[begin] != "assistant":
+        begin += 1
+    turns: list[ChatTurn] = []
+    for at in range(begin, len(roles)):
+        last = turns[-1] if turns else ChatTurn((), ())
+        if roles[at] != "assistant":
+            turns[-1] = ChatTurn(last.written, (*last.behind, at))
+        elif last.behind or not turns:
+            turns.append(ChatTurn((at,), ()))
+        else:
+            turns[-1] = ChatTurn((*last.written, at), ())
+    return begin, turns
+
+
+def results_of(messages: Sequence[JsonObject], turn: ChatTurn) -> tuple[list[LoggedCall], dict[int, int]]:
+    """The calls of a turn, and which message behind it (by position) holds the result of which call (by number).
+
+    A result names its call by id; one without an id belongs to the first call that has no result yet.
+    """
+    calls = [call for at in turn.written for call in calls_in(messages[at])]
+    left = dict(enumerate(calls))
+    matched: dict[int, int] = {}
+    for at in turn.behind:
+        if messages[at]["role"] in ("tool", "function"):
+            ident = messages[at].get("tool_call_id")
+            number = next((n for n, call in left.items() if ident is None or call.ident == ident), None)
+            if number is not None:
+                matched[at] = number
+                del left[number]
+    return calls, matched
+
+
+@dataclass
+class ConversationReader:
+    """Makes trajectories of conversations, and counts what they hold."""
+
+    search_tools: Sequence[str] = ()
+    """Names of the tools that search; by default those whose name contains `search` or `retriev`."""
+    query_argument: str = ""
+    """The argument that holds the query."""
+    tools: Counter[str] = field(default_factory=Counter)
+    """Calls with a result, by the tool's name."""
+    counts: Counter[str] = field(default_factory=Counter)
+    protocol: Protocol = field(default_factory=lambda: load_protocol(PROTOCOL))
+
+    def __post_init__(self) -> None:
+        self._bytes = ByteTokenizer(self.protocol.grammar.special_tokens)
+
+    def trajectory(self, chat: Conversation, seed: int) -> Trajectory:
+        """The inexact run of a conversation."""
+        begin, turns = turns_of(chat.messages)
+        run = _Writer(self, chat)
+        run.prompt(begin)
+        for number, turn in enumerate(turns, start=1):
+            run.turn(turn, number, is_last=number == len(turns))
+        return run.finish(seed)
+
+    def is_search(self, name: str) -> bool:
+        return name in self.search_tools if self.search_tools else _SEARCHES.search(name) is not None
+
+    def queries(self, arguments: Json) -> tuple[str, ...]:
+        """The queries in a call's arguments; none where they are in no argument that is known."""
+        if not isinstance(arguments, dict):
+            return texts_of(arguments)
+        if self.query_argument:
+            return texts_of(arguments.get(self.query_argument))
+        named = next((queries for key in QUERY_ARGUMENTS if (queries := texts_of(arguments.get(key)))), ())
+        return named or (texts_of(next(iter(arguments.values()))) if len(arguments) == 1 else ())
+
+    def shown(self, text: str) -> str:
+        """A result as the protocol shows it."""
+        return self._bytes.decode(self.protocol.template.result_ids(self._bytes, text, _UNCUT))
+
+
+@dataclass
+class _Writer:
+    """A trajectory in the making."""
+
+    reader: ConversationReader
+    chat: Conversation
+    segments: list[Segment] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    answer: str | None = None
+    ending: str = "the log ends without an answer"
+
+    def prompt(self, begin: int) -> None:
+        """Everything that stands before the agent's first turn."""
+        read = self.chat.messages[:begin]
+        texts = [text_of(message.get("content")) for message in read]
+        if len(read) > 1:
+            texts = [f"{message['role']}: {text}" for message, text in zip(read, texts, strict=True)]
+        text = "\n\n".join(texts) or self.chat.question.question
+        sampled = self.chat.sampled.get(begin)
+        self._read(PROMPT, self._escape(text), sampled.read if sampled else ())
+
+    def turn(self, turn: ChatTurn, number: int, is_last: bool) -> None:
+        """One turn of the agent, and what it was answered."""
+        messages = self.chat.messages
+        calls, matched = results_of(messages, turn)
+        content = "\n".join(text for at in turn.written if (text := text_of(messages[at].get("content"))).strip())
+        if is_last and not turn.behind:
+            self.answer = None if calls else (self.chat.answer or content).strip() or None
+            self.ending = "the log ends with a call that has no result" if calls else _EMPTY
+        self._wrote(turn, calls, content)
+        self._found(turn, calls, matched, number)
+        self.reader.counts["calls_without_result"] += len(calls) - len(matched)
+
+    def finish(self, seed: int) -> Trajectory:
+        chat = self.chat
+        if chat.answer is not None and self.segments[-1].author is Author.ENVIRONMENT:
+            self.segments.append(Segment(Author.AGENT, "answer", self._answered(chat.answer), ()))
+        self.answer = chat.answer or self.answer
+        if chat.fault:
+            stop, detail, self.answer = StopReason.MODEL_ERROR, chat.fault, None
+        elif self.answer is not None:
+            stop, detail = StopReason.ANSWERED, ""
+        else:
+            stop, detail = StopReason.INVALID if self.ending == _EMPTY else StopReason.TURN_LIMIT, self.ending
+        grammar = self.reader.protocol.grammar
+        format_error = grammar.format_error(grammar.spans(self.segments))
+        return Trajectory(
+            question=chat.question,
+            protocol=self.reader.protocol.name,
+            segments=tuple(self.segments),
+            searches=tuple(self.searches),
+            stop=stop,
+            answer=self.answer,
+            valid=not format_error,
+            format_error=format_error,
+            stop_detail=detail,
+            seed=seed,
+            exact=False,
+            calls=tuple(self.calls),
+            evidence=ranked(self.searches, ()),
+            messages=chat.messages,
+        )
+
+    # --- parts of a turn
+
+    def _wrote(self, turn: ChatTurn, calls: Sequence[LoggedCall], content: str) -> None:
+        """The agent's segment: reasoning, content, and calls or an answer in the protocol's tags."""
+        reasoning = "\n".join(reasoning_in(self.chat.messages[at]) for at in turn.written).strip()
+        pieces, tag = [self._escape(reasoning)], ""
+        if self.answer != content.strip():
+            pieces.append(self._escape(content))
+        pieces += [self._called(call) for call in calls]
+        if calls:
+            tag = "tool_call"
+        elif self.answer is not None:
+            pieces.append(self._answered(self.answer))
+            tag = "answer"
+        text = "\n".join(piece for piece in pieces if piece)
+        sampled = self.chat.sampled.get(turn.written[0]) if len(turn.written) == 1 else None
+        ledger = (sampled.ids, sampled.logprobs) if sampled else ((), ())
+        self.segments.append(Segment(Author.AGENT, tag, text, *ledger))
+
+    def _found(self, turn: ChatTurn, calls: Sequence[LoggedCall], matched: Mapping[int, int], number: int) -> None:
+        """Searches and calls with their results, in one block of the searches and a segment for each other message."""
+        messages, blocks = self.chat.messages, list[tuple[str, str]]()
+        searched: list[str] = []
+        results = {number: at for at, number in matched.items()}
+        for place, call in enumerate(calls):
+            if place in results and (queries := self._queries(call)):
+                message = messages[results[place]]
+                self._searched(message, queries, number)
+                if not message.get("fault"):
+                    searched.append(text_of(message.get("content")))
+        for at in turn.behind:
+            text = text_of(messages[at].get("content"))
+            if at not in matched:
+                blocks.append((MESSAGE, self._escape(text)))
+                continue
+            call = calls[matched[at]]
+            self.reader.tools[call.name] += 1
+            if not self._queries(call):
+                blocks.append((TOOL, self.reader.shown(text)))
+                self.calls.append(Call(number, call.name, call.object, text))
+            elif messages[at].get("fault"):
+                blocks.append((MESSAGE, self._escape(text)))
+        if searched:
+            tag = self.reader.protocol.observation_tag
+            blocks.insert(0, (tag, self.reader.shown("\n\n".join(searched))))
+        following = self.chat.sampled.get(turn.behind[-1] + 1) if turn.behind else None
+        for at, (tag, text) in enumerate(blocks):
+            self._read(tag, text, following.read if following and len(blocks) == 1 and at == 0 else ())
+
+    def _searched(self, message: JsonObject, queries: Sequence[str], number: int) -> None:
+        if fault := message.get("fault"):
+            self.searches += [Search(query, fault=str(fault), turn=number) for query in queries]
+        else:
+            found = hits_by_query(
+                message["hits"] if "hits" in message else text_of(message.get("content")), len(queries)
+            )
+            self.searches += [Search(query, hits, turn=number) for query, hits in zip(queries, found, strict=True)]
+        self.reader.counts["searches"] += len(queries)
+
+    def _queries(self, call: LoggedCall) -> tuple[str, ...]:
+        return self.reader.queries(call.arguments) if self.reader.is_search(call.name) else ()
+
+    def _called(self, call: LoggedCall) -> str:
+        """A call in the protocol's tags. Searches are written as calls of the protocol's own tool."""
+        queries = self._queries(call)
+        row: JsonObject = {"name": call.name, "arguments": call.arguments}
+        if queries:
+            row = {"name": "search", "arguments": {"query": [*queries]}}
+        return f"<tool_call>{self._escape(json.dumps(row, ensure_ascii=False))}</tool_call>"
+
+    def _answered(self, text: str) -> str:
+        return f"<answer>{self._escape(text)}</answer>"
+
+    def _escape(self, text: str) -> str:
+        return self.reader.protocol.grammar.escape(text)
+
+    def _read(self, tag: str, text: str, ids: tuple[int, ...]) -> None:
+        self.segments.append(Segment(Author.ENVIRONMENT, tag, text, ids))

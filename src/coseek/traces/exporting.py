@@ -1,0 +1,79 @@
+"""Export of runs: their trajectories in the formats of other systems."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias
+
+from coseek.core.errors import DataError, UnknownName
+from coseek.core.files import atomic_folder, check_output_folder, write_json, write_jsonl
+from coseek.data.run import Run
+from coseek.data.trajectory import Trajectory
+from coseek.traces.atif import atif_document
+from coseek.traces.inspect_log import write_inspect_log
+from coseek.traces.messages import message_row
+
+Writer: TypeAlias = Callable[[Run, Path], int]
+"""(run, what to write) → how many trajectories it holds."""
+
+
+def export_run(run: Run, format_name: str, out: Path) -> int:
+    """Write a run in a format of `FORMATS`; returns the number of its trajectories. Raises `DataError` for an empty
+    run, and for an `out` that holds something else."""
+    if format_name not in FORMATS:
+        raise UnknownName("trace format", format_name, FORMATS)
+    return FORMATS[format_name](run, out)
+
+
+def _trajectories(run: Run) -> Iterator[Trajectory]:
+    """The trajectories of a run that has some."""
+    trajectories = run.trajectories()
+    first = next(trajectories, None)
+    if first is None:
+        raise DataError(f"{run.folder} holds no trajectories, so there is nothing to export")
+    yield from chain([first], trajectories)
+
+
+def _messages(run: Run, out: Path) -> int:
+    return write_jsonl(_file(out, ".jsonl"), map(message_row, _trajectories(run)))
+
+
+def _atif(run: Run, out: Path) -> int:
+    """One document a file; files are numbered, since an id may be no file name."""
+    check_output_folder(out, "000001.json")
+    count = 0
+
+    def fill(folder: Path) -> None:
+        nonlocal count
+        for count, trajectory in enumerate(_trajectories(run), start=1):
+            write_json(folder / f"{count:06}.json", atif_document(trajectory, agent_name(run)))
+
+    atomic_folder(out, fill)
+    return count
+
+
+def _inspect(run: Run, out: Path) -> int:
+    trajectories = list(_trajectories(run))
+    task = run.folder.resolve().name
+    return write_inspect_log(_file(out, ".eval"), task, run.record, trajectories, agent_name(run) or "none")
+
+
+def agent_name(run: Run) -> str | None:
+    """The name of a run's agent, without the folders of this machine."""
+    agent = run.settings.get("agent")
+    name = agent.get("name") if isinstance(agent, dict) else None
+    if not isinstance(name, str):
+        return None
+    return name if name.startswith(("http://", "https://")) else Path(name).name
+
+
+def _file(out: Path, suffix: str) -> Path:
+    if out.suffix != suffix:
+        raise DataError(f"--out {out}: name a file that ends in {suffix}")
+    if out.is_dir():
+        raise DataError(f"--out {out} is a folder; name a file in it")
+    return out
+
+
+FORMATS: Mapping[str, Writer] = {"messages": _messages, "atif": _atif, "inspect": _inspect}
+"""`messages`: JSON lines of chat messages; `atif`: a folder of ATIF documents; `inspect`: an Inspect log (`.eval`)."""

@@ -1,0 +1,130 @@
+"""Import of logs: the conversations of files as an inexact run, which can be scored, viewed and labelled."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import (
+    Json,
+    JsonObject,
+    atomic_folder,
+    check_output_folder,
+    is_failed_start,
+    read_yaml,
+    write_json,
+)
+from coseek.core.fingerprint import file_digest
+from coseek.core.settings import dump_settings, make_settings, merge_settings
+from coseek.data.run import Run
+from coseek.traces.conversation import ConversationReader
+from coseek.traces.records import RecordFault, RecordReader, log_files
+from coseek.traces.settings import TraceSettings
+
+REPORT = "source.json"
+"""What came of the files, in the run's folder."""
+PATHS = (
+    "id",
+    "question",
+    "answers",
+    "gold_ids",
+    "answer",
+    "fault",
+    "messages",
+    "steps",
+    "reasoning",
+    "query",
+    "results",
+)
+"""Settings that are paths into a record."""
+
+
+@dataclass
+class TraceReport:
+    """What came of an import."""
+
+    imported: int = 0
+    with_answers: int = 0
+    """Conversations whose question has gold answers."""
+    left_out: list[RecordFault] = field(default_factory=list)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Searches, and calls without a result."""
+    tools: Mapping[str, int] = field(default_factory=dict)
+    """Calls with a result, by the tool's name; whatever an agent wrote."""
+
+    def to_json(self) -> JsonObject:
+        left_out: list[Json] = [{"where": one.where, "reason": one.reason} for one in self.left_out]
+        counts: JsonObject = {**self.counts}
+        return {
+            "imported": self.imported,
+            "with_answers": self.with_answers,
+            **counts,
+            "tools": {**self.tools},
+            "left_out": left_out,
+        }
+
+
+def trace_settings(typed: Mapping[str, Json]) -> TraceSettings:
+    """The settings, with those of the file `map` below them. Raises `SettingError`."""
+    file = typed.get("map")
+    if not isinstance(file, str):
+        return make_settings(TraceSettings, typed)
+    below = read_yaml(Path(file), "mapping file")
+    make_settings(TraceSettings, below, file)
+    return make_settings(TraceSettings, merge_settings(TraceSettings, below, dict(typed)))
+
+
+def import_traces(sources: Sequence[Path], out: Path, settings: TraceSettings | None = None) -> TraceReport:
+    """Write the conversations of log files (`records`) as the run `out`. Nothing is written when none can be read.
+
+    A record that cannot be read is left out and reported. Conversations with the same question get the seeds 0, 1, …
+    in order. Raises `DataError` for a folder with other contents, and `SettingError` for a path that no record has.
+    """
+    settings = settings or TraceSettings()
+    files = log_files(sources)
+    check_output_folder(out, "run.yaml")
+    if (out / "run.yaml").exists() and not is_failed_start(out, "run.yaml"):
+        raise DataError(f"{out} holds a run already; choose another --out")
+    report = TraceReport()
+
+    def fill(folder: Path) -> None:
+        names: list[Json] = [path.name for path in files]
+        run = Run.create(folder, {"traces": names, **dump_settings(settings)})
+        _read(files, settings, run, report)
+        if not report.imported:
+            why = "".join(f"; {one.where}: {one.reason}" for one in report.left_out[:3])
+            raise DataError(f"no conversation found in {', '.join(map(str, sources))}{why}")
+        digests: JsonObject = {path.name: file_digest(path) for path in files}
+        write_json(folder / REPORT, {"format": "traces", "files": digests, **report.to_json()})
+
+    atomic_folder(out, fill)
+    return report
+
+
+def _read(files: Sequence[Path], settings: TraceSettings, run: Run, report: TraceReport) -> None:
+    reader = ConversationReader(settings.search_tools, settings.query_argument)
+    records = RecordReader(settings, Counter())
+    asked: dict[str, tuple[str, int]] = {}
+    """Question id → its text, and how many conversations ask it."""
+    with run.open_for_append() as file:
+        for path in files:
+            for found in records.read(path):
+                if isinstance(found, RecordFault):
+                    report.left_out.append(found)
+                    continue
+                ident, text = found.question.id, found.question.question
+                before, seed = asked.get(ident, (text, 0))
+                if before != text:
+                    reason = f"the question id {ident!r} is that of another question; name another field with id=PATH"
+                    report.left_out.append(RecordFault(found.where, reason))
+                    continue
+                asked[ident] = text, seed + 1
+                Run.append(file, reader.trajectory(found, seed))
+                report.imported += 1
+                report.with_answers += bool(found.question.answers)
+    unused = [name for name in PATHS if name in settings.model_fields_set and not records.used[name]]
+    if unused and report.imported + len(report.left_out):
+        raise SettingError(f"no record has anything at {unused[0]}={getattr(settings, unused[0])}; check the path")
+    report.counts = {"searches": 0, "calls_without_result": 0, **reader.counts}
+    report.tools = dict(reader.tools.most_common())

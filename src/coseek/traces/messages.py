@@ -1,0 +1,91 @@
+"""Messages: a trajectory as a list of chat messages with tool calls, in the form of OpenAI's chat completions.
+
+An imported run gives back its own messages. For a run of coseek, the prompt is the user's message, each turn one of the
+assistant with its text as sampled and with its searches and calls as `tool_calls`, and their results follow. The first
+result of a turn has the text that the agent was shown, for all its searches; `hits` are the passages of each.
+"""
+
+import json
+from collections.abc import Sequence
+
+from coseek.core.files import Json, JsonObject
+from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, Trajectory
+
+_NO_RESULT = (PROMPT, RETRY, PAGE, MISSING, MESSAGE)
+"""Tags of environment segments that answer neither a search nor a call of another tool."""
+
+
+def messages_of(run: Trajectory) -> list[JsonObject]:
+    """The messages of a trajectory."""
+    if run.messages:
+        return list(run.messages)
+    messages: list[JsonObject] = []
+    turn = 0
+    for at, segment in enumerate(run.segments):
+        if segment.author is Author.AGENT:
+            turn += 1
+            messages += _turn(run, turn, segment, _behind(run.segments, at))
+        elif turn == 0:
+            messages.append(_user(segment.text))
+    return messages
+
+
+def message_row(run: Trajectory) -> JsonObject:
+    """One line of a file of conversations: the messages, the question with its gold answers, and how the run ended."""
+    return {"messages": [*messages_of(run)], **about(run)}
+
+
+def about(run: Trajectory) -> JsonObject:
+    """What a conversation does not say of its run. Importing the file again reads it."""
+    ended: JsonObject = {"protocol": run.protocol, "seed": run.seed, "stop": str(run.stop), "answer": run.answer}
+    if run.stop.is_fault:
+        ended["fault"] = run.stop_detail or str(run.stop)
+    return {"question": run.question.to_json(), "run": ended}
+
+
+def _behind(segments: Sequence[Segment], at: int) -> list[Segment]:
+    """The environment's segments up to the next turn."""
+    found: list[Segment] = []
+    for segment in segments[at + 1 :]:
+        if segment.author is Author.AGENT:
+            break
+        found.append(segment)
+    return found
+
+
+def _turn(run: Trajectory, turn: int, segment: Segment, behind: Sequence[Segment]) -> list[JsonObject]:
+    # Runs that are older than `Search.turn` made one search a turn.
+    turns = [number if one.turn is None else one.turn for number, one in enumerate(run.searches, start=1)]
+    searches = [search for search, made_in in zip(run.searches, turns, strict=True) if made_in == turn]
+    made = [call for call in run.calls if call.turn == turn]
+    idents = [f"call_{turn}_{number}" for number in range(1, len(searches) + len(made) + 1)]
+    asked = [("search", {"query": search.query}) for search in searches]
+    called = [*asked, *((call.tool, call.arguments) for call in made)]
+    shown = [one.text for one in behind if one.tag not in (*_NO_RESULT, TOOL)]
+    results: list[JsonObject] = []
+    for search in searches:
+        hits: list[Json] = [hit.to_json() for hit in search.hits]
+        fault: JsonObject = {} if search.fault is None else {"fault": search.fault}
+        results.append({"content": "\n".join(shown) if not results else "", "hits": hits, **fault})
+    texts = iter(one.text for one in behind if one.tag == TOOL)
+    for call in made:
+        results.append({"content": next(texts, "")} if call.fault is None else {"content": "", "fault": call.fault})
+    message: JsonObject = {"role": "assistant", "content": segment.text}
+    if called:
+        message["tool_calls"] = [
+            {
+                "id": ident,
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+            }
+            for ident, (name, arguments) in zip(idents, called, strict=True)
+        ]
+    others = [one.text for one in behind if one.tag in _NO_RESULT or (one.tag != TOOL and not searches)]
+    found = [message]
+    for ident, result in zip(idents, results, strict=True):
+        found.append({"role": "tool", "tool_call_id": ident, **result})
+    return [*found, *map(_user, others)]
+
+
+def _user(text: str) -> JsonObject:
+    return {"role": "user", "content": text}

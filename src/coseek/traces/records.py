@@ -1,0 +1,203 @@
+"""Records: the conversations of log files, whatever their form. A record that cannot be read costs only itself.
+
+A file holds JSON lines, one JSON object or a list of them. A record is an ATIF document, a list of messages, or an
+object; `TraceSettings` say where an object holds what.
+"""
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from coseek.agents.actions import texts_of
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject, open_text, read_json
+from coseek.core.fingerprint import digest_of
+from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
+from coseek.data.passage import DEEPEST_META
+from coseek.data.question import Question
+from coseek.traces.atif import conversation_parts, is_atif
+from coseek.traces.conversation import Conversation, SampledIds, text_of
+from coseek.traces.settings import TraceSettings
+
+LINES = (".jsonl", ".jsonlines", ".ndjson")
+KINDS = (*LINES, ".json")
+OWN = ("id", "question", "answers", "gold_ids")
+"""Fields that an object may hold under their own names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFault:
+    """A record that is left out."""
+
+    where: str
+    reason: str
+
+
+def log_files(sources: Sequence[Path]) -> list[Path]:
+    """The files themselves, and those of folders by name. Raises `DataError` for none."""
+    files: list[Path] = []
+    for source in sources:
+        if not source.is_dir():
+            open_text(source).close()  # a missing file is refused before anything is read
+            files.append(source)
+            continue
+        found = [path for path in sorted(source.rglob("*")) if path.is_file() and kind_of(path) in KINDS]
+        if not found:
+            raise DataError(f"{source} holds no {', '.join(KINDS)} file (plain or .gz); name the logs to import")
+        files += found
+    return files
+
+
+def kind_of(path: Path) -> str:
+    """The suffix, under a `.gz`, in small letters."""
+    return (Path(path.stem).suffix if path.suffix == ".gz" else path.suffix).lower()
+
+
+@dataclass
+class RecordReader:
+    """Reads the conversations of files."""
+
+    settings: TraceSettings
+    used: Counter[str]
+    """How many records have something at each path of the settings."""
+
+    def read(self, path: Path) -> Iterator[Conversation | RecordFault]:
+        """Every conversation of a file, or why it is none, in order."""
+        for where, value in _values(path):
+            if isinstance(value, RecordFault):
+                yield value
+                continue
+            try:
+                yield self._conversation(value, where)
+            except DataError as error:
+                yield RecordFault(where, str(error))
+
+    def _conversation(self, value: Json, where: str) -> Conversation:
+        row: JsonObject = {"messages": value} if isinstance(value, list) else value if isinstance(value, dict) else {}
+        if not row:
+            raise DataError(f"an object or a list of messages is needed, not {type(value).__name__}")
+        sampled: dict[int, SampledIds] = {}
+        own = row
+        if is_atif(row):
+            messages, sampled = conversation_parts(row)
+            checked_messages(cast(Json, messages))
+            extra = row.get("extra")
+            own = extra if isinstance(extra, dict) else {}
+        elif self.settings.steps:
+            messages = self._steps(row)
+        else:
+            messages = checked_messages(self._at(row, "messages") if self.settings.messages else row.get("messages"))
+        known = own.get("run")
+        run = known if isinstance(known, dict) else {}
+        answer = self._text(self._at(row, "answer") if self.settings.answer else run.get("answer"))
+        fault = self._text(self._at(row, "fault") if self.settings.fault else run.get("fault"))
+        question = self._question(row, own, messages)
+        return Conversation(question, tuple(messages), where, answer or None, fault, sampled)
+
+    def _question(self, row: JsonObject, own: JsonObject, messages: Sequence[JsonObject]) -> Question:
+        found = {name: self._at(row, name) if getattr(self.settings, name) else own.get(name) for name in OWN}
+        if not self.settings.answers and found["answers"] is None:
+            found["answers"] = own.get("golden_answers")
+        asked: JsonObject = {}
+        if isinstance(found["question"], dict):
+            asked = cast(JsonObject, found.pop("question"))
+        asked |= {name: value for name, value in found.items() if value is not None}
+        if "question" not in asked:
+            users = (text_of(message.get("content")).strip() for message in messages if message["role"] == "user")
+            asked["question"] = next((text for text in users if text), None)
+        if not isinstance(asked["question"], str) or not asked["question"].strip():
+            raise DataError("there is no question: no message of a user with text, and none named by question=PATH")
+        for name in ("answers", "gold_ids"):
+            if isinstance(asked.get(name), str | int | float):
+                asked[name] = [asked[name]]
+        asked.setdefault("id", digest_of(asked["question"].strip())[:16])
+        return Question.from_json(asked)
+
+    def _steps(self, row: JsonObject) -> list[JsonObject]:
+        """Messages of a record whose steps are searches."""
+        steps = self._at(row, "steps")
+        if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+            raise DataError(f"steps={self.settings.steps} names no list of objects")
+        question = self._at(row, "question") if self.settings.question else row.get("question")
+        messages: list[JsonObject] = [{"role": "user", "content": self._text(question)}]
+        for number, step in enumerate(cast(list[JsonObject], steps), start=1):
+            message: JsonObject = {"role": "assistant", "content": self._text(self._at(step, "reasoning"))}
+            queries, results = texts_of(self._at(step, "query")), self._at(step, "results")
+            ident = f"call_{number}"
+            if queries:
+                asked = json.dumps({"query": [*queries]}, ensure_ascii=False)
+                call: JsonObject = {"id": ident, "type": "function", "function": {"name": "search", "arguments": asked}}
+                message["tool_calls"] = [call]
+            messages.append(message)
+            if queries and results is not None:
+                found = results if isinstance(results, str) else json.dumps(results, ensure_ascii=False)
+                messages.append({"role": "tool", "tool_call_id": ident, "content": found})
+        return messages
+
+    def _at(self, row: JsonObject, name: str) -> Json:
+        """What a record has at the path of a setting; `None` where it has nothing."""
+        value: Json = row
+        for key in str(getattr(self.settings, name)).split("."):
+            if isinstance(value, dict):
+                value = value.get(key)
+            elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                return None
+        self.used[name] += value is not None
+        return value
+
+    @staticmethod
+    def _text(value: Json) -> str:
+        return "" if value is None or value is False else text_of(value).strip()
+
+
+def checked_messages(value: Json) -> list[JsonObject]:
+    """A list of messages. Raises `DataError` for anything else."""
+    if not isinstance(value, list) or not value:
+        raise DataError("there is no list of messages; name its place with messages=PATH, or that of steps=PATH")
+    for number, message in enumerate(value, start=1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise DataError(f"message {number} is no object with a role")
+    if is_deep(value, DEEPEST_META):
+        raise DataError(f"its messages are nested more than {DEEPEST_META} deep")
+    return cast(list[JsonObject], value)
+
+
+def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
+    """The JSON values of a file, each with its place."""
+    if kind_of(path) not in LINES:
+        try:
+            value = read_json(path)
+        except DataError as error:
+            yield path.name, RecordFault(path.name, str(error))
+            return
+        several = isinstance(value, list) and not all(isinstance(one, dict) and "role" in one for one in value)
+        for number, one in enumerate(cast(list[Json], value) if several else [value], start=1):
+            yield f"{path.name}, item {number}" if several else path.name, one
+        return
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    where = f"{path.name}, line {number}"
+                    yield where, _parsed(line, where)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        where = f"{path.name}, after line {number}"
+        yield where, RecordFault(where, f"a broken .gz file ({error}); fetch it again")
+
+
+def _parsed(line: bytes, where: str) -> "Json | RecordFault":
+    with suppress(UnicodeDecodeError):
+        try:
+            return parse_strict(line.decode("utf-8-sig"))
+        except InvalidJson as error:
+            return RecordFault(where, str(error))
+    return RecordFault(where, "not UTF-8 text")

@@ -1,0 +1,170 @@
+"""Rollout servers: a backend whose rollouts are sampled by model servers, which get the policy's weights after every
+step's updates.
+
+The weights go by disk: a folder for each version, which the servers are told to load, or a LoRA adapter where the
+server takes one. A server that does not load them is not asked until it does. Every turn carries the version of the
+weights that sampled it.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coseek.core.errors import ModelError, SettingError
+from coseek.core.http import HttpClient, HttpFailure, parse_base_url, read_key
+from coseek.models.dialect import WeightUpdate, weight_dialect_of
+from coseek.models.remote import PATHS, RemoteModel, detect_server
+from coseek.models.server_pool import ServerPool, open_pool
+from coseek.training.rl.callbacks import Callback, StepReport
+from coseek.training.rl.settings import RolloutSettings
+from coseek.training.trainer.lora import ADAPTER
+
+if TYPE_CHECKING:
+    from coseek.models.model import Tokenizer
+    from coseek.models.sampler import SamplerSettings
+    from coseek.training.rl.backend import TrainingBackend
+    from coseek.training.trainer.learner import ForwardModel, Trainable
+    from coseek.training.trainer.workers import Workers
+
+
+class ServedBackend:
+    """Implements `TrainingBackend` around another one, which trains; servers sample."""
+
+    def __init__(
+        self,
+        backend: "TrainingBackend",
+        settings: RolloutSettings,
+        folder: Path,
+        extra: Callable[[Path], None] | None = None,
+    ) -> None:
+        """`folder` holds the weights unless the settings name another one, where it gives them a folder of their own;
+        `extra` adds files to them, such as a tokenizer."""
+        self.backend = backend
+        self.settings = settings
+        own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        self.folder = folder.resolve() if settings.weights is None else Path(settings.weights).resolve() / own
+        self.extra = extra
+        self.current: tuple[int, ...] = ()
+        """Places of the servers with the current weights."""
+        self.refusals: dict[int, str] = {}
+        """Place of a server → why it did not load them."""
+        self._pools: list[ServerPool] = []
+
+    @property
+    def policy(self) -> "Trainable":
+        return self.backend.policy
+
+    @property
+    def critic(self) -> "Trainable | None":
+        return self.backend.critic
+
+    @property
+    def reference(self) -> "ForwardModel | None":
+        return self.backend.reference
+
+    @property
+    def workers(self) -> "Workers":
+        return self.backend.workers
+
+    @property
+    def moved(self) -> int:
+        """Turns that were asked again at another server."""
+        return sum(pool.moved for pool in self._pools)
+
+    def sampler(
+        self, tokenizer: "Tokenizer", stops: Sequence[str], settings: "SamplerSettings", *, on_policy: bool = True
+    ) -> ServerPool:
+        if settings.top_p < 1.0 or settings.top_k:
+            raise SettingError(
+                f"rollout servers draw from the whole softmax; leave out top_p={settings.top_p:g} and "
+                f"top_k={settings.top_k}, or sample in this process with rollout.servers=[]"
+            )
+        pool = open_pool(self.settings.servers, self.settings.remote, tokenizer, stops, settings.temperature)
+        self._pools.append(pool)
+        return pool
+
+    def release(self) -> None:
+        self.backend.release()
+
+    def refresh(self) -> None:
+        """Write the weights and have the servers load them. Raises `ModelError` if none does."""
+        version = self.policy.updates_done
+        folder = self.folder / f"version-{version:06}"
+        self.backend.save(folder, self.extra)
+        adapter = folder / ADAPTER
+        update = WeightUpdate(str(folder), version, str(adapter) if adapter.exists() else None)
+        self.refusals = self.workers.agree(lambda: self._load(update))
+        places = range(len(self.settings.servers))
+        self.current = tuple(place for place in places if place not in self.refusals)
+        if not self.current:
+            raise ModelError(f"no rollout server loaded the new weights: {'; '.join(self.refusals.values())}")
+        for pool in self._pools:
+            pool.use(self.current, version, self._model_name(pool.servers[0], update))
+        if self.workers.first:
+            for old in self.folder.glob("version-*"):
+                if old != folder:
+                    shutil.rmtree(old, ignore_errors=True)
+
+    def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
+        self.backend.save(folder, extra)
+
+    def _load(self, update: WeightUpdate) -> dict[int, str]:
+        """Have every server load the weights, all at once. Returns those that did not, with the reason."""
+        if not self._pools:
+            raise ModelError("no sampler was opened, so no server is known to load weights")
+        servers = self._pools[0].servers
+        with ThreadPoolExecutor(len(servers)) as threads:
+            outcomes = list(threads.map(lambda server: _load_one(server, update), servers))
+        return {place: outcome for place, outcome in enumerate(outcomes) if outcome}
+
+    @staticmethod
+    def _model_name(server: RemoteModel, update: WeightUpdate) -> str | None:
+        dialect = weight_dialect_of(server.served.dialect)
+        return update.name if dialect is not None and dialect.ADAPTERS and update.adapter else None
+
+
+class ServerMetrics(Callback):
+    """Adds the number of servers with current weights, those lost, and the turns asked again elsewhere."""
+
+    def __init__(self, backend: ServedBackend, say: Callable[[str], None]) -> None:
+        self._backend, self._say = backend, say
+        self._moved = 0
+
+    def after_step(self, report: StepReport) -> None:
+        backend = self._backend
+        report.row |= {
+            "servers": len(backend.current),
+            "servers_lost": len(backend.refusals),
+            "turns_moved": backend.moved - self._moved,
+        }
+        self._moved = backend.moved
+        for why in backend.refusals.values():
+            self._say(why)
+
+
+def check_servers(settings: RolloutSettings) -> None:
+    """Raise `SettingError` for a server that cannot be asked, or that cannot load weights while it serves."""
+    for url in settings.servers:
+        remote = settings.remote
+        calls = HttpClient(parse_base_url(url, PATHS), remote.patience, read_key(remote.key_env))
+        served = detect_server(calls, remote.dialect, remote.model)
+        calls.close()
+        if weight_dialect_of(served.dialect) is None:
+            raise SettingError(
+                f"{url} ({served.dialect}) cannot load weights while it serves; use `coseek serve model "
+                "--weights-below`, vLLM or SGLang"
+            )
+
+
+def _load_one(server: RemoteModel, update: WeightUpdate) -> str:
+    """Send a server the calls of an update; empty, or why it failed."""
+    dialect = weight_dialect_of(server.served.dialect)
+    for call in dialect.update_calls(update) if dialect is not None else ():
+        try:
+            server.calls.fetch("POST", call.path, call.body)
+        except HttpFailure as error:
+            return str(error)
+    return ""

@@ -1,0 +1,61 @@
+"""Fears about streamed text: that the pieces are not the whole, and that a broken character is shown."""
+
+import random
+
+import pytest
+from tests.serve.model_live import TAGS, TEXTS
+
+from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
+from coseek.serve.text_stream import TextStream
+
+WHOLE = "Ada 月が海を動かす 🙂 naïve <answer>é</answer>\n" * 4
+
+
+def looking_back() -> HfTokenizer:
+    """A tokenizer whose decoder drops the blank in front of the first word, as SentencePiece's does."""
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<end>": 0, "<unk>": 1, **{f"▁{word}": place for place, word in enumerate(WHOLE.split(), start=2)}}
+    rust = RustTokenizer(models.WordLevel(words, unk_token="<unk>"))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.decoder = decoders.Metaspace()
+    return HfTokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<end>", unk_token="<unk>"))
+
+
+@pytest.fixture(scope="module", params=["bytes", "byte-level", "looking-back"])
+def tokenizer(request: pytest.FixtureRequest) -> HfTokenizer | ByteTokenizer:
+    if request.param == "bytes":
+        return ByteTokenizer(TAGS)
+    return looking_back() if request.param == "looking-back" else HfTokenizer(train_tokenizer(TEXTS, TAGS, 300))
+
+
+def pieces(tokenizer: HfTokenizer | ByteTokenizer, ids: list[int], rng: random.Random) -> list[str]:
+    stream, found, at = TextStream(tokenizer), [], 0
+    until = rng.randint(0, len(ids))
+    while at < until:
+        step = rng.randint(1, 4)
+        found.append(stream.add(ids[at : min(at + step, until)]))
+        at += step
+    return [*found, stream.rest(ids)]
+
+
+def test_the_pieces_of_a_text_are_the_text_and_hold_no_broken_character(tokenizer: HfTokenizer | ByteTokenizer) -> None:
+    ids = tokenizer.encode(WHOLE)
+    whole = tokenizer.decode(ids)
+    for seed in range(200):
+        found = pieces(tokenizer, ids, random.Random(seed))
+        assert "".join(found) == whole and "\ufffd" not in "".join(found)
+
+
+def test_the_pieces_of_random_tokens_are_their_decoding(tokenizer: HfTokenizer | ByteTokenizer) -> None:
+    for seed in range(500):
+        rng = random.Random(seed)
+        ids = [rng.randrange(tokenizer.size) for _ in range(rng.randint(0, 90))]
+        assert "".join(pieces(tokenizer, ids, rng)) == tokenizer.decode(ids)
+
+
+def test_text_is_not_held_back_longer_than_a_character_is_incomplete() -> None:
+    stream = TextStream(ByteTokenizer())
+    assert [stream.add([byte]) for byte in "a月b".encode()] == ["a", "", "", "月", "b"]

@@ -1,0 +1,89 @@
+"""Logs of any form by paths, and passages in the results of any search tool."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.traces.chats import write_log
+
+from coseek.core.errors import SettingError
+from coseek.core.files import Json, JsonObject
+from coseek.data.audit import audit_run
+from coseek.data.run import Run
+from coseek.data.trajectory import StopReason
+from coseek.traces.found_passages import hits_by_query
+from coseek.traces.importing import import_traces, trace_settings
+
+ROW: JsonObject = {
+    "uid": "q1",
+    "input": {"q": "Who wrote Faust?"},
+    "gold": ["Goethe"],
+    "trace": [
+        {"thought": "</tool_call> I search.", "action": {"query": "Faust"}, "obs": [{"pid": 3, "body": "By Goethe."}]},
+        {"thought": "Two at once.", "action": {"query": ["Faust", "Goethe"]}, "obs": [["one"], ["two"]]},
+        {"thought": "Lost.", "action": {"query": "late"}},
+    ],
+    "out": "Goethe",
+}
+MAP = """
+id: uid
+question: input.q
+answers: gold
+steps: trace
+reasoning: thought
+query: action.query
+results: obs
+answer: out
+"""
+
+
+def test_a_log_of_any_form_is_read_by_paths_in_a_file_or_typed(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", [ROW])
+    (tmp_path / "map.yaml").write_text(MAP)
+    import_traces([log], tmp_path / "a", trace_settings({"map": str(tmp_path / "map.yaml")}))
+    (run,) = Run(tmp_path / "a").trajectories()
+    assert (run.question.id, run.question.question, run.question.answers) == ("q1", "Who wrote Faust?", ("Goethe",))
+    assert run.answer == "Goethe" and run.stop is StopReason.ANSWERED and not run.exact
+    found = [(search.turn, search.query, [hit.passage.text for hit in search.hits]) for search in run.searches]
+    assert found == [(1, "Faust", ["By Goethe."]), (2, "Faust", ["one"]), (2, "Goethe", ["two"])]
+    assert audit_run(tmp_path / "a").violations == ()
+    typed = dict(line.split(": ") for line in MAP.strip().splitlines())
+    import_traces([log], tmp_path / "b", trace_settings(typed))
+    assert list(Run(tmp_path / "b").trajectories()) == [run]
+
+
+def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", [ROW])
+    (tmp_path / "map.yaml").write_text(MAP.replace("gold", "golden"))
+    with pytest.raises(SettingError, match=r"no record has anything at answers=golden; check the path"):
+        import_traces([log], tmp_path / "run", trace_settings({"map": str(tmp_path / "map.yaml")}))
+    (tmp_path / "map.yaml").write_text("qestion: q")
+    with pytest.raises(SettingError, match="question"):
+        trace_settings({"map": str(tmp_path / "map.yaml")})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        ("plain text", [("", "plain text")]),
+        ("", []),
+        (None, []),
+        ([{"title": "A", "snippet": "b", "link": "http://x"}], [("A", "b")]),
+        ('{"results": [{"name": "A", "content": "b"}]}', [("A", "b")]),
+        ([{"document": {"id": 1, "title": "A", "contents": "b"}, "score": 2}], [("A", "b")]),
+        (["one", "two", "one", " "], [("", "one"), ("", "two")]),
+        ("[1] Faust: a play", [("", "[1] Faust: a play")]),
+        ({"odd": 1}, [("", '{"odd": 1}')]),
+    ],
+)
+def test_passages_are_found_in_results_of_any_form(result: Json, found: list[tuple[str, str]]) -> None:
+    (hits,) = hits_by_query(result, 1)
+    assert [(hit.passage.title, hit.passage.text) for hit in hits] == found
+
+
+def test_scores_are_kept_only_where_they_rank() -> None:
+    rows: list[Json] = [{"id": str(n), "text": "t", "score": score} for n, score in enumerate((3, 2.5))]
+    assert [hit.score for hit in hits_by_query(rows, 1)[0]] == [3, 2.5]
+    assert [hit.score for hit in hits_by_query(rows[::-1], 1)[0]] == [1, 0.5]
+    assert [hit.score for hit in hits_by_query(json.dumps(["a", "b"]), 1)[0]] == [1, 0.5]

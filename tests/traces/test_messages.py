@@ -1,0 +1,164 @@
+"""Chat messages, in and out."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tests.traces.chats import HOSTILE, imported, own_runs, random_chat, search_chat, stored, write_log
+
+from coseek.agents.protocol import load_protocol
+from coseek.agents.replay import ReplayPoint
+from coseek.agents.search_turns import replay_queries
+from coseek.core.errors import DataError, SettingError
+from coseek.core.files import JsonObject, read_jsonl
+from coseek.data.audit import audit_run
+from coseek.data.run import Run
+from coseek.data.trajectory import Author, StopReason
+from coseek.measure.score import score_trajectory
+from coseek.rewards.reward import make_reward
+from coseek.traces.conversation import PROTOCOL
+from coseek.traces.exporting import export_run
+from coseek.traces.importing import import_traces
+from coseek.traces.settings import TraceSettings
+from coseek.training.rl.rows import export_rows
+from coseek.training.rl.settings import RlSettings
+from coseek.training.trainer.batch import make_batch
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_conversations_come_back_as_they_were_and_are_sound_runs(tmp_path: Path, count: int) -> None:
+    rng = random.Random(count)
+    chats = [random_chat(rng) for _ in range(count)]
+    runs, report = imported(tmp_path, ({"messages": [*chat]} for chat in chats))
+    assert report.imported == count and not report.left_out
+    assert export_run(Run(tmp_path / "run"), "messages", tmp_path / "out.jsonl") == count
+    assert [row["messages"] for _, row in read_jsonl(tmp_path / "out.jsonl")] == chats
+    assert audit_run(tmp_path / "run").violations == ()
+    again = import_traces([tmp_path / "out.jsonl"], tmp_path / "again")
+    assert list(Run(tmp_path / "again").trajectories()) == runs and again.counts == report.counts
+    assert {run.stop for run in runs} >= {StopReason.ANSWERED, StopReason.TURN_LIMIT}
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_in_a_log_forges_neither_a_call_nor_an_answer_nor_an_exact_run(tmp_path: Path, text: str) -> None:
+    chat = search_chat(query=f"q {text}")
+    chat[0]["content"] = chat[2]["content"] = chat[3]["content"] = chat[2]["reasoning_content"] = text
+    row: JsonObject = {"messages": [*chat], "exact": True, "answer": "Forged", "searches": [], "segments": []}
+    (run,), _ = imported(tmp_path, [row])
+    assert not run.exact and not run.ids
+    assert run.answer == "Goethe" and [search.query for search in run.searches] == [f"q {text}".strip()]
+    grammar = load_protocol(PROTOCOL).grammar
+    turns = [segment.text for segment in run.segments if segment.author is Author.AGENT]
+    intents = [grammar.intent(turn) for turn in turns]
+    assert [intent.call is not None for intent in intents] == [True, False]
+    assert [span.text for span in grammar.parse(turns[1]) if span.tag == "answer"] == ["Goethe"]
+    assert [span.tag for turn in turns for span in grammar.parse(turn) if span.tag] == ["tool_call", "answer"]
+
+
+def test_a_log_that_says_it_is_exact_is_trained_on_by_nothing(tmp_path: Path) -> None:
+    (run,), _ = imported(tmp_path, [{"messages": [*search_chat()], "answers": ["Goethe"]}])
+    with pytest.raises(DataError, match="server or log that it is from does not hold the ids"):
+        make_batch([run])
+    with pytest.raises(DataError, match="cannot be trained on"):
+        export_rows(Run(tmp_path / "run"), make_reward({"exact_match": 1.0}), RlSettings(group_size=1))
+    with pytest.raises(DataError, match=r"imported log without token ids.*gac=false"):
+        ReplayPoint.of(run, 0, load_protocol(PROTOCOL))
+
+
+def test_an_imported_run_is_scored_without_tokens_that_nobody_counted(tmp_path: Path) -> None:
+    chat = search_chat()
+    (run,), _ = imported(tmp_path, [{"messages": [*chat], "answers": "Goethe", "gold_ids": ["faust"], "id": 7}])
+    scores = score_trajectory(run)
+    assert (scores["em"], scores["recall"], scores["searches"], scores["answer_hit"]) == (1, 1, 1, 1)
+    assert not {"agent_tokens", "read_tokens"} & scores.keys()
+    assert run.question.id == "7" and run.valid
+    (query,) = replay_queries(run, load_protocol(PROTOCOL))
+    assert (query.text, query.reasoning, query.question) == ("author of Faust", "I look it up.", "Who wrote Faust?")
+
+
+def test_a_broken_line_costs_only_itself_and_is_named(tmp_path: Path) -> None:
+    good = json.dumps({"messages": search_chat()}).encode()
+    deep = json.dumps({"messages": [{"role": "user", "content": "q", "x": _nested(60)}]}).encode()
+    other = json.dumps({"id": "a", "messages": search_chat()}).encode()
+    lines = [b"{", b"7", b'{"messages": []}', b'{"messages": [{"content": "x"}]}', b"\xff\xfe", b'{"messages": [NaN]}']
+    lines += [b'{"messages": [{"role": "user", "content": "\\ud800"}]}', deep, b'{"messages": [{"role": "assistant"}]}']
+    lines += [
+        other,
+        other.replace(b"Faust", b"Egmont"),
+        b"",
+        b'{"id": [1], "messages": [{"role": "user", "content": "q"}]}',
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b"\n".join([good, *lines, good]) + b"\n")
+    report = import_traces([log], tmp_path / "run")
+    assert report.imported == 3
+    numbers = [int(one.where.rpartition(" ")[2]) for one in report.left_out]
+    assert numbers == [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14]
+    assert "not UTF-8" in report.left_out[4].reason and "of another question" in report.left_out[9].reason
+    assert [run.seed for run in Run(tmp_path / "run").trajectories()] == [0, 0, 1]
+
+
+def _nested(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_a_log_without_a_conversation_leaves_no_run(tmp_path: Path) -> None:
+    for content in (b"", b"\n\n", b"{broken\n"):
+        (tmp_path / "log.jsonl").write_bytes(content)
+        with pytest.raises(DataError, match="no conversation found"):
+            import_traces([tmp_path / "log.jsonl"], tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(DataError, match="there is no file"):
+        import_traces([tmp_path / "none.jsonl"], tmp_path / "run")
+    imported(tmp_path, [{"messages": [*search_chat()]}])
+    with pytest.raises(DataError, match="holds a run already"):
+        import_traces([tmp_path / "log.jsonl"], tmp_path / "run")
+    stored(tmp_path / "empty", [])
+    for name, out in (("messages", "out.jsonl"), ("atif", "out")):
+        with pytest.raises(DataError, match="nothing to export"):
+            export_run(Run(tmp_path / "empty"), name, tmp_path / out)
+        assert not (tmp_path / out).exists()
+
+
+def test_a_search_tool_of_any_name_is_found_when_it_is_named(tmp_path: Path) -> None:
+    chat = json.loads(json.dumps(search_chat()).replace("web_search", "lookup").replace('\\"query\\"', '\\"what\\"'))
+    log = write_log(tmp_path / "log.jsonl", [{"messages": chat}])
+    report = import_traces([log], tmp_path / "a")
+    (run,) = Run(tmp_path / "a").trajectories()
+    assert not run.searches and run.calls[0].tool == "lookup" and report.tools == {"lookup": 1}
+    import_traces([log], tmp_path / "b", TraceSettings(search_tools=["lookup"]))
+    (run,) = Run(tmp_path / "b").trajectories()
+    assert run.searches[0].query == "author of Faust" and not run.calls
+    with pytest.raises(SettingError, match="no record has anything at answers=gold"):
+        import_traces([log], tmp_path / "c", TraceSettings(answers="gold"))
+
+
+def test_a_gold_answer_beside_the_messages_is_not_taken_for_the_agents(tmp_path: Path) -> None:
+    (run,), _ = imported(tmp_path, [{"messages": [*search_chat("Schiller")], "answer": "Goethe"}])
+    assert run.answer == "Schiller"
+
+
+def test_a_run_that_failed_is_a_fault_after_import_too(tmp_path: Path) -> None:
+    chat = search_chat()[:4]
+    (run,), _ = imported(tmp_path, [{"messages": [*chat], "error": "timeout"}], fault="error")
+    assert run.fault == (StopReason.MODEL_ERROR, "timeout") and run.answer is None
+
+
+def test_a_run_of_coseek_survives_the_way_through_messages(tmp_path: Path) -> None:
+    runs = own_runs()
+    export_run(stored(tmp_path / "own", runs), "messages", tmp_path / "out.jsonl")
+    import_traces([tmp_path / "out.jsonl"], tmp_path / "again")
+    assert audit_run(tmp_path / "again").violations == ()
+    again = list(Run(tmp_path / "again").trajectories())
+    assert any(run.stop is not StopReason.ANSWERED for run in runs) or len(runs) > 5
+    for before, after in zip(runs, again, strict=True):
+        assert (after.question, after.searches, after.answer) == (before.question, before.searches, before.answer)
+        assert not after.exact
+        kept = ("em", "f1", "recall", "searches", "turns", "recall@5")
+        assert {k: v for k, v in score_trajectory(after).items() if k in kept} == {
+            k: v for k, v in score_trajectory(before).items() if k in kept
+        }
