@@ -9,8 +9,6 @@ import os
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import overload
 
@@ -19,15 +17,12 @@ from numpy.typing import NDArray
 
 from coseek.core.errors import DataError, DiskFault
 from coseek.core.files import json_line, parse_line, read_json, write_json
-from coseek.data.digest_table import Digests, DigestTable, as_digests
+from coseek.data.corpus_scan import KnownLines, LinePositions, scan_lines
+from coseek.data.digest_table import Digests, as_digests
 from coseek.data.passage import Corpus, Passage, id_digest, passage_digest
 
 Longs = NDArray[np.int64]
 
-DIGESTS = "digests.npy"
-"""The file with the digests of the passages of a corpus, N × 4 int64: id, then content."""
-_LINES = "lines.npy"
-_CHUNK_LINES = 16_384
 _STAMP = "corpus.json"
 _RACE_NS = 2_000_000_000
 """Coarsest time stamps of file systems: a file this young at its scan may change without a new time."""
@@ -54,8 +49,8 @@ class CorpusFile(Corpus):
         self._spans_N2 = spans_N2
         self._hashes_N2 = hashes_N2
         self._digests: bytes | None = None
-        self._lines = b""
-        """Digests of the lines, of 16 bytes each; empty for a corpus that was opened without reading it."""
+        self._positions = LinePositions()
+        """Empty for a corpus that was opened without reading it."""
         self._handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
 
@@ -66,12 +61,12 @@ class CorpusFile(Corpus):
     @classmethod
     def scan(cls, path: Path) -> "CorpusFile":
         """Read the file once, for the positions of its lines and its digest. Raises `DataError` for repeated ids."""
-        return cls._located(path, _scanned(path, None), str(path))
+        return cls._located(path, scan_lines(path, None), str(path))
 
     @classmethod
     def rescan(cls, path: Path, folder: Path) -> "CorpusFile":
         """Scan a file of which an earlier state was kept in `folder`; lines that were there are not parsed."""
-        return cls._located(path, _scanned(path, _KnownLines.read(folder)), str(path))
+        return cls._located(path, scan_lines(path, KnownLines.read(folder)), str(path))
 
     @classmethod
     def write(cls, path: Path, passages: Iterable[Passage], source: str) -> "CorpusFile":
@@ -80,15 +75,16 @@ class CorpusFile(Corpus):
         return cls._located(path, _written(path, passages), source)
 
     @classmethod
-    def _located(cls, path: Path, positions: "_Positions", source: str) -> "CorpusFile":
-        if not positions.lines:
+    def _located(cls, path: Path, positions: LinePositions, source: str) -> "CorpusFile":
+        if not any(map(len, positions.spans)):
             raise DataError(f"{source} is empty; it needs at least one passage")
-        spans_N2 = np.concatenate(positions.spans)
-        hashes_N = _hashes(as_digests(positions.digests, 4))
+        passages_N4 = np.concatenate(positions.passages)
+        hashes_N = _hashes(passages_N4)
         order_N = np.argsort(hashes_N, kind="stable")
         pairs_N2 = np.stack([hashes_N[order_N], order_N], axis=1)
-        made = cls(path, spans_N2, pairs_N2, hashlib.sha256(positions.digests).hexdigest(), _stamp(path))
-        made._digests, made._lines = bytes(positions.digests), bytes(positions.lines)
+        digest = hashlib.sha256(passages_N4.data).hexdigest()
+        made = cls(path, np.concatenate(positions.spans), pairs_N2, digest, _stamp(path))
+        made._digests, made._positions = passages_N4.tobytes(), positions
         made._check_unique(source)
         return made
 
@@ -106,8 +102,7 @@ class CorpusFile(Corpus):
     def keep(self, folder: Path) -> None:
         """Store the positions in `folder` for `open`, and the digests of the lines for `rescan`."""
         np.save(folder / "spans.npy", self._spans_N2)
-        if self._lines:
-            np.save(folder / _LINES, as_digests(self._lines, 2))
+        self._positions.keep(folder)
         np.save(folder / "ids.npy", self._hashes_N2)
         write_json(folder / _STAMP, {**self._stamp})
 
@@ -163,83 +158,16 @@ class CorpusFile(Corpus):
                 raise DataError(f"{source} has the id {one!r} twice; ids must be unique")
 
 
-@dataclass
-class _Positions:
-    """What is known of the lines of a corpus file; joined digests, 16 bytes a line and 32 bytes a passage."""
-
-    spans: list[Longs] = field(default_factory=list)
-    lines: bytearray = field(default_factory=bytearray)
-    digests: bytearray = field(default_factory=bytearray)
-
-
-@dataclass(frozen=True)
-class _KnownLines:
-    """The lines of an earlier scan: where each is found, and the digests of its passage."""
-
-    table: DigestTable
-    passages_N4: Digests
-
-    @classmethod
-    def read(cls, folder: Path) -> "_KnownLines | None":
-        """`None` where nothing is stored, as in indexes of coseek 0.2."""
-        if not ((folder / _LINES).is_file() and (folder / DIGESTS).is_file()):
-            return None
-        lines_N2, passages_N4 = np.load(folder / _LINES), np.load(folder / DIGESTS)
-        return cls(DigestTable(lines_N2), passages_N4) if len(lines_N2) == len(passages_N4) else None
-
-
-def _scanned(path: Path, known: _KnownLines | None) -> _Positions:
-    """The positions of every line that is not blank."""
-    if not path.is_file():
-        raise DataError(f"there is no file {path}; check the path")
-    found = _Positions()
-    at, number = 0, 1
-    with path.open("rb") as file:
-        while lines := list(islice(file, _CHUNK_LINES)):
-            spans_B2 = _spans(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)), at)
-            filled = [place for place, line in enumerate(lines) if not line.isspace()]
-            joined = b"".join([_line_digest(lines[place]) for place in filled])
-            rows = [-1] * len(filled) if known is None else known.table.rows(as_digests(joined, 2)).tolist()
-            for place, row in zip(filled, rows, strict=True):
-                if known is not None and row >= 0:
-                    found.digests += known.passages_N4[row].data
-                else:
-                    found.digests += passage_digest(_passage(lines[place], f"{path}, line {number + place}"))
-            found.spans.append(spans_B2[filled])
-            found.lines += joined
-            at, number = int(spans_B2[-1, 1]), number + len(lines)
-    return found
-
-
-def _passage(line: bytes, where: str) -> Passage:
-    row = parse_line(line, where)
-    try:
-        return Passage.from_json(row)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from None
-
-
-def _written(path: Path, passages: Iterable[Passage]) -> _Positions:
+def _written(path: Path, passages: Iterable[Passage]) -> LinePositions:
     """Write each passage as a line."""
-    found, lengths = _Positions(), array("q")
+    lengths, digests = array("q"), bytearray()
     with path.open("wb") as file:
         for passage in passages:
-            line = json_line(passage.to_json()).encode()
-            lengths.append(file.write(line))
-            found.lines += _line_digest(line)
-            found.digests += passage_digest(passage)
-    found.spans.append(_spans(np.frombuffer(lengths, dtype=np.int64), 0))
-    return found
-
-
-def _spans(lengths_B: Longs, at: int) -> Longs:
-    """Start and end of pieces that follow each other from `at` on."""
-    ends_B = at + np.cumsum(lengths_B)
-    return np.stack([ends_B - lengths_B, ends_B], axis=1)
-
-
-def _line_digest(line: bytes) -> bytes:
-    return hashlib.sha256(line).digest()[:16]
+            lengths.append(file.write(json_line(passage.to_json()).encode()))
+            digests += passage_digest(passage)
+    ends_N = np.cumsum(np.frombuffer(lengths, dtype=np.int64))
+    spans_N2 = np.stack([ends_N - np.frombuffer(lengths, dtype=np.int64), ends_N], axis=1)
+    return LinePositions([spans_N2], passages=[as_digests(digests, 4)])
 
 
 def _hashes(ids_N2: Digests) -> Longs:

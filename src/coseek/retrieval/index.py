@@ -32,7 +32,8 @@ from coseek.core.files import JsonObject, as_path, atomic_folder, read_json, rec
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
-from coseek.data.corpus_file import DIGESTS, CorpusFile
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import as_digests
 from coseek.data.passage import Corpus
 from coseek.hardware.speed import resolve_here

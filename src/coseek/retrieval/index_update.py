@@ -17,7 +17,8 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import as_path
 from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings
-from coseek.data.corpus_file import DIGESTS, CorpusFile
+from coseek.data.corpus_file import CorpusFile
+from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import Digests, DigestTable, as_digests
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import IndexCard, corpus_path, fill_anew, index_module, install, stored_settings
@@ -58,8 +59,8 @@ class CorpusChange:
         """Compare the `digests` of two corpora."""
         same_id_N = DigestTable(old_M4[:, :2]).rows(new_N4[:, :2])
         kept_N = (same_id_N >= 0) & (old_M4[same_id_N, 2:] == new_N4[:, 2:]).all(axis=1)
-        # The same id first: a text that occurs twice then stays in its place.
-        rows_N = np.where(kept_N, same_id_N, DigestTable(old_M4[:, 2:]).rows(new_N4[:, 2:]))
+        rows_N = same_id_N.copy()  # the same id first: a text that occurs twice then stays in its place
+        rows_N[~kept_N] = DigestTable(old_M4[:, 2:]).rows(new_N4[~kept_N, 2:])
         known = int((same_id_N >= 0).sum())
         return cls(rows_N, len(new_N4) - known, known - int(kept_N.sum()), len(old_M4) - known)
 

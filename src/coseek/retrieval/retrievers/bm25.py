@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -26,9 +25,18 @@ from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.lexical.analyzer import AUTO, Stem, stemmer, words
+from coseek.retrieval.lexical.array_writer import ArrayWriter
 from coseek.retrieval.lexical.language import language_of
 from coseek.retrieval.lexical.postings import Ints, Postings
-from coseek.retrieval.lexical.word_counts import ChunkCounts, WordCounts, count_words, joined_counts, merged
+from coseek.retrieval.lexical.word_counts import (
+    ChunkCounts,
+    Splice,
+    WordBlock,
+    WordCounts,
+    blocks_of,
+    count_words,
+    joined_counts,
+)
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import Scores
 from coseek.retrieval.resumable_build import Report
@@ -37,7 +45,6 @@ from coseek.retrieval.views import View, find_view, render_view
 CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
 VOCABULARY = "vocabulary.json"
-_BLOCK_PAIRS = 65_536
 LANGUAGE_SAMPLE = 1_000
 """Passages in which the language is looked for."""
 
@@ -145,18 +152,28 @@ def count(passages: Iterable[Passage], settings: Bm25Settings, chunk_rows: int =
 
 def weighed(counts: WordCounts, settings: Bm25Settings) -> Postings:
     """The weight of every word in every passage."""
-    idf_V = _idf(np.diff(counts.starts_V1), len(counts.lengths_N))
-    norms_N = _norms(counts.lengths_N, settings)
-    weights_P = np.empty(len(counts.rows_P), dtype=np.float32)
-    for start in range(0, len(weights_P), _BLOCK_PAIRS):  # blocks that fit into the processor's cache
-        block = slice(start, start + _BLOCK_PAIRS)
-        times_B = counts.times_P[block].astype(np.float64)
-        first, last = np.searchsorted(counts.starts_V1, [start, start + len(times_B) - 1], side="right")
-        ends_W = np.minimum(counts.starts_V1[first : last + 1], start + len(times_B))
-        idf_B = np.repeat(idf_V[first - 1 : last], np.diff(ends_W, prepend=start))
-        weights_P[block] = idf_B * (times_B / (norms_N[counts.rows_P[block]] + times_B))
+    weights = _Weights(counts.lengths_N, settings)
+    weights_P = np.concatenate([np.zeros(0, dtype=np.float32), *map(weights.of, blocks_of(counts))])
     maxima_V = _maxima(weights_P, counts.starts_V1)
     return Postings(weights_P, counts.rows_P, counts.starts_V1, maxima_V, len(counts.lengths_N))
+
+
+class _Weights:
+    """Computes the weights of pairs over a corpus of passages of these lengths."""
+
+    def __init__(self, lengths_N: Ints, settings: Bm25Settings) -> None:
+        self._passages = len(lengths_N)
+        mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
+        self._norms_N = settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
+        """The summand beside tf in the denominator, per passage."""
+
+    def of(self, block: WordBlock) -> Scores:
+        """The weight of each pair."""
+        below_P = self._norms_N[block.rows_P]
+        below_P += block.times_P
+        share_P = np.divide(block.times_P, below_P, out=below_P)
+        share_P *= np.repeat(_idf(block.counts_W, self._passages), block.counts_W)
+        return share_P.astype(np.float32)
 
 
 class _Numbers(dict[str, int]):
@@ -195,15 +212,9 @@ def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numb
 def _idf(passages_V: Ints, passages: int) -> Scores:
     """The idf of words in so many passages each. Few of these numbers differ, so Python's exact logarithm is
     affordable."""
-    different, which_V = np.unique(passages_V, return_inverse=True)
+    different = np.unique(passages_V)
     logs = [math.log(1 + (passages - df + 0.5) / (df + 0.5)) for df in different.tolist()]
-    return np.array(logs, dtype=np.float32)[which_V]
-
-
-def _norms(lengths_N: Ints, settings: Bm25Settings) -> NDArray[np.float64]:
-    """The summand beside tf in the denominator, per passage."""
-    mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
-    return settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
+    return np.array(logs, dtype=np.float32)[np.searchsorted(different, passages_V)]
 
 
 def _maxima(weights_P: Scores, starts_V1: Ints) -> Scores:
@@ -226,7 +237,8 @@ def suit(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
 
 def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
     """Write the index files into `folder`."""
-    _write(count(corpus, settings), settings, folder)
+    counts = count(corpus, settings)
+    _write(blocks_of(counts), counts.vocabulary, counts.lengths_N, settings, folder)
 
 
 def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, report: Report) -> None:
@@ -237,25 +249,41 @@ def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, 
     places_N[firsts] = rows_N
     new_M = np.flatnonzero(places_N < 0)
     fresh = count((corpus[row] for row in new_M.tolist()), settings)
-    _write(merged(_read_counts(old.folder), places_N, fresh, new_M), settings, folder)
+    splice = Splice(_read_counts(old.folder), places_N, fresh, new_M)
+    _write(splice.blocks(), splice.vocabulary, splice.lengths_N, settings, folder)
 
 
-def _write(counts: WordCounts, settings: Bm25Settings, folder: Path) -> None:
-    postings = weighed(counts, settings)
-    np.save(folder / "weights.npy", postings.weights_P)
-    np.save(folder / "rows.npy", postings.rows_P)
-    np.save(folder / "starts.npy", postings.starts_V1)
-    np.save(folder / "maxima.npy", postings.maxima_V)
-    np.save(folder / "times.npy", counts.times_P)
-    np.save(folder / "lengths.npy", counts.lengths_N)
-    (folder / VOCABULARY).write_text(json.dumps(counts.vocabulary, ensure_ascii=False), encoding="utf-8")
+def _write(
+    blocks: Iterable[WordBlock], vocabulary: list[str], lengths_N: Ints, settings: Bm25Settings, folder: Path
+) -> None:
+    """Write the index block by block; words of `vocabulary` that no longer occur are left out."""
+    weights = _Weights(lengths_N, settings)
+    counts, maxima = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
+    with (
+        ArrayWriter(folder / "weights.npy", np.float32) as weights_file,
+        ArrayWriter(folder / "rows.npy", np.int32) as rows_file,
+        ArrayWriter(folder / "times.npy", np.uint8) as times_file,
+    ):
+        for block in blocks:
+            weights_P = weights.of(block)
+            starts_W1 = np.concatenate([[0], np.cumsum(block.counts_W[block.counts_W > 0])])
+            counts.append(block.counts_W)
+            maxima.append(_maxima(weights_P, starts_W1))
+            weights_file.append(weights_P)
+            rows_file.append(block.rows_P)
+            times_file.append(block.times_P)
+    counts_V = np.concatenate(counts)
+    left = vocabulary if counts_V.all() else [vocabulary[word] for word in np.flatnonzero(counts_V).tolist()]
+    (folder / VOCABULARY).write_text(json.dumps(left, ensure_ascii=False), encoding="utf-8")
+    np.save(folder / "starts.npy", np.concatenate([[0], np.cumsum(counts_V[counts_V > 0])]))
+    np.save(folder / "maxima.npy", np.concatenate(maxima))
+    np.save(folder / "lengths.npy", lengths_N)
 
 
 def _read_counts(folder: Path) -> WordCounts:
-    """The counts that an index was weighed from."""
-    starts_V1, rows_P, times_P, lengths_N = (
-        np.load(folder / f"{name}.npy") for name in ("starts", "rows", "times", "lengths")
-    )
+    """The counts that an index was weighed from; the pairs stay on disk."""
+    starts_V1, lengths_N = (np.load(folder / f"{name}.npy") for name in ("starts", "lengths"))
+    rows_P, times_P = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("rows", "times"))
     return WordCounts(cast(list[str], read_json(folder / VOCABULARY)), starts_V1, rows_P, times_P, lengths_N)
 
 
