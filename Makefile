@@ -74,6 +74,7 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
 
 SITE := build/docs-env
 docs: $(SITE)/made-from-these-files

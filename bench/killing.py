@@ -20,9 +20,10 @@ import torch
 from bench.processes import FORKS, forked
 
 from coseek.core.files import JsonObject
+from coseek.core.progress import NoProgress
 
 
-class Told:
+class Told(NoProgress):
     """Writes down on a pipe what the run does, so that the other process can time its kill."""
 
     def __init__(self, pipe: Connection) -> None:

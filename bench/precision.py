@@ -21,6 +21,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from coseek.core.progress import NoProgress
+
 BAR = 1.5
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 """With these a newer processor computes as one that has AVX2 and nothing that came after it."""
@@ -44,8 +46,8 @@ class Found(NamedTuple):
     """What it computed in."""
 
 
-class Clock:
-    """Implements `coseek.core.progress.Progress`: notes the processor time of each step of a stage."""
+class Clock(NoProgress):
+    """Notes the processor time of each step of a stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -59,9 +61,6 @@ class Clock:
         now = time.process_time()
         self.seconds[self._name].append(now - self._last)
         self._last = now
-
-    def say(self, line: str) -> None:
-        pass
 
 
 def main() -> int:

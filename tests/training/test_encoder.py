@@ -19,6 +19,7 @@ from tests.training.tiny_labels import label, write_labels
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError
+from coseek.core.progress import NoProgress
 from coseek.data.passage import Corpus, Passage
 from coseek.measure.table import Table
 from coseek.pipelines.encoder import RetrieverTraining
@@ -86,21 +87,15 @@ class Stop(Exception):
     """The plug is pulled."""
 
 
-class StopsAfter:
+class StopsAfter(NoProgress):
     """Somebody who watches, and pulls the plug after so many updates."""
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
 
-    def stage(self, name: str, total: int) -> None:
-        pass
-
     def advance(self, done: int, note: str = "") -> None:
         if done == self.updates:
             raise Stop
-
-    def say(self, line: str) -> None:
-        pass
 
 
 def stopped_and_gone_on(given_folders: Path, out: Path, updates: int, *settings: str) -> RetrieverTraining:

@@ -162,12 +162,13 @@ def test_without_any_server_episodes_are_faults_and_training_stops_with_a_senten
     with ExitStack() as doomed:
         live = doomed.enter_context(servers(policy, 1))
         training = Training(tmp_path / "there", policy, [live[0][0]])
+        late = Training(tmp_path / "late", policy, [live[0][0]])
         training.backend.refresh()
         doomed.close()
         runs = training.rollout(QUESTIONS[:2], [1, 2])
         assert {run.stop for run in runs} == {StopReason.MODEL_ERROR}
         with pytest.raises(ModelError, match="no rollout server loaded the new weights"):
-            training.backend.refresh()
+            late.backend.refresh()
 
 
 @pytest.mark.slow
@@ -245,7 +246,7 @@ def test_a_server_that_is_not_there_is_named_before_training(policy: Path) -> No
 
 
 def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
-    whole, adapter = WeightUpdate("/w/version-3", 3), WeightUpdate("/w/version-3", 3, "/w/version-3/adapter")
+    whole, adapter = WeightUpdate("/w/version-3", 3), WeightUpdate("/w/version-3", 3, "/w/version-3/adapter", "a1")
     asked = {
         name: [(call.path, call.body) for update in (whole, adapter) for call in dialect.update_calls(update)]
         for name in ("coseek", "sglang", "vllm")
@@ -256,7 +257,7 @@ def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
     assert asked["vllm"] == [
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/w/version-3"}}),
         ("/reset_prefix_cache", {}),
-        ("/v1/load_lora_adapter", {"lora_name": "coseek-3", "lora_path": "/w/version-3/adapter"}),
+        ("/v1/load_lora_adapter", {"lora_name": "coseek-a1-3", "lora_path": "/w/version-3/adapter"}),
     ]
     assert weight_dialect_of("chat") is None
 
@@ -269,3 +270,16 @@ def test_a_gap_of_the_sampler_is_corrected_up_to_the_cap() -> None:
     assert importance_weights(trainer, sampler, mask, "mask", 2.0)[0].tolist() == pytest.approx(
         [1.10517, 0.0, 0.0, 1.0], abs=1e-5
     )
+
+
+@pytest.mark.slow
+def test_a_step_without_an_update_loads_nothing_again(tmp_path: Path, policy: Path) -> None:
+    with servers(policy, 1) as ((url, service),):
+        training = Training(tmp_path / "there", policy, [url])
+        training.backend.refresh()
+        opened = service.weights
+        training.backend.refresh()
+        assert service.weights is opened
+        again = Training(tmp_path / "again", policy, [url])  # another training at the same version
+        again.backend.refresh()
+        assert service.weights is not opened

@@ -1,6 +1,7 @@
 """Fears about examples: gold passages that are not there, numbers of other passages, other ids than will be read."""
 
 import random
+import re
 
 import pytest
 from tests.scripted import Scripted
@@ -10,7 +11,7 @@ from coseek.graders.generator import Generator, GeneratorSettings, ReadingInput,
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.training.sft.settings import Phase
 from coseek.training.sft.synthetic import ExampleWriter, WorldSampler
-from coseek.world.rationales import MARK
+from coseek.world.rationales import MARK, NOW
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
@@ -39,7 +40,8 @@ def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
     for number, question in enumerate(ROOM.questions):
         example = ROOM.example_of(question, 4, random.Random(number))
         prompt = teacher().generator.context(ReadingInput(question.question, example.passages)).prompt
-        for line in example.written.partition(MARK)[0].split(" .")[:-1]:
+        facts_alone = re.sub(f"{NOW}.*? [?.](?= )", "", example.written.partition(MARK)[0])
+        for line in facts_alone.split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
             if hash_sign:
                 assert f"{title} # {facts.partition(' ,')[0]} :" in prompt

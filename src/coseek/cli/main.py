@@ -24,17 +24,21 @@ from pydantic import ValidationError
 from coseek import __version__
 from coseek.cli.extras import missing_extras
 from coseek.cli.terminal import say
+from coseek.cli.volume import Volume, set_volume, volume, with_volume
 from coseek.core.errors import CoseekError, DiskFault, SettingError, UserError
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.settings import mistakes
 from coseek.core.strict_json import replace_surrogates
 
 COMMANDS = "coseek.cli.commands"
+COMPLETE = "_COSEEK_COMPLETE"
+"""The variable in which a shell asks for completion; the name is typer's."""
 _FULL = "nothing was overwritten; free some space and try again"
 _CLOSED = "choose a folder that you can read and write"
 _OTHER = "choose another place"
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Variables that keep libraries from printing; libraries read them at import. The user's own values win."""
+"""Variables that keep libraries from printing, unless `--verbose`; libraries read them at import. The user's own values
+win."""
 DISK_FAULTS: dict[int | None, str] = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
@@ -51,7 +55,7 @@ DISK_FAULTS: dict[int | None, str] = {
 
 
 class StderrHandler(logging.Handler):
-    """Prints the package's warnings as plain lines on stderr."""
+    """Prints the package's messages as plain lines on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `coseek ARGV…` and return its exit code."""
     log = logging.getLogger("coseek")
     if not any(isinstance(handler, StderrHandler) for handler in log.handlers):
-        log.addHandler(StderrHandler(logging.WARNING))
+        log.addHandler(StderrHandler())
     try:
         code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()  # here, where a closed pipe is handled
@@ -93,12 +97,16 @@ def complain(error: CoseekError, code: int) -> int:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Help, version, or the command that is named first."""
+    """Help, version, completion, or the command that is named first."""
     for number, argument in enumerate(arguments, start=1):
         if replace_surrogates(argument) != argument:  # bytes that are not UTF-8 arrive as surrogates
             raise UserError(
                 f"argument {number} ({replace_surrogates(argument)!r}) is not UTF-8 text; write or rename it as UTF-8"
             )
+    if COMPLETE in os.environ or (arguments and arguments[0] in ("--install-completion", "--show-completion")):
+        from coseek.cli.completion import complete
+
+        return complete(arguments)
     if not arguments or arguments[0] in ("--help", "-h"):
         print(overview())
         return 0
@@ -110,14 +118,14 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run one command. A wrong option names the help page; a missing library names the line that installs it."""
-    for setting, value in QUIET.items():
-        os.environ.setdefault(setting, value)
+    set_volume(Volume.NORMAL)
     try:
         with missing_extras(f"`coseek {name}`"):
             app: typer.Typer = find_plugin("command", COMMANDS, name).app
-            program = typer.main.get_command(app)
+            program = with_volume(typer.main.get_command(app))
             # Not `program.main`, which handles Ctrl-C and closed pipes in its own way.
             with program.make_context(f"coseek {name}", list(arguments)) as context:
+                hush_libraries()
                 code = program.invoke(context)
     except typer.Exit as done:  # --help
         return done.exit_code
@@ -126,6 +134,14 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         path = where.command_path if where else f"coseek {name}"
         raise UserError(f"{error.format_message().rstrip('.')}{given(error)}; see `{path} --help`") from None
     return code if isinstance(code, int) else 0
+
+
+def hush_libraries() -> None:
+    """Keep libraries from printing, and the package to its warnings, unless `--verbose`."""
+    verbose = volume() is Volume.VERBOSE
+    logging.getLogger("coseek").setLevel(logging.INFO if verbose else logging.WARNING)
+    for setting, value in () if verbose else QUIET.items():
+        os.environ.setdefault(setting, value)
 
 
 def given(error: typer.TyperException) -> str:
@@ -148,6 +164,7 @@ def overview() -> str:
             *lines,
             "",
             "New here? `coseek quickstart` trains a small search agent; `coseek doctor` shows what works here.",
+            "`coseek --install-completion` lets this shell complete commands and options.",
         ]
     )
 

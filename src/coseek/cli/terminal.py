@@ -24,6 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from coseek.cli.volume import Volume, volume
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import apply_overrides
 
@@ -53,6 +54,12 @@ def new_app() -> typer.Typer:
 def say(text: str) -> None:
     """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Print a line to stderr about what goes on, unless `--quiet`."""
+    if volume() is not Volume.QUIET:
+        say(text)
 
 
 def print_json(value: Json) -> None:
@@ -111,11 +118,15 @@ class StageTimer:
         self._began = self.clock()
 
     def due(self, wait_s: float = 0.0) -> bool:
-        """Whether a line is due now: after `wait_s` seconds, then every `QUIET_S`, and at the end."""
+        """Whether a line is due now: after `wait_s` seconds, then every `QUIET_S`, and at the end.
+
+        Always under `--verbose`, never under `--quiet`.
+        """
         now = self.clock()
         self._first = self._first or (now, self.done)
         lately = self._said is not None and now - self._said < QUIET_S and self.done != self.total
-        if now - self._began < wait_s or lately:
+        too_soon = now - self._began < wait_s or lately
+        if volume() is Volume.QUIET or (too_soon and volume() is not Volume.VERBOSE):
             return False
         self._said = now
         return True
@@ -175,21 +186,29 @@ class Bar:
         assert self._task is not None
         self._progress.update(self._task, completed=done, note=note)
         self._pace.done = done
-        if not self._console.is_terminal and self._pace.due():
+        if _in_lines(self._console) and self._pace.due():
             self.say(self._pace.line(note))
 
     def say(self, line: str) -> None:
-        """Print a line: behind the minutes since the start in a terminal, behind date and time in a file."""
+        """Print a line, unless `--quiet`: behind the minutes since the start in a terminal, behind date and time in a
+        file."""
+        self._print(line, self._console)
+
+    def warn(self, line: str) -> None:
+        """Print a line, under `--quiet`, too."""
+        self._print(line, self._console if volume() is not Volume.QUIET else stderr_console())
+
+    def _print(self, line: str, console: Console) -> None:
         minutes, seconds = divmod(int(self._clock() - self._began), 60)
-        shown = f"{minutes:2d}:{seconds:02d} {line}" if self._console.is_terminal else stamped(line)
-        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
+        shown = f"{minutes:2d}:{seconds:02d} {line}" if console.is_terminal else stamped(line)
+        console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(clock: Clock = time.monotonic) -> Iterator[Bars]:
     """Bars with counts and the time left, on stderr; where there is no terminal, a line every 20 seconds."""
     with _progress() as (progress, console):
-        yield Bars(progress, not console.is_terminal, clock)
+        yield Bars(progress, _in_lines(console), clock)
 
 
 @contextmanager
@@ -201,11 +220,16 @@ def training_bar(clock: Clock = time.monotonic) -> Iterator[Bar]:
 
 @contextmanager
 def _progress(*more: ProgressColumn) -> Iterator[tuple[Progress, Console]]:
-    console = stderr_console()
+    console = stderr_console(quiet=volume() is Volume.QUIET)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     left = (TextColumn("left"), TimeRemainingColumn(), *more)
     with Progress(*columns, *left, console=console, disable=not console.is_terminal) as progress:
         yield progress, console
+
+
+def _in_lines(console: Console) -> bool:
+    """Whether progress is printed in lines: beside the bars under `--verbose`, else where there are none."""
+    return not console.is_terminal or volume() is Volume.VERBOSE
 
 
 @contextmanager

@@ -19,6 +19,9 @@ class Progress(Protocol):
     def say(self, line: str) -> None:
         """A line to keep on the screen."""
 
+    def warn(self, line: str) -> None:
+        """Like `say`, for what should be known even when no progress is wanted: alarms, missed gates."""
+
 
 class NoProgress:
     """Ignores all reports."""
@@ -31,3 +34,6 @@ class NoProgress:
 
     def say(self, line: str) -> None:
         pass
+
+    def warn(self, line: str) -> None:
+        self.say(line)

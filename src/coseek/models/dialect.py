@@ -95,11 +95,13 @@ class WeightUpdate:
     version: int
     adapter: str | None = None
     """The folder of a LoRA adapter that holds all that is new."""
+    run: str = ""
+    """Tells the versions of two trainings apart, also those of one that was resumed."""
 
     @property
     def name(self) -> str:
         """The adapter's name at the server: a new one for each version, so that no cache of an older one is met."""
-        return f"coseek-{self.version}"
+        return f"coseek-{self.run}-{self.version}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,7 +297,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         )
         self.progress.say(f"warm start: {outcome.rounds} round(s); readings are of dev at temperature 1")
         if not outcome.passed:
-            self.progress.say(f"the gate of {settings.sft.gate} was not reached; the rewards will be rare at first")
+            self.progress.warn(f"the gate of {settings.sft.gate} was not reached; the rewards will be rare at first")
         self._keep(policy.save, "warm")
         return outcome
 

@@ -130,7 +130,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         most = most_read(self.start_folder)
         for name in ("query_tokens", "passage_tokens"):
             if most is not None and changed.get(name, 0) > most:
-                self.progress.say(f"{name} is {most} and not {changed[name]}: {self.start_folder.name} reads no more")
+                self.progress.warn(f"{name} is {most} and not {changed[name]}: {self.start_folder.name} reads no more")
                 changed[name] = most
         return start.model_copy(update={**changed, "view": recipe.view or start.view})
 

@@ -102,7 +102,7 @@ class ReaderTraining(TrainingRun[R], ABC):
             progress=self.progress,
         )
         if not outcome.passed:
-            self.progress.say(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
+            self.progress.warn(f"the gate of {self.recipe.sft.gate} was not reached; its answers are a weak measure")
 
         def extra(part: Path) -> None:
             self.tokenizer.save(part)

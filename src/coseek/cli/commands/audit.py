@@ -8,7 +8,7 @@ import typer
 
 from coseek.agents.factory import decoder_of
 from coseek.cli.options import Split
-from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
+from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, parse_rows, write_json, write_jsonl
 from coseek.data.audit import Audit, audit_run
@@ -76,7 +76,7 @@ def passages_of(dataset: Dataset) -> Iterator[Passage]:
     """The passages of the corpus file, one at a time."""
     for number, passage in enumerate(parse_rows(dataset.corpus_path, Passage.from_json), start=1):
         if number % TOLD == 0:
-            say(f"{number:,} passages read")
+            note(f"{number:,} passages read")
         yield passage
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coseek.cli.extras import EXTRA_OF
-from coseek.cli.terminal import AsJson, new_app, print_json, say, stdout_console
+from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
 from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject, atomic_write
 from coseek.data.documents.readers import READERS
@@ -323,7 +323,7 @@ def doctor(as_json: AsJson = False) -> int:
     run. Ends with 1 when something that is installed does not work; what is not installed is no failure.
     """
     if not as_json:
-        say("trying every part; a few seconds …")
+        note("trying every part; a few seconds …")
     findings = [check() for check in CHECKS]
     if as_json:
         print_json([finding.to_json() for finding in findings])

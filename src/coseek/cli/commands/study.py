@@ -22,7 +22,7 @@ from coseek.cli.grader_options import (
     warn_of_cuts,
 )
 from coseek.cli.options import BootstrapSeed, CacheFile, DeviceName
-from coseek.cli.terminal import AsJson, new_app, print_json, say
+from coseek.cli.terminal import AsJson, new_app, note, print_json
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject, write_json
 from coseek.core.lock import lock_if_named
@@ -154,7 +154,7 @@ def cut(row: Trajectory, k: int) -> Trajectory:
 
 def answered(name: str, rows: Sequence[Trajectory], run: Run, parts: GraderSet) -> ScoredRun:
     """Score the generator's answers from the passages of these trajectories, judged where there is a judge."""
-    say(f"{name}: {len(rows)} questions")
+    note(f"{name}: {len(rows)} questions")
     assert parts.generator is not None
     answers = generate_answers(parts.generator, rows, answer_cache(run.folder, parts.generator))
     warn_of_cuts(parts.generator)

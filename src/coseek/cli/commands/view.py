@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import new_app, say
+from coseek.cli.terminal import new_app, note
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import check_not_file
 from coseek.view.live_page import LivePage
@@ -51,6 +51,6 @@ def view(
     check_not_file(path.parent)
     if path.is_dir():
         raise SettingError(f"--out {path} is a folder; name a file in it")
-    say(f"reading {len(sources[0])} runs and {len(sources[1])} curves …")
+    note(f"reading {len(sources[0])} runs and {len(sources[1])} curves …")
     episodes = write_page(path, *sources)
     print(f"{path}: {episodes:,} episodes, {path.stat().st_size / 1e6:.1f} MB. Open it in a browser.")

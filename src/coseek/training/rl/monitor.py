@@ -278,7 +278,7 @@ class Monitor:
         recent = self._rows[-self._window :]
         for name, advice in self.alarms.items():
             if not any(f"{ALARM}{name}" in earlier for earlier in recent):
-                self._progress.say(f"alarm {name} in step {row['step']:.0f}: {advice}")
+                self._progress.warn(f"alarm {name} in step {row['step']:.0f}: {advice}")
         alarm_metrics = {"alarms": float(len(self.alarms)), **{f"{ALARM}{name}": 1.0 for name in self.alarms}}
         self._rows.append({**row, **alarm_metrics})
         self._report_missing_metrics()
@@ -302,4 +302,6 @@ class Monitor:
             names = check.metrics(self._settings.monitor)
             absent = [name for name in names if not any(name in row for row in self._rows)]
             if absent:
-                self._progress.say(f"monitor: no metric {' or '.join(absent)}, so alarm {check.alarm} cannot be raised")
+                self._progress.warn(
+                    f"monitor: no metric {' or '.join(absent)}, so alarm {check.alarm} cannot be raised"
+                )

@@ -7,6 +7,7 @@ weights that sampled it.
 """
 
 import hashlib
+import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,9 @@ class ServedBackend:
         self.refusals: dict[int, str] = {}
         """Place of a server → why it did not load them."""
         self._pools: list[ServerPool] = []
+        self._run = self.workers.agree(lambda: secrets.token_hex(4))
+        self._loaded: int | None = None
+        """The version that the current servers have."""
 
     @property
     def policy(self) -> "Trainable":
@@ -90,15 +94,20 @@ class ServedBackend:
         self.backend.release()
 
     def refresh(self) -> None:
-        """Write the weights and have the servers load them. Raises `ModelError` if none does."""
+        """Write the weights and have the servers load them, unless a step changed none. Raises `ModelError` if no
+        server loads them."""
         version = self.policy.updates_done
+        if version == self._loaded and not self.refusals:
+            return
         folder = self.folder / f"version-{version:06}"
         self.backend.save(folder, self.extra)
         adapter = folder / ADAPTER
-        update = WeightUpdate(str(folder), version, str(adapter) if adapter.exists() else None)
-        self.refusals = self.workers.agree(lambda: self._load(update))
+        update = WeightUpdate(str(folder), version, str(adapter) if adapter.exists() else None, self._run)
         places = range(len(self.settings.servers))
+        stale = places if version != self._loaded else sorted(self.refusals)
+        self.refusals = self.workers.agree(lambda: self._load(update, stale))
         self.current = tuple(place for place in places if place not in self.refusals)
+        self._loaded = version
         if not self.current:
             raise ModelError(f"no rollout server loaded the new weights: {'; '.join(self.refusals.values())}")
         for pool in self._pools:
@@ -111,14 +120,15 @@ class ServedBackend:
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         self.backend.save(folder, extra)
 
-    def _load(self, update: WeightUpdate) -> dict[int, str]:
-        """Have every server load the weights, all at once. Returns those that did not, with the reason."""
+    def _load(self, update: WeightUpdate, places: Sequence[int]) -> dict[int, str]:
+        """Have the servers at these places load the weights, all at once. Returns those that did not, with the
+        reason."""
         if not self._pools:
             raise ModelError("no sampler was opened, so no server is known to load weights")
         servers = self._pools[0].servers
         with ThreadPoolExecutor(len(servers)) as threads:
-            outcomes = list(threads.map(lambda server: _load_one(server, update), servers))
-        return {place: outcome for place, outcome in enumerate(outcomes) if outcome}
+            outcomes = list(threads.map(lambda place: _load_one(servers[place], update), places))
+        return {place: outcome for place, outcome in zip(places, outcomes, strict=True) if outcome}
 
     @staticmethod
     def _model_name(server: RemoteModel, update: WeightUpdate) -> str | None:

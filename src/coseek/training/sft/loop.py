@@ -65,7 +65,7 @@ def train_sft(
         reached = evaluation.get(settings.gate_metric)
         if settings.gate is None or (reached is not None and reached >= settings.gate):
             return SftOutcome(number, True, evaluation)
-        progress.say(f"round {number}: {settings.gate_metric} {reached} is below the gate of {settings.gate}")
+        progress.warn(f"round {number}: {settings.gate_metric} {reached} is below the gate of {settings.gate}")
     return SftOutcome(settings.rounds, False, evaluation)
 
 

@@ -1,0 +1,82 @@
+"""Volume: how much a command prints beside its result. `--quiet` and `--verbose` of every command."""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Annotated, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+C = TypeVar("C")
+
+
+class Volume(IntEnum):
+    """What goes to stderr beside warnings and errors."""
+
+    QUIET = 0
+    """No progress and no notes."""
+    NORMAL = 1
+    VERBOSE = 2
+    """A line at every report of progress, and the messages of libraries."""
+
+
+_now = Volume.NORMAL
+
+
+def volume() -> Volume:
+    """The volume of the command that is running."""
+    return _now
+
+
+def set_volume(wanted: Volume) -> None:
+    """Set the volume until the next command."""
+    global _now
+    _now = wanted
+
+
+def _quiet(value: bool) -> None:
+    if value:
+        set_volume(Volume.QUIET)
+
+
+def _verbose(value: bool) -> None:
+    if value:
+        set_volume(Volume.VERBOSE)
+
+
+_template = typer.Typer(add_completion=False)
+
+
+@_template.command(add_help_option=False)
+def _options(
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Warnings only, no progress.", callback=_quiet, expose_value=False)
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Every report of progress, and what libraries say.",
+            callback=_verbose,
+            expose_value=False,
+        ),
+    ] = False,
+) -> None:
+    """The options that every command gets."""
+
+
+def with_volume(program: C) -> C:
+    """Give every command of a program the two options; one with a `--quiet` of its own keeps that."""
+    for command in _leaves(program):
+        taken = {name for one in command.params for name in one.opts}
+        command.params += [one for one in typer.main.get_command(_template).params if not taken & {*one.opts}]
+    return program
+
+
+def _leaves(program: object) -> Iterator[TyperCommand]:
+    if isinstance(program, TyperGroup):
+        for command in program.commands.values():
+            yield from _leaves(command)
+    elif isinstance(program, TyperCommand):
+        yield program
