@@ -1,8 +1,7 @@
 """Index update: an index over a changed corpus, made with what the old index holds of it.
 
 Passages are told apart by digests of their ids and contents, so that only new and changed texts are tokenised or
-encoded. The results are those of a rebuild, except for graphs (`hnsw`). The old index stays in place until the new one
-is complete.
+encoded. The results are those of a rebuild. The old index stays in place until the new one is complete.
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast, overload
+from typing import Protocol, cast, overload
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from coseek.retrieval.vectors.embedding_retriever import E, EmbeddingSettings, Q
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, is_shipped
 from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
 from coseek.retrieval.vectors.encoding_processes import Encode, EncodingProcesses
-from coseek.retrieval.vectors.store import Rows, VectorStore, VectorWriter
+from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, VectorWriter
 
 NOTE = "encoder.json"
 _FRESH = "fresh"
@@ -56,13 +56,22 @@ def encode_corpus(corpus: Sequence[Passage], settings: EmbeddingSettings, folder
         return _write(corpus, settings, folder, progress, encode_all)
 
 
+class KnownVectors(Protocol):
+    """The vectors of an older index."""
+
+    @property
+    def dim(self) -> int: ...
+    def gather(self, rows_M: Rows) -> Floats:
+        """The vectors of some rows (M × `dim`)."""
+
+
 def encode_changed(
-    corpus: Corpus, settings: EmbeddingSettings, folder: Path, old: VectorStore, rows_N: Rows, report: Report
+    corpus: Corpus, settings: EmbeddingSettings, folder: Path, old: KnownVectors, rows_N: Rows, report: Report
 ) -> VectorStore:
     """Like `encode_corpus`, with the vectors that `old` has: `rows_N` is the row of each passage there, −1 for none."""
     new_M = np.flatnonzero(rows_N < 0)
     fresh = folder.with_name(_FRESH)
-    sources = [old]
+    sources: list[KnownVectors] = [old]
     if len(new_M):
         sources.append(encode_corpus(_Part(corpus, new_M), settings, fresh, report))
         if sources[1].dim != old.dim:
