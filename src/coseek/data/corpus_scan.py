@@ -25,7 +25,7 @@ Longs = NDArray[np.int64]
 DIGESTS = "digests.npy"
 """The file with the digests of the passages of a corpus, N × 4 int64: id, then content."""
 _LINES, _GROUPS = "lines.npy", "groups.npy"
-_GROUP = 16
+_GROUP = 8
 """Lines of a group, on average."""
 _PIECE_BYTES = 1 << 20
 _NEWLINE, _BLANK = ord("\n"), ord(" ")
