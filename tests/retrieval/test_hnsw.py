@@ -72,7 +72,8 @@ def test_a_graph_that_is_opened_again_finds_the_same_and_is_the_same_when_made_a
     build_index(corpus, "hnsw", tmp_path / "two", {"encoder": str(encoder)})
     graphs = [(tmp_path / name / hnsw.GRAPH).read_bytes() for name in ("one", "two")]
     assert graphs[0] == graphs[1]
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["encoder.json", "graph.faiss", "index.json"]
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == ["digests.npy", "encoder.json", "graph.faiss", "index.json"]
 
 
 def test_a_query_finds_the_same_alone_and_in_a_batch_and_never_a_passage_that_is_not_there(

@@ -10,7 +10,8 @@ A module of `coseek.retrieval.retrievers` that needs no index defines two names:
     depth: 50
 """
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
@@ -25,6 +26,7 @@ from coseek.models.local_text import TextModelSettings, open_text_model
 from coseek.models.shipped import shipped_models
 from coseek.models.text_model import TextModel
 from coseek.retrieval.index import PACKAGE, IndexCard, open_index
+from coseek.retrieval.resumable_build import INDEX_CARD
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
 
@@ -99,14 +101,36 @@ class OpenContext:
 
 def plugin_files(source: Source, folder: Path = Path()) -> list[str]:
     """The `.py` files that a retriever is composed of, those named in nested YAML files included."""
+    return [str(path) for path in _named(source, folder) if is_plugin_path(str(path))]
+
+
+Stamp: TypeAlias = tuple[tuple[int, int], ...]
+"""Inode and modification time of the cards of indexes."""
+
+
+def index_cards(source: Source) -> list[Path]:
+    """The cards of the indexes that a retriever is composed of, those named in nested YAML files included."""
+    return [path / INDEX_CARD for path in _named(source, Path()) if os.path.isfile(path / INDEX_CARD)]
+
+
+def stamp_of(cards: Sequence[Path]) -> Stamp | None:
+    """Differs when one of the indexes was replaced; `None` while one is being replaced."""
+    try:
+        return tuple((found.st_ino, found.st_mtime_ns) for found in map(Path.stat, cards))
+    except FileNotFoundError:
+        return None
+
+
+def _named(source: Source, folder: Path) -> list[Path]:
+    """Every text in settings as the path that it may be, those in nested YAML files included."""
     if isinstance(source, Mapping):
         each = [one for value in source.values() for one in (value if isinstance(value, list) else [value])]
         named = [one for one in each if isinstance(one, str | Mapping)]
-        return [found for one in named for found in plugin_files(one, folder)]
+        return [found for one in named for found in _named(one, folder)]
     path = folder / Path(source).expanduser()
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        return plugin_files(read_yaml(path, "retriever file"), path.parent)
-    return [str(path)] if is_plugin_path(str(path)) else []
+        return _named(read_yaml(path, "retriever file"), path.parent)
+    return [path]
 
 
 def open_retriever(

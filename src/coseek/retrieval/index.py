@@ -7,28 +7,34 @@ name.
     build(corpus, settings, folder)   writes its files
     load(folder, corpus, settings)    returns a retriever
 
-It may define four more:
+It may define five more:
 
     resume(corpus, settings, folder, report)   replaces `build`: continues what a killed build left in `folder`
+    update(corpus, settings, folder, old, report)   writes its files with what an older index has (`index_update`)
     settle(settings)                  returns the settings with defaults filled in, as stored; refuses invalid ones
     suit(settings, corpus)            returns the settings with what depends on the corpus filled in, as stored
     SEARCH_TIME                       names of settings that may be overridden when an index is opened
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
+import numpy as np
+
 from coseek import __version__
 from coseek.core import registry
-from coseek.core.errors import DataError, IndexMismatch, SettingError
+from coseek.core.errors import DataError, IndexMismatch, InUse, SettingError
 from coseek.core.files import JsonObject, as_path, atomic_folder, read_json, recover_folder, write_json
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.corpus_file import CorpusFile
+from coseek.data.corpus_scan import DIGESTS
+from coseek.data.digest_table import as_digests
 from coseek.data.passage import Corpus
 from coseek.hardware.speed import resolve_here
 from coseek.retrieval.resumable_build import INDEX_CARD, Report, build_resumably, silent
@@ -36,8 +42,10 @@ from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
 
 PACKAGE = "coseek.retrieval.retrievers"
-SCHEMA = 2
+SCHEMA = 3
 """Version of `index.json` and of the files beside it."""
+_READ = (2, 3)
+"""Schemas that are read. The corpus digest of schema 2 is another one: it holds while the corpus file is untouched."""
 
 
 class IndexModule(Protocol):
@@ -77,9 +85,18 @@ class IndexCard:
         }
 
     @classmethod
+    def of(cls, retriever: str, settings: JsonObject, corpus: Corpus, path: Path | None, out: Path) -> "IndexCard":
+        """The card of an index in the folder `out` over the corpus of the file `path`."""
+        relative = None if path is None else os.path.relpath(path.resolve(), out.resolve())
+        return cls(retriever, settings, corpus.digest, len(corpus), relative, __version__)
+
+    @classmethod
     def read(cls, folder: Path) -> "IndexCard":
         """Read the card of an index folder. Raises `DataError` if there is none that this version can read."""
-        recover_folder(folder)
+        if folder.with_name(f".{folder.name}.old").is_dir():
+            # Left by a crash, or by another process that is replacing the index just now and will finish it.
+            with suppress(InUse), lock_beside(folder, again=False):
+                recover_folder(folder)
         if not folder.is_dir():
             raise DataError(f"there is no index {folder}; make one with `coseek index`")
         if not (folder / INDEX_CARD).is_file():
@@ -93,7 +110,7 @@ class IndexCard:
 
     @classmethod
     def _from_json(cls, row: JsonObject) -> "IndexCard":
-        if row["schema"] != SCHEMA:
+        if row["schema"] not in _READ:
             raise DataError(f"an index of schema {row['schema']!r}; this coseek reads schema {SCHEMA}, so rebuild it")
         corpus, settings = cast(JsonObject, row["corpus"]), cast(JsonObject, row["settings"])
         path = None if corpus["path"] is None else str(corpus["path"])
@@ -112,7 +129,7 @@ def retriever_names() -> list[str]:
 
 def check_retriever(retriever: str, settings: Mapping[str, object]) -> None:
     """Raise `UserError` for settings that an index of this retriever cannot be built with. Reads and writes nothing."""
-    _settings(_module(retriever), settings)
+    _settings(index_module(retriever), settings)
 
 
 def build_index(
@@ -130,34 +147,45 @@ def build_index(
     """
     source = source if isinstance(source, Corpus) else as_path(source, "a data-set folder or corpus file")
     out = as_path(out, "an index folder")
-    module = _module(retriever)
+    module = index_module(retriever)
     checked = _settings(module, settings)
     if settle := getattr(module, "settle", None):
         checked = cast(Settings, settle(checked))
     if out.exists() and not (out.is_dir() and ((out / INDEX_CARD).is_file() or not any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an index; choose another folder for the index")
     with lock_beside(out, again=False):  # two concurrent builds would mix their rows
-        path = None if isinstance(source, Corpus) else _corpus_file(source)
+        path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else _read(path or source)
         if suit := getattr(module, "suit", None):
             checked = cast(Settings, suit(checked, corpus))
-        relative = None if path is None else os.path.relpath(path.resolve(), out.resolve())
-        card = IndexCard(retriever, dump_settings(checked), corpus.digest, len(corpus), relative, __version__)
-
-        def fill(folder: Path) -> None:
-            if isinstance(module, _Resumable):
-                module.resume(corpus, checked, folder, report)
-            else:
-                module.build(corpus, checked, folder)
-                write_json(folder / INDEX_CARD, card.to_json())
-            if isinstance(corpus, CorpusFile):
-                corpus.keep(folder)
-
-        if isinstance(module, _Resumable):
-            build_resumably(out, card.to_json(), fill)
-        else:
-            atomic_folder(out, fill)
+        card = IndexCard.of(retriever, dump_settings(checked), corpus, path, out)
+        install(out, card, corpus, module, lambda folder: fill_anew(module, corpus, checked, folder, report))
     return module.load(out, corpus, checked)
+
+
+def fill_anew(module: IndexModule, corpus: Corpus, settings: Settings, folder: Path, report: Report) -> None:
+    """Write the retriever's files without an older index."""
+    if isinstance(module, _Resumable):
+        module.resume(corpus, settings, folder, report)
+    else:
+        module.build(corpus, settings, folder)
+
+
+def install(out: Path, card: IndexCard, corpus: Corpus, module: IndexModule, fill: Callable[[Path], None]) -> None:
+    """Write an index with what `fill` puts into its folder, resumably if `module` can. The caller holds the lock."""
+
+    def whole(folder: Path) -> None:
+        fill(folder)
+        np.save(folder / DIGESTS, as_digests(corpus.digests, 4))
+        if isinstance(corpus, CorpusFile):
+            corpus.keep(folder)
+        if not isinstance(module, _Resumable):
+            write_json(folder / INDEX_CARD, card.to_json())
+
+    if isinstance(module, _Resumable):
+        build_resumably(out, card.to_json(), whole)
+    else:
+        atomic_folder(out, whole)
 
 
 def open_index(
@@ -168,8 +196,8 @@ def open_index(
     `IndexMismatch`."""
     folder = as_path(folder, "an index folder")
     card = IndexCard.read(folder)
-    module = _module(card.retriever)
-    settings = _overridden(module, card, load_views(overrides or {}))
+    module = index_module(card.retriever)
+    settings = stored_settings(module, card, load_views(overrides or {}))
     if corpus is None:
         if card.corpus_path is None:
             raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
@@ -185,7 +213,7 @@ def open_index(
     return module.load(folder, corpus, settings)
 
 
-def _overridden(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
+def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
     """The settings of an index, with overrides for searching."""
     # A card is data: it does not say what its maker's settings keep out of it, such as whether code may run.
     unsaid = {name for name, field in module.SETTINGS.model_fields.items() if field.exclude}
@@ -206,7 +234,8 @@ def _read(path: Path) -> Corpus:
     return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.scan(path)
 
 
-def _corpus_file(source: Path) -> Path:
+def corpus_path(source: Path) -> Path:
+    """The corpus file of a data-set folder; a file is itself one."""
     if not source.is_dir():
         return source  # a missing file is an error when it is read
     for name in ("corpus.jsonl", "corpus.jsonl.gz"):
@@ -215,7 +244,8 @@ def _corpus_file(source: Path) -> Path:
     raise DataError(f"{source} holds no corpus.jsonl; give a data-set folder or a corpus file")
 
 
-def _module(name: str) -> IndexModule:
+def index_module(name: str) -> IndexModule:
+    """The module of a retriever that builds an index."""
     if is_plugin_path(name):  # `index.json` names the retriever, and code named by data is never run
         raise SettingError(f"{name} is opened, not built: put `retriever: {name}` into a YAML file and name that one")
     module = registry.find_plugin("retriever", PACKAGE, name)

@@ -24,6 +24,8 @@ from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings
 from coseek.serve.worker import AnyService
 
+IDENTITY = "x-index-identity"
+"""The header of an answer that names the index which it came from."""
 _MANY_HITS = 2_000
 """Hits from which an answer is serialised in a thread, so that other requests are not blocked."""
 _STOP_S = 5.0
@@ -138,7 +140,7 @@ def _retrieve(service: RetrieverService, name: str) -> Callable[[Request], Await
                 raise job.fault
             lists = job.lists
         text = await _written(_in_place(wish, lists), wish, service.settings.max_answer_bytes)
-        return Response(text, media_type="application/json")
+        return Response(text, media_type="application/json", headers={IDENTITY: index.identity})
 
     return retrieve
 

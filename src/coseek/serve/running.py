@@ -12,6 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coseek.core.errors import SettingError
+from coseek.retrieval.factory import Stamp
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.app import make_app
 from coseek.serve.middleware import App
@@ -23,11 +24,14 @@ _BACKLOG = 1_024
 
 
 def serve(
-    openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings, ready: Callable[[str], None]
+    openers: Mapping[str, Callable[[], Retriever]],
+    settings: ServeSettings,
+    ready: Callable[[str], None],
+    stamps: Mapping[str, Callable[[], Stamp | None]] | None = None,
 ) -> None:
-    """Serve until a signal comes; `ready` is called with the URL once everything is open."""
+    """Serve until a signal comes; `ready` is called with the URL once everything is open. See `RetrieverService`."""
     token = token_of(settings)
-    service = RetrieverService(openers, settings)
+    service = RetrieverService(openers, settings, stamps)
     run(service, make_app(service, token), ready)
 
 

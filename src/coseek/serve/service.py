@@ -1,6 +1,12 @@
-"""Retriever service: several named retrievers and one batcher. Knows no HTTP."""
+"""Retriever service: several named retrievers and one batcher. Knows no HTTP.
+
+An index that is replaced on disk is opened beside the old one, searched once, and takes over. A request is answered by
+the index that was in place when it arrived.
+"""
 
 import re
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -10,6 +16,7 @@ from coseek import __version__
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
+from coseek.retrieval.factory import Stamp
 from coseek.retrieval.retriever import Retriever, fields_read
 from coseek.serve.batching import Batcher
 from coseek.serve.contract import RefusedRequest
@@ -52,12 +59,23 @@ class Index:
         }
         return cls(retriever, passages, card)
 
+    @property
+    def identity(self) -> str:
+        """The identity of the retriever, which `/info` states, too."""
+        return str(self.card["identity"])
+
 
 class RetrieverService(Service[ServeSettings]):
     """Serves named retrievers, which are opened in the search thread."""
 
-    def __init__(self, openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings) -> None:
-        """`openers`: name → a function that opens the retriever; the first is the default."""
+    def __init__(
+        self,
+        openers: Mapping[str, Callable[[], Retriever]],
+        settings: ServeSettings,
+        stamps: Mapping[str, Callable[[], Stamp | None]] | None = None,
+    ) -> None:
+        """`openers`: name → a function that opens the retriever; the first is the default. `stamps`: name → `stamp_of`
+        its indexes; they are watched."""
         for name in openers:
             check_name(name)
         if not openers:
@@ -73,6 +91,9 @@ class RetrieverService(Service[ServeSettings]):
         self.indexes: dict[str, Index] = {}
         self._openers = openers
         self._opening = next(iter(openers))
+        self._stamps = stamps or {}
+        self._opened_stamps: dict[str, Stamp | None] = {}
+        self._closing = threading.Event()
 
     @property
     def unopened(self) -> str:
@@ -97,13 +118,43 @@ class RetrieverService(Service[ServeSettings]):
         said: JsonObject = {"topk": self.settings.topk, "limits": limits, "indexes": list(self.names)}
         return {**self.index(name).card, **said, "coseek": __version__}
 
+    def close(self, wait_s: float) -> bool:
+        self._closing.set()
+        return super().close(wait_s)
+
     def _open(self) -> None:
-        for name, opener in self._openers.items():
+        for name in self._openers:
             self._opening = name
-            index = Index.of(name, opener())
+            self.indexes[name] = self._opened(name)
+        if self._stamps:
+            threading.Thread(target=self._watch, name="coseek-watch", daemon=True).start()
+
+    def _opened(self, name: str) -> Index:
+        """Open an index and search it once; again if it was replaced meanwhile, since then its files may not match."""
+        while True:
+            stamp = self._opened_stamps[name] = self._stamp(name)
+            index = Index.of(name, self._openers[name]())
             if index.passages is not None:  # a search of a remote retriever may cost money
                 _warm_up(index.retriever)
-            self.indexes[name] = index
+            if self._stamp(name) == stamp:
+                return index
+
+    def _stamp(self, name: str) -> Stamp | None:
+        return self._stamps[name]() if name in self._stamps else None
+
+    def _watch(self) -> None:
+        """Look for replaced indexes until the service closes."""
+        while not self._closing.wait(self.settings.watch_s):
+            for name in self._stamps:
+                if self._stamp(name) not in (None, self._opened_stamps[name]):
+                    self._renew(name)
+
+    def _renew(self, name: str) -> None:
+        """Put the new index in place. The old one stays where that fails, until it is replaced again."""
+        try:
+            self.indexes[name] = self._opened(name)
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with it, the old index can be searched)
+            print(f"{name} was replaced, and the old index is kept: {error}", file=sys.stderr, flush=True)
 
 
 def _warm_up(retriever: Retriever) -> None:

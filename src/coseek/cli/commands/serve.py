@@ -27,7 +27,7 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.hardware.device import AUTO, device_of
 from coseek.hardware.speed import warning
 from coseek.models.shipped import model_path
-from coseek.retrieval.factory import check_source, open_retriever, require_library
+from coseek.retrieval.factory import check_source, index_cards, open_retriever, require_library, stamp_of
 from coseek.retrieval.index import IndexCard, open_index
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.settings import AgentServeSettings, ModelServeSettings, ServeSettings
@@ -79,7 +79,8 @@ def serve_retriever(
 ) -> None:
     """Serve one or several retrievers: POST /retrieve (the first) and /NAME/retrieve, GET /health and /info.
 
-    Prints the URL once everything is open. On Ctrl-C or SIGTERM, accepted requests are answered first.
+    Prints the URL once everything is open. An index that is replaced or updated takes over, and no request is lost.
+    On Ctrl-C or SIGTERM, accepted requests are answered first.
     """
     check_libraries()
     from coseek.serve.running import serve as run
@@ -99,8 +100,9 @@ def serve_retriever(
     }
     settings = make_settings(ServeSettings, given)
     openers = named(retrievers, [one.strip() for one in devices.split(",") if one.strip()])
+    stamps = {name: partial(stamp_of, index_cards(source)) for name, source in sources(retrievers).items()}
     say(f"opening {', '.join(openers)} …")
-    run(openers, settings, lambda url: print(f"coseek serves {', '.join(openers)} at {url}", flush=True))
+    run(openers, settings, lambda url: print(f"coseek serves {', '.join(openers)} at {url}", flush=True), stamps)
 
 
 @app.command("model")
@@ -252,15 +254,20 @@ def check_libraries() -> None:
 
 
 def named(texts: list[str], devices: Sequence[str] = ()) -> dict[str, Callable[[], Retriever]]:
-    """Name → opener. `RETRIEVER` without `NAME=` is named after its folder, file or host. See `opened`."""
-    openers: dict[str, Callable[[], Retriever]] = {}
+    """Name → opener. See `sources` and `opened`."""
+    return {name: partial(opened, source, devices) for name, source in sources(texts).items()}
+
+
+def sources(texts: list[str]) -> dict[str, str]:
+    """Name → retriever. `RETRIEVER` without `NAME=` is named after its folder, file or host."""
+    found: dict[str, str] = {}
     for text in texts:
-        found = None if Path(text).exists() else _NAMED.fullmatch(text)
-        name, source = (found[1], found[2]) if found else (_own_name(text), text)
-        if name in openers:
+        match = None if Path(text).exists() else _NAMED.fullmatch(text)
+        name, source = (match[1], match[2]) if match else (_own_name(text), text)
+        if name in found:
             raise SettingError(f"two retrievers would be served as {name!r}; write NAME={source} for one of them")
-        openers[name] = partial(opened, source, devices)
-    return openers
+        found[name] = source
+    return found
 
 
 def opened(source: str, devices: Sequence[str] = ()) -> Retriever:

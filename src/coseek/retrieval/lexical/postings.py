@@ -1,9 +1,9 @@
 """Postings: the passages that contain each word, with the word's weight in them.
 
-They are built in chunks, so that only numbers are held for the whole corpus. `best` skips passages that cannot reach
-the top k: it takes rare words first and bounds what the remaining words can add (MaxScore, Turtle and Flood, 1995).
+`best` skips passages that cannot reach the top k: it takes rare words first and bounds what the remaining words can add
+(MaxScore, Turtle and Flood, 1995).
 
-N passages · V words · P word-passage pairs · U distinct words of a chunk
+N passages · V words · P word-passage pairs
 """
 
 from collections.abc import Sequence
@@ -104,41 +104,3 @@ def _joined(rows_A: Rows32, sums_A: Sums, rows_B: Rows32, sums_B: Sums) -> tuple
     rows = np.concatenate([rows_A, rows_B[new]])
     order = np.argsort(rows, kind="stable")  # a stable sort merges two sorted runs in linear time
     return rows[order], np.concatenate([sums_A, sums_B[new]])[order]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkCounts:
-    """Word counts of a chunk of passages, sorted by word, then row."""
-
-    words_U: Ints
-    passages_U: Ints
-    """The number of passages in the chunk that contain each word."""
-    rows_P: Rows32
-    times_P: Rows32
-    lengths_N: Ints
-
-
-def count_words(words_T: Rows32, lengths_N: Ints) -> ChunkCounts:
-    """Count a chunk. `words_T` is the concatenation of its passages' words; negative words are ignored."""
-    rows_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
-    counted = words_T >= 0
-    keys_T = words_T[counted].astype(np.int64) << 32 | rows_T[counted]
-    lengths_N = np.bincount(rows_T[counted], minlength=len(lengths_N))
-    keys_T.sort()
-    first_P = _firsts(keys_T)
-    keys_P = keys_T[first_P]
-    first_U = _firsts(keys_P >> 32)
-    return ChunkCounts(
-        words_U=keys_P[first_U] >> 32,
-        passages_U=np.diff(first_U, append=len(keys_P)),
-        rows_P=(keys_P & 0xFFFF_FFFF).astype(np.int32),
-        times_P=np.diff(first_P, append=len(keys_T)).astype(np.int32),
-        lengths_N=lengths_N,
-    )
-
-
-def _firsts(sorted_T: Ints) -> Ints:
-    """The start of each run of equal values in a sorted array."""
-    if not len(sorted_T):
-        return np.zeros(0, dtype=np.int64)
-    return np.flatnonzero(np.concatenate([[True], sorted_T[1:] != sorted_T[:-1]]))

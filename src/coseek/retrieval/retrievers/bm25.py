@@ -9,13 +9,12 @@ bit-identical in float32 to the library bm25s; a search only sums them.
 import json
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -24,15 +23,28 @@ from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.context_fields import ContextFields
+from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.lexical.analyzer import AUTO, Stem, stemmer, words
+from coseek.retrieval.lexical.array_writer import ArrayWriter
 from coseek.retrieval.lexical.language import language_of
-from coseek.retrieval.lexical.postings import ChunkCounts, Ints, Postings, count_words
+from coseek.retrieval.lexical.postings import Ints, Postings
+from coseek.retrieval.lexical.word_counts import (
+    ChunkCounts,
+    Splice,
+    WordBlock,
+    WordCounts,
+    blocks_of,
+    count_words,
+    joined_counts,
+)
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.ranking import Scores
+from coseek.retrieval.resumable_build import Report
 from coseek.retrieval.views import View, find_view, render_view
 
 CHUNK_ROWS = 16_384
 """Passages processed at a time while an index is built."""
+VOCABULARY = "vocabulary.json"
 LANGUAGE_SAMPLE = 1_000
 """Passages in which the language is looked for."""
 
@@ -127,30 +139,41 @@ class Bm25:
 
 def weigh(corpus: Corpus, settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> tuple[Postings, dict[str, int]]:
     """The postings of a corpus, and the vocabulary (word → number)."""
+    counts = count(corpus, settings, chunk_rows)
+    return weighed(counts, settings), {word: number for number, word in enumerate(counts.vocabulary)}
+
+
+def count(passages: Iterable[Passage], settings: Bm25Settings, chunk_rows: int = CHUNK_ROWS) -> WordCounts:
+    """The word counts of passages. Words are in the order of their code points, whatever the passages' order."""
     numbers = _Numbers(settings)
-    chunks = [_counted(chunk, settings, numbers) for chunk in _chunks(corpus, chunk_rows)]
-    vocabulary = numbers.vocabulary
-    starts_V1 = np.zeros(len(vocabulary) + 1, dtype=np.int64)
-    for chunk in chunks:
-        starts_V1[chunk.words_U + 1] += chunk.passages_U
-    idf_V = _idf(starts_V1[1:], len(corpus))
-    np.cumsum(starts_V1, out=starts_V1)
-    norms_N = _norms(np.concatenate([chunk.lengths_N for chunk in chunks]), settings)
-    weights_P = np.empty(starts_V1[-1], dtype=np.float32)
-    rows_P = np.empty(starts_V1[-1], dtype=np.int32)
-    next_V, row = starts_V1[:-1].copy(), 0
-    while chunks:  # each is freed after use
-        chunk = chunks.pop(0)
-        # The chunk's pairs of word w go to next_V[w], next_V[w] + 1, …
-        before_U = np.cumsum(chunk.passages_U) - chunk.passages_U
-        places_P = np.repeat(next_V[chunk.words_U] - before_U, chunk.passages_U) + np.arange(len(chunk.rows_P))
-        idf_P = np.repeat(idf_V[chunk.words_U], chunk.passages_U)
-        times_P = chunk.times_P.astype(np.float64)
-        weights_P[places_P] = idf_P * (times_P / (norms_N[row + chunk.rows_P] + times_P))
-        rows_P[places_P] = row + chunk.rows_P
-        next_V[chunk.words_U] += chunk.passages_U
-        row += len(chunk.lengths_N)
-    return Postings(weights_P, rows_P, starts_V1, _maxima(weights_P, starts_V1), len(corpus)), vocabulary
+    chunks = [_counted(chunk, settings, numbers) for chunk in _chunks(passages, chunk_rows)]
+    return joined_counts(chunks, list(numbers.vocabulary))
+
+
+def weighed(counts: WordCounts, settings: Bm25Settings) -> Postings:
+    """The weight of every word in every passage."""
+    weights = _Weights(counts.lengths_N, settings)
+    weights_P = np.concatenate([np.zeros(0, dtype=np.float32), *map(weights.of, blocks_of(counts))])
+    maxima_V = _maxima(weights_P, counts.starts_V1)
+    return Postings(weights_P, counts.rows_P, counts.starts_V1, maxima_V, len(counts.lengths_N))
+
+
+class _Weights:
+    """Computes the weights of pairs over a corpus of passages of these lengths."""
+
+    def __init__(self, lengths_N: Ints, settings: Bm25Settings) -> None:
+        self._passages = len(lengths_N)
+        mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
+        self._norms_N = settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
+        """The summand beside tf in the denominator, per passage."""
+
+    def of(self, block: WordBlock) -> Scores:
+        """The weight of each pair."""
+        below_P = self._norms_N[block.rows_P]
+        below_P += block.times_P
+        share_P = np.divide(block.times_P, below_P, out=below_P)
+        share_P *= np.repeat(_idf(block.counts_W, self._passages), block.counts_W)
+        return share_P.astype(np.float32)
 
 
 class _Numbers(dict[str, int]):
@@ -168,10 +191,10 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def _chunks(corpus: Corpus, rows: int) -> Iterator[list[Passage]]:
+def _chunks(passages: Iterable[Passage], rows: int) -> Iterator[list[Passage]]:
     """The passages in order; a corpus on disk is read once."""
-    passages = iter(corpus)
-    while chunk := list(islice(passages, rows)):
+    left = iter(passages)
+    while chunk := list(islice(left, rows)):
         yield chunk
 
 
@@ -187,16 +210,11 @@ def _counted(passages: Sequence[Passage], settings: Bm25Settings, numbers: _Numb
 
 
 def _idf(passages_V: Ints, passages: int) -> Scores:
-    """The idf of each word. Few distinct document frequencies exist, so Python's exact logarithm is affordable."""
-    different, which_V = np.unique(passages_V, return_inverse=True)
+    """The idf of words in so many passages each. Few of these numbers differ, so Python's exact logarithm is
+    affordable."""
+    different = np.unique(passages_V)
     logs = [math.log(1 + (passages - df + 0.5) / (df + 0.5)) for df in different.tolist()]
-    return np.array(logs, dtype=np.float32)[which_V]
-
-
-def _norms(lengths_N: Ints, settings: Bm25Settings) -> NDArray[np.float64]:
-    """The summand beside tf in the denominator, per passage."""
-    mean = lengths_N.mean() or 1.0  # a corpus without words has no weights either
-    return settings.k1 * ((1 - settings.b) + settings.b * lengths_N / mean)
+    return np.array(logs, dtype=np.float32)[np.searchsorted(different, passages_V)]
 
 
 def _maxima(weights_P: Scores, starts_V1: Ints) -> Scores:
@@ -219,17 +237,59 @@ def suit(settings: Bm25Settings, corpus: Corpus) -> Bm25Settings:
 
 def build(corpus: Corpus, settings: Bm25Settings, folder: Path) -> None:
     """Write the index files into `folder`."""
-    postings, vocabulary = weigh(corpus, settings)
-    np.save(folder / "weights.npy", postings.weights_P)
-    np.save(folder / "rows.npy", postings.rows_P)
-    np.save(folder / "starts.npy", postings.starts_V1)
-    np.save(folder / "maxima.npy", postings.maxima_V)
-    (folder / "vocabulary.json").write_text(json.dumps(list(vocabulary), ensure_ascii=False), encoding="utf-8")
+    counts = count(corpus, settings)
+    _write(blocks_of(counts), counts.vocabulary, counts.lengths_N, settings, folder)
+
+
+def update(corpus: Corpus, settings: Bm25Settings, folder: Path, old: OldIndex, report: Report) -> None:
+    """Write the files that `build` writes. Only new texts are tokenised; all weights are computed again, since they
+    depend on the whole corpus."""
+    rows_N, firsts = np.unique(old.rows_N, return_index=True)
+    places_N = np.full(len(corpus), -1)  # a text that occurs twice is kept once
+    places_N[firsts] = rows_N
+    new_M = np.flatnonzero(places_N < 0)
+    fresh = count((corpus[row] for row in new_M.tolist()), settings)
+    splice = Splice(_read_counts(old.folder), places_N, fresh, new_M)
+    _write(splice.blocks(), splice.vocabulary, splice.lengths_N, settings, folder)
+
+
+def _write(
+    blocks: Iterable[WordBlock], vocabulary: list[str], lengths_N: Ints, settings: Bm25Settings, folder: Path
+) -> None:
+    """Write the index block by block; words of `vocabulary` that no longer occur are left out."""
+    weights = _Weights(lengths_N, settings)
+    counts, maxima = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.float32)]
+    with (
+        ArrayWriter(folder / "weights.npy", np.float32) as weights_file,
+        ArrayWriter(folder / "rows.npy", np.int32) as rows_file,
+        ArrayWriter(folder / "times.npy", np.uint8) as times_file,
+    ):
+        for block in blocks:
+            weights_P = weights.of(block)
+            starts_W1 = np.concatenate([[0], np.cumsum(block.counts_W[block.counts_W > 0])])
+            counts.append(block.counts_W)
+            maxima.append(_maxima(weights_P, starts_W1))
+            weights_file.append(weights_P)
+            rows_file.append(block.rows_P)
+            times_file.append(block.times_P)
+    counts_V = np.concatenate(counts)
+    left = vocabulary if counts_V.all() else [vocabulary[word] for word in np.flatnonzero(counts_V).tolist()]
+    (folder / VOCABULARY).write_text(json.dumps(left, ensure_ascii=False), encoding="utf-8")
+    np.save(folder / "starts.npy", np.concatenate([[0], np.cumsum(counts_V[counts_V > 0])]))
+    np.save(folder / "maxima.npy", np.concatenate(maxima))
+    np.save(folder / "lengths.npy", lengths_N)
+
+
+def _read_counts(folder: Path) -> WordCounts:
+    """The counts that an index was weighed from; the pairs stay on disk."""
+    starts_V1, lengths_N = (np.load(folder / f"{name}.npy") for name in ("starts", "lengths"))
+    rows_P, times_P = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("rows", "times"))
+    return WordCounts(cast(list[str], read_json(folder / VOCABULARY)), starts_V1, rows_P, times_P, lengths_N)
 
 
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
-    vocabulary = cast(list[str], read_json(folder / "vocabulary.json"))
+    vocabulary = cast(list[str], read_json(folder / VOCABULARY))
     # A plain array view of the mapped file: slices of np.memmap cost microseconds each.
     weights_P, rows_P, starts_V1 = (
         np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("weights", "rows", "starts")

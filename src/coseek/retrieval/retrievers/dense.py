@@ -9,8 +9,16 @@ from pydantic import Field
 
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
+from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.resumable_build import Report
-from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus, encode_passages, open_encoder
+from coseek.retrieval.vectors.corpus_encoding import (
+    begin,
+    encode_changed,
+    encode_corpus,
+    encode_passages,
+    open_encoder,
+    same_encoder,
+)
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -108,7 +116,19 @@ settle = settled
 def resume(corpus: Corpus, settings: DenseSettings, folder: Path, report: Report) -> None:
     """Encode the corpus; write the int8 copy if the method needs one."""
     begin(settings, folder)
-    store = encode_corpus(corpus, settings, folder / VECTORS, report)
+    _copy(encode_corpus(corpus, settings, folder / VECTORS, report), settings, folder)
+
+
+def update(corpus: Corpus, settings: DenseSettings, folder: Path, old: OldIndex, report: Report) -> None:
+    """Write the files that `resume` writes; only new texts are encoded."""
+    settings = same_encoder(old.folder, settings)
+    begin(settings, folder)
+    known = VectorStore.open(old.folder / VECTORS)
+    _copy(encode_changed(corpus, settings, folder / VECTORS, known, old.rows_N, report), settings, folder)
+
+
+def _copy(store: VectorStore, settings: DenseSettings, folder: Path) -> None:
+    """Write the int8 copy of the vectors, if the search method needs one."""
     method = fastest_method(store, settings.device).taken if settings.search == "auto" else settings.search
     if method == "int8" and not (folder / CODES).exists():
         quantise(store, folder / CODES)

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
+from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.resumable_build import Report, silent
-from coseek.retrieval.vectors.corpus_encoding import open_encoder
+from coseek.retrieval.vectors.corpus_encoding import encode_changed, encode_corpus, open_encoder, same_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -19,8 +20,9 @@ from coseek.retrieval.vectors.embedding_retriever import (
     Rows,
     settled,
 )
-from coseek.retrieval.vectors.encoder import Vectors
-from coseek.retrieval.vectors.faiss_index import Lift, add_all, build_file, open_file, search_file
+from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
+from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.retrieval.vectors.faiss_index import FileVectors, Lift, add_all, build_file, open_file, search_file
 from coseek.retrieval.vectors.store import VectorStore
 
 if TYPE_CHECKING:
@@ -84,7 +86,22 @@ def settle(settings: HnswSettings) -> HnswSettings:
 
 def resume(corpus: Corpus, settings: HnswSettings, folder: Path, report: Report) -> None:
     """Encode the corpus and build the graph, which contains the vectors."""
-    build_file(corpus, settings, folder / GRAPH, build_graph, report, keep_vectors=False)
+
+    def encode(vectors: Path) -> VectorStore:
+        return encode_corpus(corpus, settings, vectors, report)
+
+    build_file(settings, folder / GRAPH, encode, build_graph, report, keep_vectors=False)
+
+
+def update(corpus: Corpus, settings: HnswSettings, folder: Path, old: OldIndex, report: Report) -> None:
+    """Write the files that `resume` writes. Only new texts are encoded; the graph is built again."""
+    settings = same_encoder(old.folder, settings)
+
+    def encode(vectors: Path) -> VectorStore:
+        known = FileVectors(old.folder / GRAPH, EncoderCard.of(encoder_folder(settings.encoder)).normalise)
+        return encode_changed(corpus, settings, vectors, known, old.rows_N, report)
+
+    build_file(settings, folder / GRAPH, encode, build_graph, report, keep_vectors=False)
 
 
 def load(folder: Path, corpus: Corpus, settings: HnswSettings) -> Hnsw:

@@ -15,7 +15,7 @@ from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.resumable_build import Report, silent
-from coseek.retrieval.vectors.corpus_encoding import open_encoder
+from coseek.retrieval.vectors.corpus_encoding import encode_corpus, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
@@ -140,7 +140,11 @@ def settle(settings: IvfPqSettings) -> IvfPqSettings:
 def resume(corpus: Corpus, settings: IvfPqSettings, folder: Path, report: Report) -> None:
     """Encode the corpus, train cells and codes on a sample, and assign every passage to its cell."""
     cells_for(len(corpus), settings)  # raises before anything is encoded
-    build_file(corpus, settings, folder / CELLS, fill_cells, report, keep_vectors=settings.refine > 0)
+
+    def encode(vectors: Path) -> VectorStore:
+        return encode_corpus(corpus, settings, vectors, report)
+
+    build_file(settings, folder / CELLS, encode, fill_cells, report, keep_vectors=settings.refine > 0)
 
 
 def load(folder: Path, corpus: Corpus, settings: IvfPqSettings) -> IvfPq:

@@ -2,16 +2,20 @@
 costs at most the windows that are being encoded.
 
 A window is a fixed range of rows. Its texts are sorted by length, encoded in batches, then written and recorded
-together. So the batches, and every bit of the vectors, do not depend on where an earlier build stopped. `encoder.json`
-records the encoder.
+together. So the batches, and every bit of the vectors, do not depend on where an earlier build stopped. On a CPU a
+batch holds texts of one length in tokens, so that a vector does not depend on the other texts either, and an update
+gives the bits of a rebuild. On a GPU, where kernels depend on the size of a batch, the last digits differ.
+`encoder.json` records the encoder.
 """
 
 import os
+import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast, overload
 
 import numpy as np
 
@@ -19,20 +23,23 @@ from coseek.core.errors import DataError, IndexMismatch
 from coseek.core.files import JsonObject, read_json, write_json
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import dump_settings, make_settings
-from coseek.data.passage import Corpus
+from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.resumable_build import INDEX_CARD, Report, empty
-from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder, passage_text
+from coseek.retrieval.vectors.embedding_retriever import E, EmbeddingSettings, QueryEncoder, passage_text
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder, is_shipped
 from coseek.retrieval.vectors.encoder_card import MOST_TOKENS, EncoderCard
 from coseek.retrieval.vectors.encoding_processes import Encode, EncodingProcesses
-from coseek.retrieval.vectors.store import VectorStore, VectorWriter
+from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, VectorWriter
 
 NOTE = "encoder.json"
+_FRESH = "fresh"
+"""The vectors of new texts, in an unfinished update."""
+COPY_ROWS = 65_536
 WINDOW_BATCHES = 32
 """Batches per window. With 64 passages each: 2,048 rows, which MiniLM encodes in about ten seconds on two cores."""
 
 
-def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, report: Report) -> VectorStore:
+def encode_corpus(corpus: Sequence[Passage], settings: EmbeddingSettings, folder: Path, report: Report) -> VectorStore:
     """Encode the corpus into `folder`, or continue. A vector that is not finite is a `DataError` with its passage's
     id."""
     progress = _Progress(report, len(corpus))
@@ -47,6 +54,58 @@ def encode_corpus(corpus: Corpus, settings: EmbeddingSettings, folder: Path, rep
                 yield vectors_WD
 
         return _write(corpus, settings, folder, progress, encode_all)
+
+
+class KnownVectors(Protocol):
+    """The vectors of an older index."""
+
+    @property
+    def dim(self) -> int: ...
+    def gather(self, rows_M: Rows) -> Floats:
+        """The vectors of some rows (M × `dim`)."""
+
+
+def encode_changed(
+    corpus: Corpus, settings: EmbeddingSettings, folder: Path, old: KnownVectors, rows_N: Rows, report: Report
+) -> VectorStore:
+    """Like `encode_corpus`, with the vectors that `old` has: `rows_N` is the row of each passage there, −1 for none."""
+    new_M = np.flatnonzero(rows_N < 0)
+    fresh = folder.with_name(_FRESH)
+    sources: list[KnownVectors] = [old]
+    if len(new_M):
+        sources.append(encode_corpus(_Part(corpus, new_M), settings, fresh, report))
+        if sources[1].dim != old.dim:
+            raise DataError(f"the encoder gives {sources[1].dim} numbers and the index holds {old.dim}; rebuild it")
+    writer = VectorWriter(folder, len(corpus), old.dim, settings.dtype)
+    for start in range(writer.written, len(corpus), COPY_ROWS):
+        rows_B = rows_N[start : start + COPY_ROWS]
+        block_BD = np.empty((len(rows_B), old.dim), dtype=np.float32)
+        block_BD[rows_B >= 0] = old.gather(rows_B[rows_B >= 0])
+        if len(new_B := np.flatnonzero(rows_B < 0)):
+            block_BD[new_B] = sources[1].gather(np.searchsorted(new_M, start + new_B))
+        writer.append(block_BD)
+    if fresh.exists():
+        shutil.rmtree(fresh)
+    return writer.finish()
+
+
+class _Part(Sequence[Passage]):
+    """Some passages of a corpus."""
+
+    def __init__(self, corpus: Corpus, rows_M: Rows) -> None:
+        self._corpus, self._rows_M = corpus, rows_M
+
+    def __len__(self) -> int:
+        return len(self._rows_M)
+
+    @overload
+    def __getitem__(self, place: int) -> Passage: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Passage, ...]: ...
+    def __getitem__(self, place: int | slice) -> Passage | tuple[Passage, ...]:
+        if isinstance(place, slice):
+            return tuple(self._corpus[row] for row in self._rows_M[place].tolist())
+        return self._corpus[int(self._rows_M[place])]
 
 
 @dataclass
@@ -69,7 +128,7 @@ class _Progress:
 
 
 def _write(
-    corpus: Corpus,
+    corpus: Sequence[Passage],
     settings: EmbeddingSettings,
     folder: Path,
     progress: _Progress,
@@ -99,15 +158,29 @@ def window_encoder(settings: EmbeddingSettings, each: Callable[[int], None] | No
     encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)
 
     def encode_window(texts: Sequence[str]) -> Vectors:
-        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        batches = _batches(encoder, texts, settings)
         found: list[Vectors] = []
-        for at in range(0, len(order), settings.batch_size):
-            found.append(encode([texts[place] for place in order[at : at + settings.batch_size]]))
+        for batch in batches:
+            found.append(encode([texts[place] for place in batch]))
             if each is not None:
-                each(len(found[-1]))
-        return np.concatenate(found)[np.argsort(order)]
+                each(len(batch))
+        return np.concatenate(found)[np.argsort([place for batch in batches for place in batch])]
 
     return encode_window
+
+
+def _batches(encoder: Encoder, texts: Sequence[str], settings: EmbeddingSettings) -> list[list[int]]:
+    """The places of the texts of each batch, the longest first."""
+    size = settings.batch_size
+    if encoder.model.device.type != "cpu":
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        return [order[at : at + size] for at in range(0, len(order), size)]
+    prompt, tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    same: dict[int, list[int]] = defaultdict(list)
+    for place, length in enumerate(encoder.token_counts(texts, prompt, tokens)):
+        same[length].append(place)
+    groups = [same[length] for length in sorted(same, reverse=True)]
+    return [group[at : at + size] for group in groups for at in range(0, len(group), size)]
 
 
 def encode_passages(encoder: Encoder, settings: EmbeddingSettings, texts: Sequence[str], *, normalise: bool) -> Vectors:
@@ -134,8 +207,7 @@ def begin(settings: EmbeddingSettings, folder: Path) -> None:
 
 def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
     """Open the encoder of an index for queries. A changed encoder is an `IndexMismatch` that names the difference."""
-    note = cast(JsonObject, read_json(folder / NOTE))
-    name = str(note["shipped"] or os.path.normpath(folder.resolve() / str(note["path"])))
+    note, name = _encoder_of(folder)
     source = encoder_folder(name)
     then = make_settings(EncoderCard, cast(dict[str, object], note["card"]))
     now = EncoderCard.of(source)
@@ -148,3 +220,15 @@ def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
             "rebuild it with `coseek index`"
         )
     return QueryEncoder(settings, source, now)
+
+
+def same_encoder(folder: Path, settings: E) -> E:
+    """The settings of an index with its encoder as it is found from here. Raises as `open_encoder`."""
+    open_encoder(folder, settings)
+    return settings.model_copy(update={"encoder": _encoder_of(folder)[1]})
+
+
+def _encoder_of(folder: Path) -> tuple[JsonObject, str]:
+    """The note of an index about its encoder, and the encoder's name or path."""
+    note = cast(JsonObject, read_json(folder / NOTE))
+    return note, str(note["shipped"] or os.path.normpath(folder.resolve() / str(note["path"])))

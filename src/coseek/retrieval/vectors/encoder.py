@@ -68,6 +68,15 @@ class Encoder:
             )
         return np.ascontiguousarray(vectors_ND, dtype=np.float32)
 
+    def token_counts(self, texts: Sequence[str], prompt: str, max_tokens: int) -> list[int]:
+        """Tokens of each text after `prompt`, truncated to `max_tokens`; characters where there is no tokenizer."""
+        with self._lock:
+            tokenizer = self.model.tokenizer
+            if not callable(tokenizer):
+                return [len(text) for text in texts]
+            found = tokenizer([prompt + text for text in texts], truncation=True, max_length=max_tokens)
+        return [len(ids) for ids in found["input_ids"]]
+
 
 _loaded: WeakValueDictionary[tuple[str, ...], Encoder] = WeakValueDictionary()
 _opening = threading.Lock()

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coseek.core.errors import DataError, DiskFault
-from coseek.data.passage import Corpus
 from coseek.retrieval.resumable_build import Report, sync
-from coseek.retrieval.vectors.corpus_encoding import begin, encode_corpus
+from coseek.retrieval.vectors.corpus_encoding import begin
 from coseek.retrieval.vectors.embedding_retriever import E, Rows, in_order
 from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
 from coseek.retrieval.vectors.encoder_card import EncoderCard
@@ -73,21 +72,21 @@ def add_all(index: "faiss.Index", store: VectorStore, lift: Lift, report: Report
 
 
 def build_file(
-    corpus: Corpus,
     settings: E,
     path: Path,
+    encode: Callable[[Path], VectorStore],
     make: Callable[[VectorStore, E, bool, Report], "faiss.Index"],
     report: Report,
     *,
     keep_vectors: bool,
 ) -> None:
-    """Encode the corpus, build an index with `make` and write it to `path`. Continues an earlier build. `make(store,
-    settings, normalised, report)` builds the index; `normalised` says that all vectors have length 1."""
+    """Build an index and write it to `path`. Continues an earlier build. `encode(folder)` writes the vectors;
+    `make(store, settings, normalised, report)` builds the index; `normalised` says that all vectors have length 1."""
     begin(settings, path.parent)
     vectors = path.parent / VECTORS
     if not path.exists():
         normalised = EncoderCard.of(encoder_folder(settings.encoder)).normalise
-        write_file(make(encode_corpus(corpus, settings, vectors, report), settings, normalised, report), path)
+        write_file(make(encode(vectors), settings, normalised, report), path)
     if vectors.exists() and not keep_vectors:
         shutil.rmtree(vectors)
 
@@ -115,6 +114,19 @@ def open_file(path: Path) -> "faiss.Index":
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError:
         raise DataError(f"{path} cannot be read by this faiss {faiss.__version__}; rebuild the index") from None
+
+
+class FileVectors:
+    """The vectors inside an index that stores them whole."""
+
+    def __init__(self, path: Path, normalised: bool) -> None:
+        self._index = open_file(path)
+        self.dim = self._index.d - (not normalised)  # without what `Lift` adds
+        """Dimensions of the encoder."""
+
+    def gather(self, rows_M: Rows) -> Vectors:
+        """The vectors of some rows (M × `dim`)."""
+        return self._index.reconstruct_batch(rows_M)[:, : self.dim]
 
 
 def search_file(index: "faiss.Index", queries_QD: Vectors, k: int) -> tuple[Rows, Vectors]:

@@ -1,0 +1,171 @@
+"""Scan of a corpus file: where its lines are, and the digests of lines and passages.
+
+Hashing a line takes a tenth of the time of parsing it, and hashing many lines at once less still. So lines are hashed
+in groups first: what an earlier scan met as a group is not looked into, and a line that it met is not parsed.
+
+B lines of a piece of the file that are not blank · G groups of them
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coseek.core.errors import DataError
+from coseek.core.files import parse_line
+from coseek.data.digest_table import Digests, DigestTable, as_digests
+from coseek.data.passage import Passage, passage_digest
+
+Longs = NDArray[np.int64]
+
+DIGESTS = "digests.npy"
+"""The file with the digests of the passages of a corpus, N × 4 int64: id, then content."""
+_LINES, _GROUPS = "lines.npy", "groups.npy"
+_GROUP = 8
+"""Lines of a group, on average."""
+_PIECE_BYTES = 1 << 20
+_NEWLINE, _BLANK = ord("\n"), ord(" ")
+
+
+@dataclass
+class LinePositions:
+    """What is known of the lines of a corpus file that are not blank, in pieces."""
+
+    spans: list[Longs] = field(default_factory=list)
+    lines: list[Digests] = field(default_factory=list)
+    passages: list[Digests] = field(default_factory=list)
+    groups: list[Digests] = field(default_factory=list)
+    """Of each group of lines its digest and the number of its first line."""
+
+    def keep(self, folder: Path) -> None:
+        """Store the digests of lines and groups for `KnownLines.read`, if there are any."""
+        if self.lines:
+            np.save(folder / _LINES, np.concatenate(self.lines))
+            np.save(folder / _GROUPS, np.concatenate(self.groups))
+
+
+@dataclass(frozen=True)
+class KnownLines:
+    """The lines of an earlier scan, and the digests of their passages."""
+
+    lines_N2: Digests
+    passages_N4: Digests
+    groups_G3: Digests
+
+    @classmethod
+    def read(cls, folder: Path) -> "KnownLines | None":
+        """`None` where nothing is stored, as in indexes of coseek 0.2."""
+        files = [folder / name for name in (_LINES, DIGESTS, _GROUPS)]
+        if not all(file.is_file() for file in files):
+            return None
+        lines_N2, passages_N4, groups_G3 = map(np.load, files)
+        return cls(lines_N2, passages_N4, groups_G3) if len(lines_N2) == len(passages_N4) else None
+
+    @cached_property
+    def line_table(self) -> DigestTable:
+        return DigestTable(self.lines_N2)
+
+    @cached_property
+    def group_table(self) -> DigestTable:
+        return DigestTable(self.groups_G3[:, :2])
+
+
+def scan_lines(path: Path, known: KnownLines | None, piece_bytes: int = _PIECE_BYTES) -> LinePositions:
+    """The positions of every line that is not blank."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; check the path")
+    found = LinePositions()
+    rows = at = lines = 0
+    for data in _pieces(path, piece_bytes):
+        ends_L = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == _NEWLINE) + 1
+        if not data.endswith(b"\n"):
+            ends_L = np.append(ends_L, len(data))
+        spans_L2 = np.stack([np.concatenate([[0], ends_L[:-1]]), ends_L], axis=1)
+        # A line that does not begin as an object may be blank.
+        odd = np.flatnonzero(np.frombuffer(data, dtype=np.uint8)[spans_L2[:, 0]] <= _BLANK).tolist()
+        filled_L = np.ones(len(spans_L2), dtype=bool)
+        filled_L[[line for line in odd if data[slice(*spans_L2[line])].isspace()]] = False
+        piece = _Piece(data, spans_L2[filled_L], np.flatnonzero(filled_L) + lines + 1, f"{path}")
+        piece.read(found, known, rows)
+        found.spans.append(at + piece.spans_B2)
+        rows, at, lines = rows + len(piece.spans_B2), at + len(data), lines + len(spans_L2)
+    return found
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    """The bytes of a file in pieces of whole lines, about `size` bytes each."""
+    rest = b""
+    with path.open("rb") as file:
+        while more := file.read(size):
+            data = rest + more
+            cut = data.rfind(b"\n") + 1
+            if cut:
+                yield data[:cut]
+            rest = data[cut:]
+    if rest:
+        yield rest
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some whole lines of a corpus file. A group ends behind a line whose length is a multiple of `_GROUP`, so that a
+    change moves the borders of its own group alone. A group that is known as a whole is not looked into."""
+
+    data: bytes
+    spans_B2: Longs
+    numbers_B: Longs
+    """Line numbers in the file, for errors."""
+    path: str
+
+    def read(self, found: LinePositions, known: KnownLines | None, rows: int) -> None:
+        """Add the digests of these lines; `rows` lines come before them."""
+        count = len(self.spans_B2)
+        if not count:
+            return
+        ends_B = np.flatnonzero((self.spans_B2[:, 1] - self.spans_B2[:, 0]) % _GROUP == 0) + 1
+        firsts_G = np.unique(np.concatenate([[0], ends_B[ends_B < count]]))
+        borders_G2 = np.stack(
+            [self.spans_B2[firsts_G, 0], self.spans_B2[np.append(firsts_G[1:], count) - 1, 1]], axis=1
+        )
+        groups_G2 = self._digests(borders_G2)
+        found.groups.append(np.concatenate([groups_G2, rows + firsts_G[:, None]], axis=1))
+        lines_B2, passages_B4 = np.empty((count, 2), dtype=np.int64), np.empty((count, 4), dtype=np.int64)
+        old_B = np.full(count, -1)
+        if known is not None:
+            same_G = known.group_table.rows(groups_G2)
+            group_B = np.repeat(np.arange(len(firsts_G)), np.diff(firsts_G, append=count))
+            place_B = known.groups_G3[same_G[group_B], 2] + np.arange(count) - firsts_G[group_B]
+            old_B = np.where(same_G[group_B] >= 0, place_B, -1)
+            lines_B2[old_B >= 0] = known.lines_N2[old_B[old_B >= 0]]
+        left = np.flatnonzero(old_B < 0)
+        lines_B2[left] = self._digests(self.spans_B2[left])
+        if known is not None:
+            old_B[left] = known.line_table.rows(lines_B2[left])
+            passages_B4[old_B >= 0] = known.passages_N4[old_B[old_B >= 0]]
+        new = np.flatnonzero(old_B < 0)
+        passages_B4[new] = as_digests(b"".join(map(self._passage_digest, new.tolist())), 4)
+        found.lines.append(lines_B2)
+        found.passages.append(passages_B4)
+
+    def _passage_digest(self, row: int) -> bytes:
+        return passage_digest(
+            _passage(self.data[slice(*self.spans_B2[row])], f"{self.path}, line {self.numbers_B[row]}")
+        )
+
+    def _digests(self, spans_M2: Longs) -> Digests:
+        """The first half of the SHA-256 of some spans."""
+        view = memoryview(self.data)
+        joined = b"".join([hashlib.sha256(view[start:end]).digest()[:16] for start, end in spans_M2.tolist()])
+        return as_digests(joined, 2)
+
+
+def _passage(line: bytes, where: str) -> Passage:
+    row = parse_line(line, where)
+    try:
+        return Passage.from_json(row)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None

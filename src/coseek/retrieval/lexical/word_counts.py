@@ -1,0 +1,205 @@
+"""Word counts: how often each word occurs in each passage, what an index is weighed from and updated with.
+
+They are counted in chunks, so that only numbers are held for the whole corpus.
+
+N passages · V words · P word-passage pairs · U distinct words of a chunk
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coseek.retrieval.lexical.postings import Ints, Rows32
+
+Times = NDArray[np.unsignedinteger]
+
+BLOCK_PAIRS = 131_072
+"""Pairs of a block: arrays of this length stay in a processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """The counts of a corpus. Word w occupies `starts_V1[w] : starts_V1[w + 1]`; every word occurs."""
+
+    vocabulary: list[str]
+    """In the order of code points."""
+    starts_V1: Ints
+    rows_P: Rows32
+    """Ascending within a word."""
+    times_P: Times
+    """In an unsigned type that holds them all."""
+    lengths_N: Ints
+    """Words of each passage, repetitions included."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCounts:
+    """Word counts of a chunk of passages, sorted by word, then row."""
+
+    words_U: Ints
+    passages_U: Ints
+    """The number of passages in the chunk that contain each word."""
+    rows_P: Rows32
+    times_P: Rows32
+    lengths_N: Ints
+
+
+def count_words(words_T: Rows32, lengths_N: Ints) -> ChunkCounts:
+    """Count a chunk. `words_T` is the concatenation of its passages' words; negative words are ignored."""
+    rows_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
+    counted = words_T >= 0
+    keys_T = words_T[counted].astype(np.int64) << 32 | rows_T[counted]
+    lengths_N = np.bincount(rows_T[counted], minlength=len(lengths_N))
+    keys_T.sort()
+    first_P = _firsts(keys_T)
+    keys_P = keys_T[first_P]
+    first_U = _firsts(keys_P >> 32)
+    return ChunkCounts(
+        words_U=keys_P[first_U] >> 32,
+        passages_U=np.diff(first_U, append=len(keys_P)),
+        rows_P=(keys_P & 0xFFFF_FFFF).astype(np.int32),
+        times_P=np.diff(first_P, append=len(keys_T)).astype(np.int32),
+        lengths_N=lengths_N,
+    )
+
+
+def _firsts(sorted_T: Ints) -> Ints:
+    """The start of each run of equal values in a sorted array."""
+    if not len(sorted_T):
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero(np.concatenate([[True], sorted_T[1:] != sorted_T[:-1]]))
+
+
+def joined_counts(chunks: list[ChunkCounts], words: Sequence[str]) -> WordCounts:
+    """Join the counts of consecutive chunks, whose word u is `words[u]`. The list is emptied, to free memory."""
+    order_V = sorted(range(len(words)), key=words.__getitem__)
+    ranks_V = np.empty(len(words), dtype=np.int64)
+    ranks_V[order_V] = np.arange(len(words))
+    starts_V1 = np.zeros(len(words) + 1, dtype=np.int64)
+    for chunk in chunks:
+        starts_V1[ranks_V[chunk.words_U] + 1] += chunk.passages_U
+    np.cumsum(starts_V1, out=starts_V1)
+    rows_P = np.empty(starts_V1[-1], dtype=np.int32)
+    largest = max((int(chunk.times_P.max(initial=0)) for chunk in chunks), default=0)
+    times_P = np.empty(starts_V1[-1], dtype=np.min_scalar_type(largest))
+    lengths = [chunk.lengths_N for chunk in chunks]
+    next_V, row = starts_V1[:-1].copy(), 0
+    while chunks:
+        chunk = chunks.pop(0)
+        ranks_U = ranks_V[chunk.words_U]
+        # The chunk's pairs of word w go to next_V[w], next_V[w] + 1, …
+        before_U = np.cumsum(chunk.passages_U) - chunk.passages_U
+        places_P = np.repeat(next_V[ranks_U] - before_U, chunk.passages_U) + np.arange(len(chunk.rows_P))
+        times_P[places_P] = chunk.times_P
+        rows_P[places_P] = row + chunk.rows_P
+        next_V[ranks_U] += chunk.passages_U
+        row += len(chunk.lengths_N)
+    lengths_N = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
+    return WordCounts([words[number] for number in order_V], starts_V1, rows_P, times_P, lengths_N)
+
+
+@dataclass(frozen=True, slots=True)
+class WordBlock:
+    """The pairs of consecutive words."""
+
+    counts_W: Ints
+    """Passages of each word; 0 for a word that no longer occurs."""
+    rows_P: Rows32
+    times_P: Times
+
+
+def blocks_of(counts: WordCounts) -> Iterator[WordBlock]:
+    """The pairs, some words at a time."""
+    for first, last in _cuts(counts.starts_V1):
+        pairs = slice(counts.starts_V1[first], counts.starts_V1[last])
+        yield WordBlock(np.diff(counts.starts_V1[first : last + 1]), counts.rows_P[pairs], counts.times_P[pairs])
+
+
+class Splice:
+    """The counts of N passages, from those of an older corpus and of the passages that are not in it.
+
+    F new pairs · U words of new passages
+    """
+
+    def __init__(self, old: WordCounts, rows_N: Ints, fresh: WordCounts, new_M: Ints) -> None:
+        """`rows_N`: the row of each passage in `old`, −1 for those of `new_M`, which `fresh` counts in this order. No
+        row of `old` comes twice."""
+        self._old, self._fresh = old, fresh
+        kept_N = np.flatnonzero(rows_N >= 0)
+        self.lengths_N = np.empty(len(rows_N), dtype=np.int64)
+        self.lengths_N[kept_N], self.lengths_N[new_M] = old.lengths_N[rows_N[kept_N]], fresh.lengths_N
+        self._places_O = np.full(len(old.lengths_N), -1, dtype=np.int32)
+        self._places_O[rows_N[kept_N]] = kept_N
+        self._in_order = bool((np.diff(rows_N[kept_N]) > 0).all())
+        self._rows_F = new_M[fresh.rows_P].astype(np.int32)
+        ats = [bisect_left(old.vocabulary, word) for word in fresh.vocabulary]
+        self._at_U = np.array(ats, dtype=np.int64)
+        known = [old.vocabulary[at : at + 1] == [word] for at, word in zip(ats, fresh.vocabulary, strict=True)]
+        self._known_U = np.array(known, dtype=bool)
+        added = [word for word, is_known in zip(fresh.vocabulary, known, strict=True) if not is_known]
+        self.vocabulary = sorted(old.vocabulary + added)  # two sorted runs are merged in linear time
+        """With the words that no longer occur."""
+
+    def blocks(self) -> Iterator[WordBlock]:
+        """The pairs of all words of `vocabulary`."""
+        begun = 0
+        for first, last in _cuts(self._old.starts_V1) or [(0, 0)]:
+            is_end = last == len(self._old.vocabulary)
+            ended = len(self._at_U) if is_end else int(np.searchsorted(self._at_U, last))
+            yield self._block(first, last, slice(begun, ended))
+            begun = ended
+
+    def _block(self, first: int, last: int, some: slice) -> WordBlock:
+        """The pairs of the old words from `first` up to `last`, and of the words `some` of the new passages."""
+        starts_W1, rows_K, times_K = self._kept(first, last)
+        at_U, known_U = self._at_U[some] - first, self._known_U[some]
+        starts_U1 = self._fresh.starts_V1[some.start : some.stop + 1]
+        counts_U, pairs = np.diff(starts_U1), slice(starts_U1[0], starts_U1[-1])
+        rows_F, times_F = self._rows_F[pairs], self._fresh.times_P[pairs]
+        low_F, high_F = np.repeat(starts_W1[at_U], counts_U), np.repeat(starts_W1[at_U + known_U], counts_U)
+        places_F = _places(rows_K, low_F, high_F, rows_F)
+        counts_W = np.insert(np.diff(starts_W1), at_U[~known_U], 0)
+        counts_W[at_U + np.cumsum(~known_U) - ~known_U] += counts_U
+        is_old_P = np.ones(len(rows_K) + len(rows_F), dtype=bool)
+        is_old_P[places_F + np.arange(len(places_F))] = False
+        rows_P, times_P = np.empty(len(is_old_P), np.int32), np.empty(len(is_old_P), np.result_type(times_K, times_F))
+        for merged_P, kept_K, new_F in ((rows_P, rows_K, rows_F), (times_P, times_K, times_F)):
+            merged_P[is_old_P], merged_P[~is_old_P] = kept_K, new_F
+        return WordBlock(counts_W, rows_P, times_P)
+
+    def _kept(self, first: int, last: int) -> tuple[Ints, Rows32, Times]:
+        """The pairs of old words whose passages are left, in new rows: where each word starts, rows and times."""
+        starts_W1 = self._old.starts_V1[first : last + 1]
+        pairs, starts_W1 = slice(starts_W1[0], starts_W1[-1]), starts_W1 - starts_W1[0]
+        rows_P, times_P = self._places_O[self._old.rows_P[pairs]], self._old.times_P[pairs]
+        counts_W = np.diff(starts_W1)
+        left_P = rows_P >= 0
+        if not left_P.all():
+            gone_P = np.searchsorted(starts_W1, np.flatnonzero(~left_P), side="right") - 1
+            counts_W = counts_W - np.bincount(gone_P, minlength=len(counts_W))
+            rows_P, times_P = rows_P[left_P], times_P[left_P]
+        if not self._in_order:  # passages changed places
+            order_P = np.argsort(np.repeat(np.arange(len(counts_W)) << 32, counts_W) | rows_P)
+            rows_P, times_P = rows_P[order_P], times_P[order_P]
+        return np.concatenate([[0], np.cumsum(counts_W)]), rows_P, times_P
+
+
+def _cuts(starts_V1: Ints) -> list[tuple[int, int]]:
+    """The first and the last word, exclusive, of blocks of about `BLOCK_PAIRS` pairs."""
+    ends = np.searchsorted(starts_V1, np.arange(BLOCK_PAIRS, starts_V1[-1], BLOCK_PAIRS))
+    cuts = np.unique(np.concatenate([[0], ends, [len(starts_V1) - 1]])).tolist()
+    return list(pairwise(cuts))
+
+
+def _places(rows_K: Rows32, low_F: Ints, high_F: Ints, rows_F: Rows32) -> Ints:
+    """Where each row belongs among the ascending `rows_K[low : high]`; a binary search for all at once."""
+    while (open_F := low_F < high_F).any():
+        middle_F = (low_F + high_F) // 2
+        below_F = open_F & (rows_K[np.minimum(middle_F, len(rows_K) - 1)] < rows_F)
+        low_F = np.where(below_F, middle_F + 1, low_F)
+        high_F = np.where(open_F & ~below_F, middle_F, high_F)
+    return low_F

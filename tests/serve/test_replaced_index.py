@@ -1,0 +1,113 @@
+"""A running service takes the index that replaces the one it serves."""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.serve.live import WEB, in_a_thread
+
+from coseek.cli.commands.serve import named, sources
+from coseek.core.settings import make_settings
+from coseek.data.passage import Corpus, Passage
+from coseek.retrieval.factory import index_cards, stamp_of
+from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.index_update import update_index
+from coseek.serve.app import IDENTITY, make_app
+from coseek.serve.running import bound
+from coseek.serve.service import RetrieverService
+from coseek.serve.settings import ServeSettings
+
+QUERY = {"queries": ["ada"], "topk": 50, "return_scores": True}
+
+
+def watched(source: Path) -> AbstractContextManager[str]:
+    """The URL of a service that looks at its indexes all the time."""
+    settings = make_settings(ServeSettings, {"port": 0, "log": False, "watch_s": 0.02})
+    stamps = {name: partial(stamp_of, index_cards(one)) for name, one in sources([str(source)]).items()}
+    service = RetrieverService(named([str(source)]), settings, stamps)
+    return in_a_thread(service, make_app(service), bound(settings.host, 0))
+
+
+def version(number: int, path: Path) -> Path:
+    """A corpus in which the numbers of the passages tell its version."""
+    Corpus(Passage(f"{number}-{row}", "", "ada " * row + f"v{number}") for row in range(1, 6 + number % 7)).save(path)
+    os.utime(path, (1_000_000_000 + number, 1_000_000_000 + number))
+    return path
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_no_request_is_lost_or_mixed_while_the_index_is_updated_again_and_again(tmp_path: Path) -> None:
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+    build_index(version(0, corpus), "bm25", index)
+    identities = {open_index(index).identity: 0}
+    answers: Counter[int] = Counter()
+    stop = threading.Event()
+
+    def ask(url: str) -> None:
+        while not stop.is_set():
+            reply = WEB.post(f"{url}/retrieve", json=QUERY)
+            assert reply.status_code == 200, reply.text
+            number = identities.get(reply.headers[IDENTITY], -1)
+            ids = {row["document"]["id"] for row in reply.json()["result"][0]}
+            # All of one version, and of the one that the header names where it is known already.
+            assert len({ident.partition("-")[0] for ident in ids}) == 1
+            assert number < 0 or ids == {f"{number}-{row}" for row in range(1, 6 + number % 7)}
+            answers[number] += 1
+
+    with watched(index) as url, ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask, url) for _ in range(4)]
+        try:
+            for number in range(1, 9):
+                update_index(version(number, corpus), index)
+                identities[open_index(index).identity] = number
+                until(lambda number=number: answers[number] > 3 or any(one.done() for one in asking))  # type: ignore[misc]
+        finally:
+            stop.set()
+        for one in asking:
+            one.result()
+        assert WEB.get(f"{url}/info").json()["passages"] == len(open_index(index).corpus or ())
+    assert all(answers[number] for number in range(1, 9))
+
+
+def test_an_index_inside_a_yaml_file_is_watched_too(tmp_path: Path) -> None:
+    build_index(version(1, tmp_path / "corpus.jsonl"), "bm25", tmp_path / "index")
+    (tmp_path / "both.yaml").write_text("retriever: hybrid\nparts: [index, {retriever: noisy, over: index}]\n")
+    with watched(tmp_path / "both.yaml") as url:
+        before = WEB.post(f"{url}/retrieve", json=QUERY).headers[IDENTITY]
+        update_index(version(2, tmp_path / "corpus.jsonl"), tmp_path / "index")
+        until(lambda: WEB.post(f"{url}/retrieve", json=QUERY).headers[IDENTITY] != before)
+
+
+def test_a_new_index_that_cannot_be_opened_leaves_the_old_one_in_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+    build_index(version(1, corpus), "bm25", index)
+    said: list[str] = []
+
+    def complained() -> bool:
+        said.append(capsys.readouterr().err)
+        return "index was replaced, and the old index is kept: " in "".join(said)
+
+    with watched(index) as url:
+        before = WEB.post(f"{url}/retrieve", json=QUERY).json()
+        (index / "index.json").unlink()
+        (index / "index.json").write_text("{")
+        until(complained)
+        assert WEB.post(f"{url}/retrieve", json=QUERY).json() == before
+        assert "".join(said).count("was replaced") == 1
+        build_index(version(2, corpus), "bm25", index)
+        until(lambda: "2-1" in WEB.post(f"{url}/retrieve", json=QUERY).text)
