@@ -160,10 +160,11 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
+    """A zip archive with the same bytes at any time: two workers of the tests must agree on its test's name."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
-            archive.writestr(name, data)
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return file.getvalue()
 
 
