@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -28,11 +29,12 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.rewards.reward import Reward
 from coseek.serve.model_service import ModelService
 from coseek.training.rl.backend import TrainingBackend, open_backend
+from coseek.training.rl.callbacks import Callback, StepReport
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import importance_weights
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.rl.settings import RlSettings, RolloutSettings
-from coseek.training.trainer.workers import ALONE
+from coseek.training.trainer.workers import ALONE, Workers
 
 PROTOCOL = load_protocol("search-r1", "laptop")
 LIMITS = Limits(max_turns=2, max_turn_tokens=16, max_observation_tokens=64, max_tokens=1000)
@@ -41,6 +43,7 @@ RL = {
     "steps": 3, "questions_per_step": 3, "group_size": 3, "minibatches": 1,
     "policy": {"optimiser": {"lr": 0.02, "warmup_updates": 0}, "precision": "float32"},
 }  # fmt: skip
+RewardFunction: TypeAlias = Callable[[Trajectory], Reward]
 QUICK = {"patience": {"attempts": 1, "first_wait_s": 0.0, "timeout_s": 20.0}}
 
 
@@ -48,23 +51,39 @@ def by_length(run: Trajectory) -> Reward:
     return Reward(run.agent_tokens / 32, {})
 
 
-def served(folder: Path, urls: Sequence[str], backend: TrainingBackend, tokenizer: HfTokenizer) -> ServedBackend:
-    settings = make_settings(RolloutSettings, {"servers": list(urls), "weights": str(folder), "remote": QUICK})
-    return ServedBackend(backend, settings, folder / "run", tokenizer.save)
+def served(
+    folder: Path, urls: Sequence[str], backend: TrainingBackend, extra: Callable[[Path], None], ahead: int = 0
+) -> ServedBackend:
+    tree = {"servers": list(urls), "weights": str(folder), "remote": QUICK, "max_steps_behind": ahead}
+    return ServedBackend(backend, make_settings(RolloutSettings, tree), folder / "run", extra)
 
 
 class Training:
     """A training of the tiny policy, by servers or in this process."""
 
-    def __init__(self, folder: Path, policy: Path, urls: Sequence[str] = (), /, **changes: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: Path,
+        urls: Sequence[str] = (),
+        /,
+        ahead: int = 0,
+        workers: Workers = ALONE,
+        **changes: object,
+    ) -> None:
         self.folder = folder
         self.settings = make_settings(RlSettings, {**RL, **changes})
         network, self.tokenizer = load_model(policy, FLOAT32), HfTokenizer.load(policy)
-        self.local = open_backend(self.settings, network, ALONE)
-        self.backend = served(policy.parent, urls, self.local, self.tokenizer) if urls else self.local
+        self.local = open_backend(self.settings, network, workers)
+        self.backend = served(policy.parent, urls, self.local, self.save_extra, ahead) if urls else self.local
         self.sampler = self.open_sampler()
         self.runs: list[list[Trajectory]] = []
+        self.trained: list[tuple[Trajectory, ...]] = []
+        """The scored runs of each step."""
         self.before_turn: Callable[[], None] = lambda: None
+
+    def save_extra(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
 
     def open_sampler(self, temperature: float = 1.0) -> Model:
         settings = SamplerSettings(temperature=temperature, dtype="float32")
@@ -75,16 +94,39 @@ class Training:
         self.runs.append(rollout(Agent(PROTOCOL, self.sampler), EchoRetriever(), questions, seeds, LIMITS))
         return self.runs[-1]
 
-    def train(self) -> list[dict[str, float]]:
-        callbacks = [ServerMetrics(self.backend, lambda _: None)] if isinstance(self.backend, ServedBackend) else []
-        train_rl(self.backend, QUESTIONS, self.rollout, by_length, self.settings, self.folder, callbacks=callbacks)
+    def train(
+        self, reward: RewardFunction = by_length, callbacks: Sequence[Callback] = (), resume: bool = False
+    ) -> list[dict[str, float]]:
+        callbacks = [*callbacks, Trained(self.trained)]
+        if isinstance(self.backend, ServedBackend):
+            callbacks.append(ServerMetrics(self.backend, lambda _: None))
+        train_rl(
+            self.backend,
+            QUESTIONS,
+            self.rollout,
+            reward,
+            self.settings,
+            self.folder,
+            callbacks=callbacks,
+            resume=resume,
+        )
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
+class Trained(Callback):
+    """Keeps the scored runs of every step."""
+
+    def __init__(self, runs: list[tuple[Trajectory, ...]]) -> None:
+        self.runs = runs
+
+    def after_step(self, report: StepReport) -> None:
+        self.runs.append(tuple(episode.trajectory for episode in report.episodes.scored))
+
+
 @contextmanager
-def servers(policy: Path, count: int) -> Iterator[list[tuple[str, ModelService]]]:
+def servers(policy: Path, count: int, log: bool = False) -> Iterator[list[tuple[str, ModelService]]]:
     with ExitStack() as stack:
-        place = {"weights_below": str(policy.parent), "precision": "float32", "device": "cpu"}
+        place = {"weights_below": str(policy.parent), "precision": "float32", "device": "cpu", "log": log}
         yield [stack.enter_context(live_model(policy, **place)) for _ in range(count)]
 
 

@@ -61,6 +61,8 @@ class _Row:
     parts: list[RowSegment]
     max_tokens: int
     future: "Future[JsonObject] | None" = None
+    version: int | None = None
+    """The version of the weights when the turn was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,11 @@ class RemoteModel:
         """Rows that the server continues at once."""
         return self.calls.patience.concurrency
 
+    @property
+    def pending(self) -> "list[Future[JsonObject]]":
+        """The calls of turns that were asked for and not taken yet."""
+        return [row.future for row in self._rows.values() if row.future is not None]
+
     def wake(self) -> None:
         self.done.put(None)
 
@@ -149,6 +156,7 @@ class RemoteModel:
             self.served.model, tuple(row.parts), request.max_tokens, stops, self.temperature, request.seed
         )
         key, done = request.key, self.done
+        row.version = self.version
         row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask), request.rank)
         row.future.add_done_callback(lambda future: done.put((key, future)))
 
@@ -160,7 +168,7 @@ class RemoteModel:
         row.future = None
         try:
             answer = future.result()
-            turn = self._turn(key, row.max_tokens, self._dialect.read(answer))
+            turn = self._turn(key, row, self._dialect.read(answer))
         except (HttpFailure, ValueError) as error:
             return [Turn(key, (), (), TurnEnd.FAULT, str(error))]
         except CancelledError:
@@ -170,12 +178,12 @@ class RemoteModel:
         row.parts.append(RowSegment(True, turn.ids, self.tokenizer.decode(turn.ids)))
         return [replace(turn, cost_usd=self.prices.of(tokens))]
 
-    def _turn(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:
+    def _turn(self, key: int, row: _Row, written: ServerTurn) -> Turn:
         if not self._dialect.EXACT:
-            return self._encoded(key, max_tokens, written)
+            return self._encoded(key, row.max_tokens, written)
         ids, logprobs = written.ids or (), written.logprobs
-        if None not in (written.version, self.version) and written.version != self.version:
-            raise ValueError(f"it sampled with version {written.version} of the weights, and not with {self.version}")
+        if None not in (written.version, row.version) and written.version != row.version:
+            raise ValueError(f"it sampled with version {written.version} of the weights, and not with {row.version}")
         if len(ids) != len(logprobs):
             raise ValueError(f"its answer holds {len(ids)} token ids and {len(logprobs)} log-probabilities")
         if not same_text(self.tokenizer.decode(ids), written.text):
@@ -184,9 +192,9 @@ class RemoteModel:
         # A server may check for stop strings only every few tokens; the tokens before the stop are unaffected.
         end = TurnEnd.STOP if length is not None else TurnEnd.LENGTH if written.cut_off else TurnEnd.EOS
         ids, logprobs = ids[:length], logprobs[:length]
-        if len(ids) > max_tokens:
-            raise ValueError(f"it wrote {len(ids)} tokens, but at most {max_tokens} were requested")
-        version = self.version if written.version is None else written.version
+        if len(ids) > row.max_tokens:
+            raise ValueError(f"it wrote {len(ids)} tokens, but at most {row.max_tokens} were requested")
+        version = row.version if written.version is None else written.version
         return Turn(key, ids, logprobs, end, exact=not self.inexact, version=version)
 
     def _encoded(self, key: int, max_tokens: int, written: ServerTurn) -> Turn:

@@ -6,11 +6,12 @@ servers with the current weights are asked.
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
+from threading import RLock
 
-from coseek.core.errors import SettingError
+from coseek.core.errors import ModelError, SettingError
 from coseek.core.files import JsonObject
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.remote import RemoteModel, RemoteModelSettings, open_remote
@@ -26,14 +27,15 @@ class _PooledRow:
     request: Request
     """The last one, with the ids of the whole row and the ranges that the model wrote."""
     place: int = -1
-    """Its server."""
+    """Its server; none while it is held back."""
     tried: set[int] = field(default_factory=set)
     """Servers that failed at its present turn."""
     waits: bool = True
 
 
 class ServerPool:
-    """Implements `ServedModel`. Driven by one thread; calls run in the background."""
+    """Implements `ServedModel`. Driven by one thread; another one may change the servers' weights meanwhile, between
+    `pause` and `use`. Calls run in the background."""
 
     def __init__(self, servers: Sequence[RemoteModel]) -> None:
         """`servers` share one `done` queue."""
@@ -48,52 +50,79 @@ class ServerPool:
         self._done = servers[0].done
         self._lost: list[Turn] = []
         """Faults of rows for which there is no server."""
+        self._lock = RLock()
+        self._paused = self._stopped = False
 
     @property
     def concurrency(self) -> int:
         """Rows that the servers continue at once."""
         return sum(self.servers[place].concurrency for place in self._current)
 
+    def pause(self) -> None:
+        """Hold turns back until `use`, and wait for those that are being sampled: each is of one version of the
+        weights."""
+        with self._lock:
+            self._paused = True
+            pending = [call for server in self.servers for call in server.pending]
+        wait(pending)
+
     def use(self, current: Sequence[int], version: int, name: str | None = None) -> None:
         """Ask only the servers at these places from now on, which have the weights of a version, under a model's name
-        where that changed."""
-        self._current = set(current)
-        for place in current:
-            server = self.servers[place]
-            server.version = version
-            if name is not None:
-                server.served = replace(server.served, model=name)
+        where that changed. Sends the turns that were held back."""
+        with self._lock:
+            self._current, self._paused = set(current), False
+            for place in current:
+                server = self.servers[place]
+                server.version = version
+                if name is not None:
+                    server.served = replace(server.served, model=name)
+            for row in self._rows.values():
+                if row.waits and row.place < 0:
+                    self._send(row)
+            if self._lost:
+                self.wake()
+
+    def stop(self) -> None:
+        """End the rollout that another thread drives: its next `step` raises `ModelError`."""
+        self._stopped = True
+        self.wake()
 
     def start(self, request: Request) -> None:
         if request.key in self._rows:
             raise ValueError(f"a row with the key {request.key} is open already; close it first")
-        self._rows[request.key] = row = _PooledRow(request)
-        self._send(row)
+        with self._lock:
+            self._rows[request.key] = row = _PooledRow(request)
+            self._send(row)
 
     def extend(self, request: Request) -> None:
         row = self._rows.get(request.key)
         if row is None or row.waits:
             raise ValueError(f"row {request.key} is not open or has not stopped yet, so it cannot be extended")
-        row.request = replace(request, ids=row.request.ids + request.ids, written=row.request.written)
-        row.waits, row.tried = True, set()
-        if row.place in self._current:
-            self.servers[row.place].extend(request)
-        else:
-            self._leave(row)
-            self._send(row)
+        with self._lock:
+            row.request = replace(request, ids=row.request.ids + request.ids, written=row.request.written)
+            row.waits, row.tried = True, set()
+            if row.place in self._current and not self._paused:
+                self.servers[row.place].extend(request)
+            else:
+                self._leave(row)
+                self._send(row)
 
     def wake(self) -> None:
         self._done.put(None)
 
     def step(self) -> list[Turn]:
         """Wait for at least one row, or until `wake`; returns the turns of all finished rows."""
-        turns, self._lost = self._lost, []
+        if self._stopped:
+            raise ModelError("the rollout was stopped")
+        with self._lock:
+            turns, self._lost = self._lost, []
         if not any(row.waits for row in self._rows.values()):
             return turns
         try:
             ended = self._done.get(block=not turns)
             while ended is not None:
-                turns += self._taken(*ended)
+                with self._lock:
+                    turns += self._taken(*ended)
                 ended = self._done.get(block=not turns)
         except Empty:
             pass
@@ -101,9 +130,10 @@ class ServerPool:
 
     def close(self, key: int) -> None:
         """Close a row and cancel its pending call."""
-        row = self._rows.pop(key, None)
-        if row is not None:
-            self._leave(row)
+        with self._lock:
+            row = self._rows.pop(key, None)
+            if row is not None:
+                self._leave(row)
 
     def _taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
         row = self._rows.get(key)
@@ -129,7 +159,9 @@ class ServerPool:
         return turns
 
     def _send(self, row: _PooledRow) -> None:
-        """Open the whole row at the server with the fewest rows."""
+        """Open the whole row at the server with the fewest rows; hold it back during a pause."""
+        if self._paused:
+            return
         choices = self._current - row.tried
         if not choices:
             row.waits = False

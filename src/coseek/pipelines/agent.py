@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 
 import torch
 from transformers import PreTrainedModel
@@ -395,13 +396,17 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
         engine = self.engine
         scoring = self._first_scoring(recipe)
+        turn = Lock()  # rollouts that are sampled ahead and evaluations share a retriever
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
-            return self.roll_out(sampled, engine, questions, seeds, recipe.limits)
+            with turn:
+                return self.roll_out(sampled, engine, questions, seeds, recipe.limits)
 
-        callbacks.append(
-            Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every, self.workers)
-        )
+        def look(_: int) -> dict[str, float]:
+            with turn:
+                return self.evaluate(greedy, recipe, scoring)
+
+        callbacks.append(Evaluation(look, settings.evaluate_every, self.workers))
         if isinstance(engine, ScheduledRetriever):
             callbacks.append(RetrieverSchedule(engine))
         try:

@@ -241,6 +241,8 @@ class AgentRecipe(Placement):
         stages = [self.stage(name) for name in self.stages] or [self]
         if self.rollout.servers and not any(stage.learn == "rl" for stage in stages):
             raise ValueError("rollout.servers sample for reinforcement learning, and nothing here learns by it")
+        for stage in stages:
+            self.rollout.check(stage.rl)
         return self
 
     def load_protocol(self, name: str | None = None, *, run_files: bool = True) -> Protocol:

@@ -32,6 +32,7 @@ from coseek.training.rl.episodes import RolloutFunction, ScoreFunction, describe
 from coseek.training.rl.experience import make_experience
 from coseek.training.rl.likelihood_probe import LikelihoodProbe, right_rows
 from coseek.training.rl.monitor import Monitor
+from coseek.training.rl.rollout_ahead import RolloutAhead
 from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.rl.settings import RlSettings
 from coseek.training.rl.update import improve, logprob_gap
@@ -54,9 +55,7 @@ class RlRun:
     settings: RlSettings
     algorithm: Algorithm
     backend: TrainingBackend
-    questions: QuestionStream
-    rollout: RolloutFunction
-    reward: ScoreFunction
+    rollout: RolloutAhead
     state: RunState
     """Position and files of the run."""
 
@@ -77,34 +76,38 @@ def train_rl(
 
     `callbacks` are called before the built-in ones, which raise alarms and write metrics and checkpoints, so metrics
     that they add are written. On one machine with one number of threads, the same settings, questions and initial
-    weights give the same run, also when it is killed and resumed.
+    weights give the same run, also when it is killed and resumed; not where rollouts are sampled ahead
+    (`rollout.max_steps_behind`), whose turns depend on when new weights arrive.
     """
     progress = progress or NoProgress()
     stream = QuestionStream(questions, settings.seed, settings.balance_hops)
     state = _open(folder, settings, backend, resume)
     backend.refresh()
-    run = RlRun(settings, open_algorithm(settings), backend, stream, rollout, reward, state)
+    run = RlRun(settings, open_algorithm(settings), backend, RolloutAhead(rollout, stream, settings, backend), state)
     callbacks = [*callbacks, *_own_callbacks(run, folder, progress)]
     progress.stage(run.algorithm.name.upper(), settings.steps)
     for callback in callbacks:
         callback.begin()
 
     report = StepReport(state.step, settings.steps)
-    for step in range(state.step, settings.steps):
-        report = StepReport(step + 1, settings.steps)
-        for callback in callbacks:
-            callback.before_step(report)
+    with run.rollout:
+        for step in range(state.step, settings.steps):
+            report = StepReport(step + 1, settings.steps)
+            for callback in callbacks:
+                callback.before_step(report)
 
-        sampled = sample_step(step, run.questions, state.position, settings, rollout, reward, backend, report.timer)
-        backend.release()
-        learnt = _learn(step, sampled, run, report.timer)
-        backend.refresh()
+            run.rollout.ask(step, state.position)
+            sampled = sample_step(step, stream, state.position, settings, run.rollout, reward, backend, report.timer)
+            backend.release()
+            learnt = _learn(step, sampled, run, report.timer)
+            backend.refresh()
 
-        report.episodes = sampled.episodes
-        report.row = {"step": step + 1, **describe(sampled.episodes), **learnt, **sampled.describe()}
-        state.advance(step + 1, state.position + sampled.questions)
-        for callback in callbacks:
-            callback.after_step(report)
+            report.episodes = sampled.episodes
+            report.row = {"step": step + 1, **describe(sampled.episodes), **learnt, **sampled.describe()}
+            report.row |= run.rollout.describe(step, sampled.episodes)
+            state.advance(step + 1, state.position + sampled.questions)
+            for callback in callbacks:
+                callback.after_step(report)
     return report.row
 
 

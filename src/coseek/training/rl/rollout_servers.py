@@ -1,6 +1,9 @@
 """Rollout servers: a backend whose rollouts are sampled by model servers, which get the policy's weights after every
 step's updates.
 
+Servers may sample while the policy trains (`rl/rollout_ahead.py`). Turns are held back while new weights are loaded,
+with which their episodes go on.
+
 The weights go by disk: a folder for each version, which the servers are told to load, or a LoRA adapter where the
 server takes one. A server that does not load them is not asked until it does. Every turn carries the version of the
 weights that sampled it.
@@ -105,6 +108,9 @@ class ServedBackend:
         update = WeightUpdate(str(folder), version, str(adapter) if adapter.exists() else None, self._run)
         places = range(len(self.settings.servers))
         stale = places if version != self._loaded else sorted(self.refusals)
+        for pool in self._pools:
+            pool.pause()
+        self.workers.wait()
         self.refusals = self.workers.agree(lambda: self._load(update, stale))
         self.current = tuple(place for place in places if place not in self.refusals)
         self._loaded = version
@@ -116,6 +122,11 @@ class ServedBackend:
             for old in self.folder.glob("version-*"):
                 if old != folder:
                     shutil.rmtree(old, ignore_errors=True)
+
+    def stop(self) -> None:
+        """End the rollouts that other threads drive."""
+        for pool in self._pools:
+            pool.stop()
 
     def save(self, folder: Path, extra: Callable[[Path], None] | None = None) -> None:
         self.backend.save(folder, extra)
@@ -145,12 +156,13 @@ class ServerMetrics(Callback):
 
     def after_step(self, report: StepReport) -> None:
         backend = self._backend
+        moved = sum(backend.workers.gather(backend.moved))
         report.row |= {
             "servers": len(backend.current),
             "servers_lost": len(backend.refusals),
-            "turns_moved": backend.moved - self._moved,
+            "turns_moved": moved - self._moved,
         }
-        self._moved = backend.moved
+        self._moved = moved
         for why in backend.refusals.values():
             self._say(why)
 

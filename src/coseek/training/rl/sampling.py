@@ -62,8 +62,7 @@ def sample_step(
     kept: set[int] = set()
     while len(kept) < wanted and asked < most:
         count = min(wanted - len(kept), most - asked)
-        places = range(asked * settings.group_size, (asked + count) * settings.group_size)
-        seeds = [derive_seed(settings.seed, "rollout", step, place) for place in places]
+        seeds = rollout_seeds(step, asked, count, settings)
         with timer("rollout_s"):
             groups, runs = collect(
                 stream.take(position + asked, count), settings.group_size, seeds, rollout, backend.workers
@@ -80,6 +79,12 @@ def sample_step(
         return SampledStep(episodes, episodes, asked, None)
     remaining = tuple(episode for episode in episodes.scored if episode.group in kept)
     return SampledStep(episodes, replace(episodes, scored=remaining), asked, asked - len(kept))
+
+
+def rollout_seeds(step: int, asked: int, count: int, settings: RlSettings) -> list[int]:
+    """Return a seed for each run of a step's questions `asked` … `asked + count - 1`."""
+    places = range(asked * settings.group_size, (asked + count) * settings.group_size)
+    return [derive_seed(settings.seed, "rollout", step, place) for place in places]
 
 
 def groups_with_spread(episodes: EpisodeBatch, settings: RlSettings) -> set[int]:

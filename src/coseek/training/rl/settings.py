@@ -4,6 +4,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from coseek.core.errors import SettingError
 from coseek.core.settings import Settings
 from coseek.models.remote import RemoteModelSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
@@ -81,12 +82,28 @@ class RolloutSettings(Settings):
     """A folder that the servers can read, for the weights of each step; inside the run's folder when not set."""
     remote: RemoteModelSettings = RemoteModelSettings()
     """Requests to the servers."""
+    max_steps_behind: int = Field(default=0, ge=0)
+    """Steps by which the weights that sample a token may be older than those that it trains. From 1 on, servers sample
+    later steps while this process trains; 0 samples and trains in turn."""
 
     @model_validator(mode="after")
     def _names_each_server_once(self) -> "RolloutSettings":
         if len(set(self.servers)) < len(self.servers):
             raise ValueError(f"servers names one twice: {', '.join(self.servers)}")
+        if self.max_steps_behind and not self.servers:
+            raise ValueError(
+                f"max_steps_behind={self.max_steps_behind} needs servers, which sample while this process trains; name "
+                "them, or set it to 0"
+            )
         return self
+
+    def check(self, rl: "RlSettings") -> None:
+        """Raise `SettingError` for settings of the training with which later steps cannot be sampled ahead."""
+        if self.max_steps_behind and rl.resample:
+            raise SettingError(
+                f"max_steps_behind={self.max_steps_behind} samples a step before the last one's rewards are known, "
+                "by which resample chooses questions; set max_steps_behind=0 or resample=false"
+            )
 
 
 class RlSettings(Settings):

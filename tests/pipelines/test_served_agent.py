@@ -1,0 +1,41 @@
+"""Fears about an agent whose rollouts are sampled by servers: that its recipe is not carried to them, that an evaluation
+and the rollouts ahead of it get into each other's way, and that a recipe which cannot work is found out late."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bench.injected_gap import warm_run
+from tests.pipelines.test_agent import TINY
+from tests.serve.model_live import live_model
+
+from coseek.core.errors import SettingError
+from coseek.pipelines.agent import AgentTraining
+from coseek.pipelines.agent_recipe import load_recipe
+
+
+@pytest.mark.slow
+def test_a_recipe_trains_with_servers_that_sample_ahead(tmp_path: Path) -> None:
+    warm = warm_run(tmp_path / "warm", TINY) / "policy" / "warm"
+    with live_model(warm, weights_below=str(tmp_path), precision="float32", device="cpu") as (url, service):
+        settings = [
+            *TINY, "learn=rl", "warm_start=null", f"policy.folder={warm}", "rl.steps=4",
+            f"rollout={{servers: [{url}], weights: {tmp_path / 'served'}, max_steps_behind: 1}}",
+        ]  # fmt: skip
+        training = AgentTraining(load_recipe("quickstart", settings), tmp_path / "run")
+        training.begin(resume=False)
+        training.train()
+        assert service.generation.written_tokens > 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["faults"], row["servers"]) for row in rows] == [(step, 0, 1) for step in range(1, 5)]
+    assert all("eval/reward" in row and 0 <= row["steps_behind_max"] <= 1 for row in rows)
+    assert (tmp_path / "run" / "policy" / "trained" / "model.safetensors").exists()
+
+
+def test_a_recipe_that_cannot_sample_ahead_is_refused_before_anything_is_made() -> None:
+    ahead = "rollout={servers: ['http://127.0.0.1:9'], max_steps_behind: 1}"
+    assert load_recipe("quickstart", [ahead]).rollout.max_steps_behind == 1
+    with pytest.raises(SettingError, match="set max_steps_behind=0 or resample=false"):
+        load_recipe("quickstart", [ahead, "rl.resample=true"])
+    with pytest.raises(SettingError, match="needs servers"):
+        load_recipe("quickstart", ["rollout.max_steps_behind=1"])
