@@ -8,9 +8,10 @@ import pytest
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, decode, fault, found, run
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject
+from coseek.core.files import JsonObject, write_jsonl
 from coseek.data.audit import Audit, audit_run
 from coseek.data.run import Run
+from coseek.data.token_data import FILE, TokenData, agent_spans
 from coseek.data.trajectory import Trajectory
 
 LIMITS: JsonObject = {"max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 60, "max_tokens": 400}
@@ -178,6 +179,22 @@ def test_broken_metrics_are_a_violation_with_their_line(tmp_path: Path) -> None:
     made.metrics_path.write_text('{"step": 1}\n{"step"\n', encoding="utf-8")
     first = audit_run(made.folder, decode).first
     assert first is not None and "line 2" in str(first) and first.file.name == "metrics.jsonl"
+
+
+def test_token_data_of_other_tokens_or_of_no_trajectory_is_a_violation(tmp_path: Path) -> None:
+    first, *_ = sound()
+    run = stored(tmp_path / "run", sound())
+    data = TokenData(first.question.id, first.seed, 0, 1.0, spans=agent_spans(first))
+    for one, says in (
+        (data, None),
+        (replace(data, spans=((1, 2),)), "stand at the tokens"),
+        (replace(data, question_id="other"), "no such question"),
+    ):
+        write_jsonl(run.folder / FILE, [one.to_json()])
+        found = audit_run(run.folder).first
+        assert (found is None) if says is None else (found is not None and says in str(found))
+    (run.folder / FILE).write_text('{"schema": 9}\n', encoding="utf-8")
+    assert "line 1: token data of schema 9" in str(audit_run(run.folder).first)
 
 
 def test_a_run_without_trajectories_is_a_violation(tmp_path: Path) -> None:

@@ -11,9 +11,13 @@ from typing import TypeVar, cast
 import pytest
 from tests.core.test_lock import holder
 
+from coseek.agents.factory import decoder_of
+from coseek.cli.main import main
 from coseek.core.errors import DataError, InUse, SettingError, UserError
+from coseek.data.audit import audit_run
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.view.run_source import open_sources
 
 T = TypeVar("T")
 
@@ -53,6 +57,12 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) 
     assert [step["step"] for step in steps] == [1, 2] and "eval/reward" in steps[0]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<script" not in page and "What was learnt" in page
+    (kept,) = (tmp_path / "run" / "rl" / "rollouts").iterdir()
+    audit = audit_run(kept, decoder_of(Run(kept)))
+    assert kept.name == "step-000002" and audit.rows == 6 and audit.decoded and not audit.violations
+    assert main(["score", str(kept)]) == 0
+    sources, _ = open_sources([tmp_path / "run"])
+    assert len(sources) == 19 and len(sources[-1].token_data()) == 6
 
     again = AgentTraining(tiny(), tmp_path / "run")  # everything is there: nothing is done twice
     before = (tmp_path / "run" / "policy" / "trained" / "model.safetensors").stat().st_mtime_ns
@@ -85,6 +95,8 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
     assert (tmp_path / "run" / "table.md").exists()
     for name in ("warm", "first", "trained"):
         assert (tmp_path / "run" / "policy" / name / "model.safetensors").exists()
+    rollouts = list(Run(tmp_path / "run" / "rl" / "first" / "rollouts" / "step-000002").trajectories())
+    assert len(rollouts) == 6 == len({(one.question.id, one.seed) for one in rollouts})
     for part in ("warm-start/round-1", "rl/first", "rl/second/round-1"):
         newest = max((tmp_path / "run" / part / "checkpoints").glob("step-*"))
         assert len([*newest.glob("shard-*")]) == 2

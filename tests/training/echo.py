@@ -12,12 +12,14 @@ from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.rewards.reward import Reward
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.callbacks import Callback
 from coseek.training.rl.episodes import RolloutFunction, score
 from coseek.training.rl.experience import Experience, make_experience
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
+from coseek.training.trainer.workers import ALONE, Workers
 
 QUESTIONS = [Question(str(ident), f"say {ident}", (str(ident),)) for ident in range(4, 8)]
 LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2))
@@ -64,10 +66,16 @@ def settings_of(algorithm: str, **changes: object) -> RlSettings:
 
 
 def train(
-    folder: Path, settings: RlSettings, seed: int = 3, resume: bool = False
+    folder: Path,
+    settings: RlSettings,
+    seed: int = 3,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    workers: Workers = ALONE,
 ) -> tuple[Policy, list[dict[str, float]]]:
-    policy = Policy(tiny_model(seed), settings.policy, settings.updates)
-    train_rl(LocalBackend(policy, settings), QUESTIONS, sampling(policy), reward, settings, folder, resume=resume)
+    policy = Policy(tiny_model(seed), settings.policy, settings.updates, workers=workers)
+    backend, runs = LocalBackend(policy, settings), sampling(policy)
+    train_rl(backend, QUESTIONS, runs, reward, settings, folder, resume=resume, callbacks=callbacks)
     return policy, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

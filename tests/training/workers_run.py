@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
+from tests.training import echo
 from tests.training.echo import QUESTIONS, reward, sampling, settings_of
 from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from coseek.core.errors import DiskFault
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
+from coseek.training.rl.rollout_writer import RolloutWriter
 from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
@@ -129,6 +131,13 @@ def stop_and_go_on(folder: Path, here: Workers) -> None:
         keep(train("ppo", kind, folder / f"whole-{kind}", here, 3), folder / f"whole-{kind}.pt")
         train("ppo", kind, folder / f"parts-{kind}", here, 2)
         keep(train("ppo", kind, folder / f"parts-{kind}", here, 3, resume=True), folder / f"parts-{kind}.pt")
+
+
+def keep_rollouts(folder: Path, here: Workers) -> None:
+    """A step whose rollouts are kept, with entropies, in micro-batches of which the workers get unequal numbers."""
+    settings = settings_of("grpo", steps=1, kl=0.01, measure_entropy=True, policy=settings_for("grpo", "ddp").policy)
+    writer = RolloutWriter(folder / "rollouts", settings.keep_rollouts, lambda step: {"step": step}, here)
+    echo.train(folder, settings, callbacks=[writer], workers=here)
 
 
 def large(step: int) -> TrainingState:

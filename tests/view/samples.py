@@ -3,20 +3,23 @@
 import base64
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import cast
 
 from coseek.agents.search_turns import TurnId
-from coseek.core.files import Json, JsonObject
+from coseek.core.files import Json, JsonObject, write_jsonl
+from coseek.data.grade_cache import GradeCache
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
+from coseek.data.token_data import FILE, TokenData, Values
 from coseek.data.trajectory import Author, Call, Search, Segment, StopReason, Trajectory
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet
+from coseek.labels.score_cache import Score
 from coseek.retrieval.query import Query
 
 _PAYLOADS = (
@@ -67,6 +70,30 @@ def make_run(folder: Path, trajectories: Iterable[Trajectory], settings: JsonObj
     return folder
 
 
+def token_data(one: Trajectory, advantages: Values = (-1.5, -1.5, 0.5, None)) -> TokenData:
+    """Token data of `trajectory()`, with a value of every kind."""
+    return TokenData(
+        question_id=one.question.id,
+        seed=one.seed,
+        group=3,
+        reward=0.75,
+        parts={f"part {one.searches[0].query}": 0.5, "nothing": None},
+        trained=True,
+        spans=((3, 5), (7, 9)),
+        advantages=advantages,
+        trainer_logprobs=(-0.25, -2.75, -0.25, None),
+        updates=1,
+        entropies=(0.25, 1.5, 0.0, 2.5),
+    )
+
+
+def make_rollouts(training: Path, trajectories: Sequence[Trajectory], values: Sequence[TokenData]) -> Path:
+    """The kept rollouts of a step of a training."""
+    folder = make_run(training / "rl" / "rollouts" / "step-000010", trajectories)
+    write_jsonl(folder / FILE, (one.to_json() for one in values))
+    return folder
+
+
 def make_labels(folder: Path, one: Trajectory) -> Path:
     """A label folder: the first search has a positive and a negative, a question `b` has none."""
     labels = LabelFolder.create(folder, {}, "identity")
@@ -76,6 +103,11 @@ def make_labels(folder: Path, one: Trajectory) -> Path:
         append(LabelSet(turn, one.question, Query(one.searches[0].query), made, "good", ("bad",)))
         append(DroppedTurn(TurnId("b", one.seed, 0), "no-positive"))
     labels.release()
+    cache = GradeCache(folder / "scores" / "gac.0.jsonl", Score, "identity", {})
+    with cache.appending() as scores:
+        cache.append(scores, Score(turn, "p0", "digest", 1.0, "Ada"))
+        cache.append(scores, Score(turn, "good", "digest", 0.0, "token_limit"))
+        cache.append(scores, Score(turn, "bad", "digest", None, fault="timed out"))
     return folder
 
 

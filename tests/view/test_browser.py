@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bench.view import filter_ms, make_runs, open_ms
 from tests.view.chromium import FOUND, Chromium
-from tests.view.samples import HOSTILE, make_labels, make_run, trajectory
+from tests.view.samples import HOSTILE, make_labels, make_rollouts, make_run, token_data, trajectory
 
 from coseek.data.trajectory import Search
 from coseek.view.page import write_page
@@ -45,13 +45,14 @@ def test_200_hostile_texts_are_shown_and_do_nothing(browser: Chromium, tmp_path:
     (runs[0] / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": step, HOSTILE[0]: 0.5, HOSTILE[12]: step}) + "\n" for step in (1, 2)), "utf-8"
     )
-    url = page_of(tmp_path, *runs)
+    make_rollouts(tmp_path / "training", several, [token_data(one) for one in several])
+    url = page_of(tmp_path, *runs, tmp_path / "training")
     browser.requests.clear()
     browser.open(url)
     shown = browser.ask(
         """(async () => {
           const texts = [];
-          for (let i = 0; i < 200; i++) {
+          for (const i of [...Array(200).keys(), 400, 460, 599]) {
             const nodes = await episodeView(i);
             document.getElementById("detail").replaceChildren(...nodes);
             document.querySelectorAll("details").forEach((one) => { one.open = true; });
@@ -62,7 +63,8 @@ def test_200_hostile_texts_are_shown_and_do_nothing(browser: Chromium, tmp_path:
         })()"""
     )
     hidden = {"\u202e", "\u202c", "\u2028", "\u2029", "\u2066", "\u2069", "\u200f", "\u200e", "\x1b", "\x07", "\x00"}
-    for text, seen in zip(HOSTILE, json.loads(str(shown)), strict=True):
+    texts = [*HOSTILE, HOSTILE[0], HOSTILE[60], HOSTILE[199]]
+    for text, seen in zip(texts, json.loads(str(shown)), strict=True):
         assert not hidden & set(seen), "every sign that cannot be seen is written out"
         for sign in (*hidden, "\x08", "\x7f", "\x9b"):
             text = text.replace(sign, f"U+{ord(sign):04X}")
@@ -126,6 +128,58 @@ def test_an_episode_shows_ranks_gold_faults_and_tokens(browser: Chromium, tmp_pa
     browser.until("document.querySelectorAll('.tokens li').length === 2")
     tokens = browser.ask("[...document.querySelectorAll('.tokens li')].map((x) => x.innerText + x.title).join('|')")
     assert tokens == "Atoken 65: log p -0.250|Btoken 66: log p -2.000"
+
+
+def test_a_token_strip_tells_every_value_and_is_coloured_by_the_one_that_was_chosen(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    one = trajectory("a", "Ada")
+    make_rollouts(tmp_path / "training", [one], [token_data(one)])
+    browser.open(f"{page_of(tmp_path, tmp_path / 'training')}#view=episode&run=training/rl/rollouts/step-000010&q=a")
+    browser.ask("document.querySelectorAll('.segment details').forEach((one) => { one.open = true; }); 0")
+    browser.until("document.querySelectorAll('.tokens').length === 4")
+
+    def shown(what: str) -> str:
+        return str(browser.ask(f"[...document.querySelectorAll('.tokens li')].map((x) => x.{what}).join('|')"))
+
+    assert shown("innerText") == "U+0001|U+0002|U+0003|A|B|U+0004|U+0005|A|B"
+    assert shown("title").split("|")[3:6] == [
+        "token 65: log p -0.250, trained, advantage -1.500, trainer − sampler 0.00000, entropy 0.250",
+        "token 66: log p -2.000, trained, advantage -1.500, trainer − sampler -0.75000, entropy 1.500",
+        "token 4: not trained",
+    ]
+    choices = {
+        "logprob": "none|none|none|p1|p3|none|none|p1|p3",
+        "trained": "off|off|off|p1|p1|off|off|p1|p1",
+        "advantage": "none|none|none|p4|p4|none|none|p1|none",
+        "gap": "none|none|none|p0|p4|none|none|p0|none",
+        "entropy": "none|none|none|p1|p3|none|none|p0|p4",
+    }
+    for choice, classes in choices.items():
+        browser.ask(
+            "(() => { const one = document.querySelector('select[name=colour]');"
+            f" one.value = {choice!r}; one.dispatchEvent(new Event('change')); }})()"
+        )
+        assert shown("className") == classes, choice
+    assert "colour=entropy" in str(browser.ask("location.hash"))
+    browser.ask("document.querySelectorAll('.strip')[1].focus()")
+    browser.press("ArrowRight")
+    browser.press("ArrowRight")
+    told = browser.ask("document.querySelectorAll('.strip')[1].nextSibling.innerText")
+    assert str(told).startswith("B · token 66: log p -2.000, trained, advantage -1.500")
+
+
+def test_continuations_of_labels_are_branches_of_the_run(browser: Chromium, tmp_path: Path) -> None:
+    one = trajectory("a", "words")
+    labels = make_labels(tmp_path / "labels", one)
+    browser.open(f"{page_of(tmp_path, make_run(tmp_path / 'run', [one]), labels=labels)}#view=episode&run=run&q=a")
+    assert text_of(browser, ".tree").split("\n") == [
+        "search 1: words",
+        "right from title 0 words alone → Ada",
+        "wrong from good alone → token_limit",
+        "fault from bad alone → timed out",
+        "right this run → Ada",
+    ]
 
 
 def test_the_label_of_a_search_stands_below_it(browser: Chromium, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from tests.view.samples import make_run, trajectory, unpacked
+import pytest
+from tests.view.samples import make_rollouts, make_run, token_data, trajectory, unpacked
 
+from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import Search, StopReason, Trajectory
@@ -86,3 +88,33 @@ def test_the_reward_of_a_training_is_shown_by_part(tmp_path: Path) -> None:
     table.add_run(source)
     assert table.columns["reward"] == [0.9, -0.1]
     assert bodies(table)[0]["parts"] == {"exact_match": 1, "searches": 1}
+
+
+def test_a_rollout_of_training_has_the_values_of_its_step_at_its_tokens(tmp_path: Path) -> None:
+    learnt, failed = trajectory("a"), replace(trajectory("b"), stop=StopReason.MODEL_ERROR, answer=None)
+    make_rollouts(tmp_path, [learnt, failed], [token_data(learnt)])
+    (source,), _ = open_sources([tmp_path])
+    table = EpisodeTable()
+    table.add_run(source)
+    assert source.name.endswith("rl/rollouts/step-000010")
+    assert table.columns["reward"] == [0.75, None]
+    one, other = bodies(table)
+    assert one["training"] == {"group": 3, "trained": True, "updates": 1}
+    assert one["parts"] == {"part I look": 0.5}
+    prompt, first, _, second = cast("list[JsonObject]", one["segments"])
+    assert prompt["read"] == [1, 2, 3] and "ids" not in prompt
+    assert (first["advantages"], first["gaps"], first["entropies"]) == ([-1500, -1500], [0, -75000], [250, 1500])
+    assert (second["advantages"], second["gaps"], second["entropies"]) == ([500, None], [0, None], [0, 2500])
+    assert "training" not in other
+    assert all(
+        part.keys() <= {"tag", "text", "tokens", "ids", "logprobs"}
+        for part in cast("list[JsonObject]", other["segments"])
+    )
+
+
+def test_values_of_other_tokens_are_not_shown(tmp_path: Path) -> None:
+    one = trajectory("a")
+    make_rollouts(tmp_path, [one], [replace(token_data(one), spans=((3, 5), (6, 8)))])
+    (source,), _ = open_sources([tmp_path])
+    with pytest.raises(DataError, match=r"question 'a', seed 7, stand at the tokens"):
+        EpisodeTable().add_run(source)

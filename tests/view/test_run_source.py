@@ -81,5 +81,10 @@ def test_labels_are_shown_at_the_search_that_they_are_of(tmp_path: Path) -> None
     (source,), _ = open_sources([folder], tmp_path / "labels")
     (label,) = labels_for(one, source.labels["a", 7])
     assert [row["side"] for row in cast("list[JsonObject]", label["candidates"])] == ["positive", "negative"]
+    assert label["branches"] == [
+        {"id": "p0", "ended": "Ada", "right": True},
+        {"id": "good", "ended": "token_limit", "right": False},
+        {"id": "bad", "ended": "timed out"},
+    ]
     assert source.labels["b", 7][0]["dropped"] == "no-positive"
     assert labels_for(trajectory("a", "other words"), source.labels["a", 7]) == []

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_jsonl
-from coseek.data.run import Run
+from coseek.data.run import RowKey, Run
+from coseek.data.token_data import FILE, TokenData, read_token_data
 from coseek.data.trajectory import (
     MESSAGE,
     MISSING,
@@ -106,6 +107,8 @@ class _Auditor:
     rows: int = 0
     seen: dict[tuple[str, int], int] = field(default_factory=dict)
     budgets: RecordedLimits = field(default_factory=RecordedLimits)
+    tokens: dict[RowKey, TokenData] = field(default_factory=dict)
+    """Token data whose trajectory has not been read yet."""
 
     def violations(self) -> Iterator[Violation]:
         path = self.run.folder / "run.yaml"
@@ -113,8 +116,18 @@ class _Auditor:
             self.budgets = RecordedLimits.of(self.run.settings)
         except DataError:
             yield Violation(path, "it is not valid YAML with a group named settings, so no budget can be checked")
+        yield from self._token_data()
         yield from self._trajectories()
+        for question, seed in self.tokens:
+            yield Violation(self.run.folder / FILE, f"the run holds no such question with seed {seed}", None, question)
         yield from self._metrics()
+
+    def _token_data(self) -> Iterator[Violation]:
+        try:
+            self.tokens = read_token_data(self.run.folder)
+        except DataError as error:
+            path = self.run.folder / FILE
+            yield Violation(path, str(error).removeprefix(f"{path}, "))
 
     def _metrics(self) -> Iterator[Violation]:
         path = self.run.metrics_path
@@ -162,6 +175,11 @@ class _Auditor:
             yield Violation(path, f"{odd} is not what this schema writes", number, ident)
             return
         yield from self._duplicates(path, number, trajectory)
+        if (data := self.tokens.pop((trajectory.question.id, trajectory.seed), None)) is not None:
+            try:
+                data.check(trajectory)
+            except DataError as error:
+                yield Violation(self.run.folder / FILE, str(error), None, ident)
         for what, segment in check_trajectory(trajectory, self.budgets, self.decode):
             yield Violation(path, what, number, ident, segment)
 

@@ -234,7 +234,7 @@ def _what_it_is(folder: Path) -> str:
     """Explain why a folder is no run, and where runs may be."""
     if not (folder / "recipe.yaml").exists():
         return "it has no run.yaml; make one with `coseek run`"
-    for name in ("table", "pairs"):
+    for name in ("table", "pairs", "rl/rollouts"):
         if inside := [str(path.parent) for path in sorted((folder / name).glob("*/run.yaml"))]:
             named = " or ".join(inside[:2])
             return f"it is a training run, whose runs lie in {folder / name}; name one of them, such as {named}"

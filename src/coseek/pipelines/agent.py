@@ -44,6 +44,7 @@ from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.demonstrations import demonstrate, texts_of
 from coseek.pipelines.dev_readings import readings_of
 from coseek.pipelines.grader_settings import Graders, open_graders
+from coseek.pipelines.kept_rollouts import rollout_writer
 from coseek.pipelines.part_identities import agent_identities, policy_identities
 from coseek.pipelines.resumption import MoreSteps, bound
 from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetriever
@@ -409,6 +410,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         callbacks.append(Evaluation(look, settings.evaluate_every, self.workers))
         if isinstance(engine, ScheduledRetriever):
             callbacks.append(RetrieverSchedule(engine))
+        callbacks.append(rollout_writer(stage, self.policy_folder("start"), self.workers))
         try:
             train_rl(
                 backend,

@@ -1,6 +1,7 @@
 """Settings that may change when an agent's training resumes, and more steps for a finished stage.
 
-    rl.monitor, table.wide_rag, track    always: they change no weight
+    rl.monitor, rl.keep_rollouts         always: they change no weight
+    table.wide_rag, track                always, likewise
     rollout                              always: servers come and go
     rl.steps                             of the last stage that has started, unless a schedule spans the steps
 
@@ -23,9 +24,9 @@ from coseek.pipelines.stages import Stage, stages_of
 from coseek.training.rl.algorithm import spread_over_steps
 from coseek.training.trainer.checkpoint import has_checkpoint
 
-FREE = {"rl": ("monitor",), "table": ("wide_rag",)}
+FREE = {"rl": ("monitor", "keep_rollouts"), "table": ("wide_rag",)}
 """Settings that may always change: they change no weight."""
-STEPS = {**FREE, "rl": ("monitor", "steps")}
+STEPS = {**FREE, "rl": (*FREE["rl"], "steps")}
 """The same with the setting that `MoreSteps` checks."""
 
 

@@ -40,17 +40,30 @@ async function article(episode) {
       ["ended by", columns.stop[episode].replace("_", " ") + (body.stop_detail ? `: ${body.stop_detail}` : "")],
       ["format", body.valid ? "valid" : body.format_error || "not valid"],
       ["reward", columns.reward[episode] === null ? "" : number(columns.reward[episode])],
+      ...trainingFacts(body.training),
       ...Object.entries(body.parts ?? {}).map(([name, value]) => [`reward part ${name}`, number(value)]),
       ["seconds", wall === undefined ? "" : number(wall)],
     ]),
     tokenBar(body.segments),
+    colourChoice(body) ?? "",
     el("h3", {}, "Turns"),
     ...turnsOf(body, new Set(gold)),
     ...gradesOf(body.grades ?? []),
     ...sideOf(body.side ?? []),
+    ...branchesOf(body, columns.answer[episode], verdictOf(episode)),
     lazy("Scores", () => facts(Object.entries(body.scores).map(([name, value]) => [name, number(value)]))),
   );
 }
+
+/** What a rollout was in its step of training. */
+const trainingFacts = (training) =>
+  training
+    ? [
+        ["group", training.group],
+        ["in the loss", training.trained ? "yes" : "no"],
+        ["updates before the trainer's pass", training.updates],
+      ]
+    : [];
 
 /** The whole context as a bar: what the agent wrote and what it read, each as long as its tokens. */
 function tokenBar(segments) {
@@ -91,7 +104,8 @@ function turnsOf(body, gold) {
     } else {
       const label = `environment · ${part.tag} · ${many(part.tokens, "token")}, not trained`;
       const make = () => el("p", { class: "said", dir: "auto" }, part.text);
-      nodes.push(el("div", { class: "segment" }, lazy(label, make, part.tag === "prompt" ? part.text.length < 1500 : !shownFor)));
+      const strip = part.read?.length ? lazy("its tokens", () => tokenStrip(part, body)) : "";
+      nodes.push(el("div", { class: "segment" }, lazy(label, make, part.tag === "prompt" ? part.text.length < 1500 : !shownFor), strip));
     }
   }
   if (left.size) nodes.push(el("h3", {}, "Searches of a turn that is not recorded"), ...[...left].map((at) => searchNode(body.searches[at], at, body, gold)));
@@ -99,7 +113,7 @@ function turnsOf(body, gold) {
 }
 
 function agentNode(part, turn, body) {
-  const trained = body.exact ? "trained" : "not trained";
+  const trained = isTrained(part, body) ? "trained" : "not trained";
   const sum = part.logprobs.reduce((total, value) => total + value, 0) / 1000;
   const mean = part.tokens ? sum / part.tokens : 0;
   const label = body.exact ? `${many(part.tokens, "token")}, ${trained}, mean log-probability ${mean.toFixed(3)}` : `${many(part.tokens, "token")}, ${trained}, log-probabilities not known`;
@@ -109,27 +123,6 @@ function agentNode(part, turn, body) {
     el("h4", {}, `Turn ${turn} · agent · ${part.tag || "no action"}`),
     el("p", { class: "said", dir: "auto" }, part.text),
     lazy(label, () => tokenStrip(part, body)),
-  );
-}
-
-const LEVELS = [-0.05, -0.5, -1.5, -3]; // nats at which a token's colour changes
-
-/** Every token that the agent wrote, coloured by its log-probability. */
-function tokenStrip(part, body) {
-  const texts = pieces[body.run] ?? {};
-  const items = part.ids.map((id, at) => {
-    const logprob = part.logprobs[at] / 1000;
-    const level = body.exact ? LEVELS.filter((edge) => logprob < edge).length : 0;
-    const said = body.exact ? `log p ${logprob.toFixed(3)}` : "log p not known";
-    const text = texts[id];
-    const piece = text === undefined ? String(id) : text.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
-    return el("li", { class: level ? `p${level}` : undefined, title: plain(`token ${id}: ${said}`) }, piece);
-  });
-  return el(
-    "div",
-    {},
-    el("p", { class: "soft" }, `Colour: log-probability below ${LEVELS.join(", ")} nats. The pointer shows each value.`),
-    el("ol", { class: "tokens", "aria-label": "Tokens" }, items),
   );
 }
 
@@ -195,6 +188,24 @@ function sideOf(contexts) {
   if (!contexts.length) return [];
   const said = (part) => el("div", { class: part.ids ? "segment agent" : "segment" }, el("h4", {}, part.ids ? "agent" : "environment"), el("p", { class: "said", dir: "auto" }, part.text));
   return [el("h3", {}, "Side contexts"), ...contexts.map((parts, at) => lazy(`context ${at + 1}, not trained`, () => el("div", {}, parts.map(said))))];
+}
+
+/** The run as the trunk of a tree, with the continuations from single passages that labels tried at its searches. */
+function branchesOf(body, answer, verdict) {
+  const at = new Map((body.labels ?? []).filter((one) => one.branches).map((one) => [one.search, one.branches]));
+  if (!at.size) return [];
+  const said = (right) => (right === undefined ? el("span", { class: "fault" }, "fault") : el("span", { class: right ? "right" : "wrong" }, right ? "right" : "wrong"));
+  const leaf = (search, one) => {
+    const hit = search.hits.find((each) => each.id === one.id);
+    return el("li", {}, said(one.right), " from ", el("bdi", {}, hit?.title?.trim() || one.id), " alone → ", el("bdi", {}, one.ended));
+  };
+  let rest = el("li", {}, verdict, " this run → ", el("bdi", {}, answer ?? "no answer"));
+  for (const [place, search] of [...body.searches.entries()].reverse()) {
+    const branches = (at.get(place) ?? []).map((one) => leaf(search, one));
+    rest = el("li", {}, `search ${place + 1}: `, el("b", {}, el("bdi", {}, search.query)), el("ul", {}, branches, rest));
+  }
+  const note = "Each branch is the agent's answer when its search had found this one passage alone.";
+  return [el("h3", {}, "Branches"), el("p", { class: "soft" }, note), el("ul", { class: "tree" }, rest)];
 }
 
 function tableOf(caption, names, rows) {

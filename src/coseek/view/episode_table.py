@@ -14,11 +14,13 @@ from typing import cast
 
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Passage
+from coseek.data.token_data import TokenData
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
 from coseek.measure.answers import cover_match
 from coseek.measure.score import score_trajectory
 from coseek.rewards.reward import Reward
 from coseek.view.run_source import RunSource
+from coseek.view.token_values import reward_of_training, segment_values, training_json
 
 CHUNK_CHARS = 256 * 1024
 """JSON of one chunk at least: decoding one takes the page some milliseconds."""
@@ -34,7 +36,7 @@ class EpisodeTable:
     columns: dict[str, list[Json]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     questions: list[Json] = field(default_factory=list)
     pieces: list[Json] = field(default_factory=list)
-    """By run: token id → its text, for the ids that the agent wrote."""
+    """By run: token id → its text, for the ids that the agent wrote, and in rollouts of training for all."""
     chunks: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     """Of each chunk, the number of its first episode."""
@@ -49,12 +51,16 @@ class EpisodeTable:
         """Add every episode of a run."""
         number = len(self.pieces)
         answers, verdicts = source.grades()
-        decode, render = source.decode(), source.rendered_queries()
+        decode, render, token_data = source.decode(), source.rendered_queries(), source.token_data()
         ids: set[int] = set()
         for trajectory in source.trajectories():
             key = trajectory.question.id, trajectory.seed
-            reward = source.reward(trajectory) if source.reward else None
-            body = self._body(trajectory, reward)
+            data = token_data.get(key)
+            if data is not None:
+                reward = reward_of_training(data)
+            else:
+                reward = source.reward(trajectory) if source.reward else None
+            body = self._body(trajectory, reward, data)
             for at, text in enumerate(render(trajectory) if render else ()):
                 cast("list[JsonObject]", body["searches"])[at]["looked_up"] = text
             if labels := labels_for(trajectory, source.labels.get(key, ())):
@@ -62,7 +68,7 @@ class EpisodeTable:
             if graded := [*answers.get(key, ()), *_said_of(trajectory, verdicts.get(key[0], ()))]:
                 body["grades"] = cast(Json, graded)
             self._add(number, trajectory, reward, body)
-            ids.update(i for part in trajectory.segments if part.author is Author.AGENT for i in part.ids)
+            ids.update(i for part in trajectory.segments if data or part.author is Author.AGENT for i in part.ids)
         self._flush()
         self.pieces.append(cast(Json, pieces_of(ids, decode)))
 
@@ -111,15 +117,16 @@ class EpisodeTable:
             self.questions.append(cast(Json, row))
         return self._places[key]
 
-    def _body(self, trajectory: Trajectory, reward: Reward | None) -> JsonObject:
+    def _body(self, trajectory: Trajectory, reward: Reward | None, data: TokenData | None) -> JsonObject:
         scores = {} if trajectory.stop.is_fault else score_trajectory(trajectory)
+        values = segment_values(trajectory, data)
         row: JsonObject = {
             "protocol": trajectory.protocol,
             "valid": trajectory.valid,
             "exact": trajectory.exact,
             "scores": {name: _short(value) for name, value in scores.items()},
             "timings": {name: _short(value) for name, value in trajectory.timings.items()},
-            "segments": [_segment_json(part) for part in trajectory.segments],
+            "segments": [_segment_json(part) | more for part, more in zip(trajectory.segments, values, strict=True)],
             "searches": [self._search_json(search, trajectory.question.answers) for search in trajectory.searches],
         }
         more: dict[str, object] = {
@@ -128,6 +135,7 @@ class EpisodeTable:
             "selected": trajectory.selected_ids,
             "parts": {name: _short(value) for name, value in reward.parts.items()} if reward else {},
             "calls": list(map(Call.to_json, trajectory.calls)),
+            "training": training_json(data) if data else {},
             "side": [[_segment_json(part) for part in context] for context in trajectory.side_contexts],
         }
         return row | {name: cast(Json, value) for name, value in more.items() if value}

@@ -120,13 +120,15 @@ const many = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 
 // The state is what stands behind # in the address, so that a link shows a colleague the same.
 const VIEWS = { list: "Episodes", runs: "Runs", compare: "Compare", curves: "Curves" };
 const FILTERS = ["text", "in", "outcome", "stop", "searches", "hops", "flip", "sort"];
-const KEPT = ["run", "q", "seed", "n", "b", ...FILTERS];
+const KEPT = ["run", "q", "seed", "n", "b", "colour", ...FILTERS];
 let state = {};
 
 function readState() {
   const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const colour = state.colour; // the choice stays where a link does not name one
   state = { view: given.view in VIEWS || given.view === "episode" ? given.view : startView() };
   for (const name of KEPT) state[name] = given[name] ?? "";
+  state.colour ||= colour ?? "";
 }
 
 const startView = () => (columns.run.length ? "list" : "curves");

@@ -21,7 +21,7 @@ from coseek.view.run_source import Curves, RunSource
 
 SCHEMA = 1
 """Version of the data block, in its first field."""
-SCRIPTS = ("page.js", "episode.js", "curves.js", "list.js")
+SCRIPTS = ("page.js", "tokens.js", "episode.js", "curves.js", "list.js")
 """Parts of the page's script, in order."""
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 

@@ -1,7 +1,7 @@
 """Run source: a run to show, with the reward of its training, its grades and its labels; and the curves of trainings.
 
-A folder is a run (`run.yaml`) or a training, whose runs lie in `table` and `pairs` and whose curves are every
-`metrics.jsonl` below it. A run under way is read to its last whole line. No code of a folder is executed.
+A folder is a run (`run.yaml`) or a training, whose runs lie in `table`, `pairs` and `rollouts` and whose curves are
+every `metrics.jsonl` below it. A run under way is read to its last whole line. No code of a folder is executed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,16 +18,21 @@ from coseek.core.plugins import is_plugin_path
 from coseek.core.strict_json import replace_surrogates
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
 from coseek.data.run import RowKey, Run
+from coseek.data.token_data import TokenData, read_token_data
 from coseek.data.trajectory import Trajectory
+from coseek.labels.answer_correctness import GAC
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import LabelSet
+from coseek.labels.score_cache import Score
 from coseek.retrieval.views import find_view, render_view
 from coseek.rewards.reward import Given, RewardFunction, make_reward, preset_names
 
-RUNS_OF_TRAINING = ("table/*/run.yaml", "pairs/*/run.yaml")
+RUNS_OF_TRAINING = (
+    "table/*/run.yaml", "pairs/*/run.yaml", "rl/rollouts/*/run.yaml", "rl/*/rollouts/*/run.yaml",
+)  # fmt: skip
 Labels: TypeAlias = dict[RowKey, list[JsonObject]]
 """The labels of an episode's searches by question id and seed, as the page shows them."""
-E = TypeVar("E", GeneratedAnswer, Verdict)
+E = TypeVar("E", GeneratedAnswer, Verdict, Score)
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,10 @@ class RunSource:
         return lambda trajectory: [
             render_view(view, query, bare=bare) for query in replay_queries(trajectory, protocol)
         ]
+
+    def token_data(self) -> dict[RowKey, TokenData]:
+        """What training computed for the run's episodes; empty for a run that was not kept by one."""
+        return read_token_data(self.folder)
 
     def grades(self) -> tuple[dict[RowKey, list[JsonObject]], dict[str, list[JsonObject]]]:
         """What generators answered by question id and seed, and what judges said by question id."""
@@ -164,7 +173,18 @@ def labels_of(folder: Path) -> Labels:
     for lost in labels.dropped():
         row: JsonObject = {"search": lost.turn.search, "dropped": lost.reason, "detail": lost.detail}
         found.setdefault((lost.turn.question_id, lost.turn.seed), []).append(row)
+    for path in sorted((folder / "scores").glob(f"{GAC}.*.jsonl")):
+        for score in _entries(path, Score):
+            for row in found.get((score.turn.question_id, score.turn.seed), ()):
+                if row["search"] == score.turn.search:
+                    cast("list[Json]", row.setdefault("branches", [])).append(_branch_json(score))
     return found
+
+
+def _branch_json(score: Score) -> JsonObject:
+    """A continuation of the run with one passage as the result of the search; `right` is missing after a fault."""
+    row: JsonObject = {"id": score.passage_id, "ended": score.fault or score.detail}
+    return row if score.value is None else {**row, "right": score.value == 1.0}
 
 
 def _label_json(one: LabelSet) -> JsonObject:

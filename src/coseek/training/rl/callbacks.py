@@ -8,6 +8,7 @@ from pathlib import Path
 from coseek.core.progress import Evaluate, Progress
 from coseek.training.rl.episodes import EpisodeBatch
 from coseek.training.rl.monitor import Monitor
+from coseek.training.rl.token_record import StepTokens
 from coseek.training.trainer.checkpoint import HEALTHY
 from coseek.training.trainer.metrics import as_written
 from coseek.training.trainer.run_state import RunState
@@ -28,6 +29,10 @@ class StepReport:
     episodes: EpisodeBatch = field(default_factory=lambda: EpisodeBatch((), {}, {}))
     """All scored episodes, and the counts of faults."""
     timer: Timer = field(default_factory=Timer)
+    wants_tokens: bool = False
+    """A callback sets it before the step, on all workers alike, to have `tokens`."""
+    tokens: StepTokens | None = None
+    """Values of each token in the step's losses; `None` where nothing was learnt from."""
 
     def is_due(self, every: int) -> bool:
         """Whether a task with the interval `every`, in steps (0: none), is due. After the last step every task is."""

@@ -49,6 +49,8 @@ class EpisodeBatch:
     """Number of runs in which a part failed, by part. They have no reward and are in no group."""
     timings: Mapping[str, float]
     """Seconds that the runs report for their parts, summed."""
+    failed: tuple[tuple[int, Trajectory], ...] = ()
+    """The runs that failed, each with its group."""
 
     @property
     def runs(self) -> int:
@@ -94,6 +96,7 @@ def score(
     """
     rewards_N = workers.agree(partial(_rewards, runs, reward))
     scored: list[ScoredEpisode] = []
+    failed: list[tuple[int, Trajectory]] = []
     faults: dict[str, int] = {}
     timings: dict[str, float] = {}
     for group, run, reward_or_fault in zip(groups, runs, rewards_N, strict=True):
@@ -101,9 +104,10 @@ def score(
             timings[name] = timings.get(name, 0.0) + seconds
         if isinstance(reward_or_fault, RewardFault):
             faults[reward_or_fault.part] = faults.get(reward_or_fault.part, 0) + 1
+            failed.append((group, run))
         else:
             scored.append(ScoredEpisode(group, run, reward_or_fault))
-    return EpisodeBatch(tuple(scored), faults, timings)
+    return EpisodeBatch(tuple(scored), faults, timings, tuple(failed))
 
 
 def _rewards(runs: Sequence[Trajectory], reward: ScoreFunction) -> list[Reward | RewardFault]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from coseek.core.errors import SettingError
 from coseek.core.files import read_jsonl
 from coseek.core.progress import NoProgress, Progress
@@ -35,14 +37,14 @@ from coseek.training.rl.monitor import Monitor
 from coseek.training.rl.rollout_ahead import RolloutAhead
 from coseek.training.rl.sampling import SampledStep, sample_step
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.update import improve, logprob_gap
+from coseek.training.rl.token_record import StepTokens, TokenRecord
+from coseek.training.rl.update import counted_rows, improve, logprob_gap
 from coseek.training.trainer.batch import make_batch
 from coseek.training.trainer.data_order import QuestionStream
 from coseek.training.trainer.learner import Trainable
 from coseek.training.trainer.run_state import RunState
-from coseek.training.trainer.timer import Timer
 
-FREE = frozenset({"steps", "checkpoint_every", "evaluate_every", "monitor"})
+FREE = frozenset({"steps", "checkpoint_every", "evaluate_every", "monitor", "keep_rollouts"})
 """Settings that may change when a run is resumed; `steps` only if no schedule depends on it."""
 PROBE_RUNS = 8
 """Runs on which sampler and trainer are compared in a step without an update."""
@@ -99,7 +101,7 @@ def train_rl(
             run.rollout.ask(step, state.position)
             sampled = sample_step(step, stream, state.position, settings, run.rollout, reward, backend, report.timer)
             backend.release()
-            learnt = _learn(step, sampled, run, report.timer)
+            learnt = _learn(step, sampled, run, report)
             backend.refresh()
 
             report.episodes = sampled.episodes
@@ -111,9 +113,9 @@ def train_rl(
     return report.row
 
 
-def _learn(step: int, sampled: SampledStep, run: RlRun, timer: Timer) -> dict[str, float]:
+def _learn(step: int, sampled: SampledStep, run: RlRun, report: StepReport) -> dict[str, float]:
     """Compute advantages and update. Returns the metrics; without a scored run there is no update."""
-    settings, policy, episodes = run.settings, run.backend.policy, sampled.kept
+    settings, policy, episodes, timer = run.settings, run.backend.policy, sampled.kept, report.timer
     if not episodes.scored:
         return {"updates": 0, **_compare_sampler(policy, sampled)}
     with timer("advantages_s"):
@@ -122,10 +124,15 @@ def _learn(step: int, sampled: SampledStep, run: RlRun, timer: Timer) -> dict[st
         probe = LikelihoodProbe(policy, experience.batch, right_N, ~experience.silent_B, settings.monitor.probe_runs)
     with timer("update_s"):
         rng = random.Random(f"{settings.seed}/minibatches/{step}")
-        learnt = improve(experience, settings, run.algorithm, run.backend, rng)
+        record = TokenRecord(experience) if report.wants_tokens else None
+        learnt = improve(experience, settings, run.algorithm, run.backend, rng, record)
         if "logprob_gap" not in learnt:
             learnt |= logprob_gap(policy, experience.batch, PROBE_RUNS)
     batch = experience.batch
+    if record is not None:
+        trained_B = torch.zeros(len(batch), dtype=torch.bool)
+        trained_B[counted_rows(experience, run.algorithm.drops_zero_spread)] = True
+        report.tokens = StepTokens(episodes, experience, record, trained_B, settings.old_logprobs == "recompute")
     return {
         # The sampler returned it, so it costs no pass. Its expectation is the entropy of the sampling distribution.
         "sampled_nll": -float(batch.logprobs_BT[batch.agent_BT].mean()),

@@ -103,4 +103,4 @@ def _joined(waves: Sequence[EpisodeBatch], update: int) -> EpisodeBatch:
         for name, seconds in wave.timings.items():
             timings[name] = timings.get(name, 0.0) + seconds
     scored = tuple(replace(episode, sampled_at=update) for wave in waves for episode in wave.scored)
-    return EpisodeBatch(scored, faults, timings)
+    return EpisodeBatch(scored, faults, timings, tuple(one for wave in waves for one in wave.failed))

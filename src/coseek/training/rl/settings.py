@@ -73,6 +73,16 @@ class OverlongSettings(Settings):
         return self
 
 
+class KeepRolloutsSettings(Settings):
+    """Which rollouts of training are kept, as run folders that `coseek view`, `score` and `audit` open."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps from one kept step to the next; the last step is kept, too. 0 keeps none."""
+    mb: float = Field(default=200.0, gt=0.0)
+    """Disk space in megabytes. Beyond it, every second kept step is removed, so that the others stay evenly spread; one
+    step takes at most a tenth, in whole groups."""
+
+
 class RolloutSettings(Settings):
     """Where rollouts are sampled."""
 
@@ -192,6 +202,8 @@ class RlSettings(Settings):
     """Alarms, and whether to stop at one. May change when a run is resumed."""
     checkpoint_every: int = Field(default=5, ge=1)
     """Steps between checkpoints; the last step always has one."""
+    keep_rollouts: KeepRolloutsSettings = KeepRolloutsSettings()
+    """Rollouts that are kept. May change when a run is resumed."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 evaluates only after the last step."""
 

@@ -12,6 +12,7 @@ from coseek.training.rl.backend import TrainingBackend
 from coseek.training.rl.experience import Experience
 from coseek.training.rl.losses import kl_estimate, loss_weights, policy_loss, ratios, value_loss
 from coseek.training.rl.settings import RlSettings
+from coseek.training.rl.token_record import TokenRecord
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.learner import Entropy, ForwardModel, Loss
 from coseek.training.trainer.workers import Workers
@@ -56,9 +57,14 @@ class MetricAverager:
 
 
 def improve(
-    experience: Experience, settings: RlSettings, algorithm: Algorithm, backend: TrainingBackend, rng: random.Random
+    experience: Experience,
+    settings: RlSettings,
+    algorithm: Algorithm,
+    backend: TrainingBackend,
+    rng: random.Random,
+    record: TokenRecord | None = None,
 ) -> dict[str, float]:
-    """Run all updates of a step. Returns their metrics."""
+    """Run all updates of a step. Returns their metrics; `record` takes the first outputs at each token."""
     policy, critic = backend.policy, backend.critic
     entropy = _entropy(settings)
     metrics = MetricAverager()
@@ -70,7 +76,7 @@ def improve(
             if not bool(wanted_BT.any()):
                 continue
             _add_staleness(metrics, experience, rows_B, policy.updates_done)
-            loss = _policy_loss(experience, settings, weights_BT, metrics, first=updates == 0)
+            loss = _policy_loss(experience, settings, weights_BT, metrics, updates, record)
             metrics.number("loss", policy.forward_backward(experience.batch, wanted_BT, loss, entropy))
             metrics.number("grad_norm", policy.optim_step())
             if critic is not None:
@@ -79,6 +85,8 @@ def improve(
                 metrics.number("critic_grad_norm", critic.optim_step())
             updates += 1
     metrics.add(backend.workers)
+    if record is not None:
+        record.add_up(backend.workers)
     return {"updates": updates, **metrics.result(), **_value_fit(experience)}
 
 
@@ -129,12 +137,15 @@ def minibatch_weights(experience: Experience, settings: RlSettings, rows_B: Tens
 
 
 def _policy_loss(
-    experience: Experience, settings: RlSettings, weights_BT: Tensor, metrics: MetricAverager, first: bool
+    experience: Experience,
+    settings: RlSettings,
+    weights_BT: Tensor,
+    metrics: MetricAverager,
+    updates: int,
+    record: TokenRecord | None,
 ) -> Loss:
-    """Return the clipped policy loss, with β KL if it is charged to the loss, and the entropy bonus.
-
-    `first`: no update of the step has happened yet.
-    """
+    """Return the clipped policy loss, with β KL if it is charged to the loss, and the entropy bonus, after so many
+    updates of the step."""
 
     def loss(outputs: Tensor, rows_b: Tensor) -> Tensor:
         new_bt, entropy_bt = outputs if _entropy(settings) != "no" else (outputs, None)
@@ -162,7 +173,9 @@ def _policy_loss(
         if entropy_bt is not None:
             token_bt = token_bt - settings.entropy * entropy_bt
             metrics.tokens("entropy", entropy_bt.detach(), mask_bt)
-        if first:
+        if record is not None:
+            record.add(rows_b, new_bt, entropy_bt, updates)
+        if updates == 0:
             gap_bt = (new_bt.detach() - part(experience.batch.logprobs_BT)).abs()
             metrics.tokens("logprob_gap", gap_bt, mask_bt)
             metrics.largest("logprob_gap_max", gap_bt, mask_bt)

@@ -1,0 +1,140 @@
+"""Token data: what a training step computed for an episode and for each token that the agent wrote in it.
+
+`tokens.jsonl` in a run of kept rollouts has one row for each scored episode. Values stand in the order of the agent's
+tokens, and `spans` are the positions of these tokens in `Trajectory.ids`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from coseek.core.errors import DataError
+from coseek.core.files import Json, JsonObject, parse_rows
+from coseek.data.run import FAULTS, RowKey
+from coseek.data.trajectory import Author, Trajectory
+
+FILE = "tokens.jsonl"
+SCHEMA = 1
+"""Version of a row."""
+LISTS = ("advantages", "trainer_logprobs", "entropies")
+
+Values: TypeAlias = tuple[float | None, ...]
+"""One number for each token of the agent; `None` for one that is not finite. Empty where nothing was computed."""
+Span: TypeAlias = tuple[int, int]
+"""Positions [start, end) in the ids of a trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenData:
+    """The reward of an episode in training, and values of its tokens."""
+
+    question_id: str
+    seed: int
+    group: int
+    """The question's occurrence in the step, whose episodes were compared."""
+    reward: float | None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    trained: bool = False
+    """Whether the agent's tokens are in the loss. The environment's never are."""
+    spans: tuple[Span, ...] = ()
+    """Where the agent's tokens are, in order; empty where no values are known."""
+    advantages: Values = ()
+    trainer_logprobs: Values = ()
+    """Natural log at the sampling temperature, from the trainer's first pass over the episode."""
+    updates: int | None = None
+    """Updates of the step before that pass. At 0 both log-probabilities are of the same weights."""
+    entropies: Values = ()
+    """Exact entropy of the policy at each token in nats, where the settings have it computed."""
+
+    def __post_init__(self) -> None:
+        if any(start >= end for start, end in self.spans) or any(a[1] > b[0] for a, b in pairwise(self.spans)):
+            raise DataError(f"spans of tokens lie behind each other and are not empty; {list(self.spans)} do not")
+        wanted = sum(end - start for start, end in self.spans)
+        for name in LISTS:
+            if (found := len(getattr(self, name))) not in (0, wanted):
+                raise DataError(f"{name} holds {found} values for {wanted} tokens of the agent")
+
+    @property
+    def key(self) -> RowKey:
+        return self.question_id, self.seed
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Raise `DataError` if the values are bound to other tokens than those that the agent wrote."""
+        if self.spans and self.spans != (wrote := agent_spans(trajectory)):
+            raise DataError(
+                f"the values of question {self.question_id!r}, seed {self.seed}, stand at the tokens "
+                f"{list(self.spans)}, and the agent wrote {list(wrote)}"
+            )
+
+    def to_json(self) -> JsonObject:
+        row: JsonObject = {
+            "schema": SCHEMA,
+            "question_id": self.question_id,
+            "seed": self.seed,
+            "group": self.group,
+            "reward": self.reward,
+            "parts": dict(self.parts),
+            "trained": self.trained,
+        }
+        if self.spans:
+            row["spans"] = [list(span) for span in self.spans]
+        if self.updates is not None:
+            row["updates"] = self.updates
+        lists: JsonObject = {name: list(getattr(self, name)) for name in LISTS}
+        return row | {name: values for name, values in lists.items() if values}
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "TokenData":
+        if row.get("schema") != SCHEMA:
+            raise DataError(f"token data of schema {row.get('schema')!r}; this coseek reads schema {SCHEMA}")
+        advantages, trainer_logprobs, entropies = (_values(row, name) for name in LISTS)
+        spans = cast(list[list[int]], row.get("spans", []))
+        return cls(
+            question_id=str(row["question_id"]),
+            seed=cast(int, row["seed"]),
+            group=cast(int, row["group"]),
+            reward=_number(row["reward"]),
+            parts={name: _number(value) for name, value in cast(JsonObject, row["parts"]).items()},
+            trained=bool(row["trained"]),
+            spans=tuple((int(start), int(end)) for start, end in spans),
+            advantages=advantages,
+            trainer_logprobs=trainer_logprobs,
+            updates=cast("int | None", row.get("updates")),
+            entropies=entropies,
+        )
+
+
+def agent_spans(trajectory: Trajectory) -> tuple[Span, ...]:
+    """Where the agent's tokens are in the ids of a trajectory."""
+    spans: list[Span] = []
+    start = 0
+    for segment in trajectory.segments:
+        end = start + len(segment.ids)
+        if segment.author is Author.AGENT and segment.ids:
+            spans.append((start, end))
+        start = end
+    return tuple(spans)
+
+
+def read_token_data(folder: Path) -> dict[RowKey, TokenData]:
+    """The token data of a run's episodes; empty for a run without. Raises `DataError` with the line of a broken row."""
+    path = folder / FILE
+    return {one.key: one for one in parse_rows(path, TokenData.from_json, FAULTS)} if path.exists() else {}
+
+
+def finite(values: Iterable[float], short: Callable[[float], float] = lambda value: float(f"{value:.6g}")) -> Values:
+    """The numbers, shortened, with `None` for those that no file can hold."""
+    return tuple(short(value) if math.isfinite(value) else None for value in values)
+
+
+def _values(row: JsonObject, name: str) -> Values:
+    return tuple(map(_number, cast(list[Json], row.get(name, []))))
+
+
+def _number(value: Json) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise DataError(f"token data are numbers, and {value!r} is none")
+    return None if value is None else float(value)
