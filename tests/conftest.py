@@ -5,15 +5,13 @@ import os
 
 import pytest
 from hypothesis import settings
-
-settings.register_profile("quick", max_examples=25, deadline=None)
-settings.register_profile("full", max_examples=200, deadline=None)
+from tests.examples_drawn import FULL, QUICK
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Trials of the machine's speed are kept between sessions as a user's are, and not among a user's.
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache")
-    settings.load_profile("quick" if config.option.markexpr == "not slow" else "full")
+    settings.load_profile(QUICK if config.option.markexpr == "not slow" else FULL)
 
 
 def pytest_collection_finish() -> None:

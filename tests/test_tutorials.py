@@ -6,21 +6,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.pipelines.test_agent import TINY
+from tests.pipelines.test_agent import FEW, TINY
 from tests.source_tree import ROOT
 
 from coseek.cli.main import main
 
 SHORT: dict[tuple[str, ...], list[str]] = {
-    ("quickstart",): TINY,
-    ("train", "agent", "quickstart"): TINY,
+    ("quickstart",): [*TINY, *FEW],
+    ("train", "agent", "quickstart"): [*TINY, *FEW],
+    ("world", "make"): ["--size", "tiny", "train=40", "dev=10", "test=10"],
     ("train", "retriever", "laptop"): [
         "synthetic={worlds: 1, tokenizer_worlds: 1, world: {size: tiny, train: 20}, held_out: {size: tiny, dev: 10}}",
         "laptop={hidden: 32, feed_forward: 32, vocabulary: 1500}",
-        "training={steps: 2, batch_size: 16}",
+        "training={steps: 2, batch_size: 8}",
         "held_out={turns: 10, passages: 50}",
     ],
-    ("train", "retriever", "two-cores"): ["training={steps: 2, batch_size: 16}"],
+    ("train", "retriever", "two-cores"): ["training={steps: 2, batch_size: 8}"],
 }
 """First words of a command → settings behind its own, so that it ends in seconds."""
 IN_THE_SHELL = ". .venv/bin/activate"

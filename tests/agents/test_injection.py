@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agents.playing import ADA, BOB, EVE, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, script
+from tests.examples_drawn import at_most
 
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.protocol import Protocol, load_protocol
@@ -88,7 +89,7 @@ def run(name: str, titles: list[str], texts: list[str], question: Question, note
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward(name: str, data: st.DataObject) -> None:
     texts = st.lists(st.sampled_from(hostile(name)), max_size=4).map("".join)
     titles = data.draw(st.lists(texts, min_size=3, max_size=3))
@@ -110,7 +111,7 @@ def test_hostile_text_changes_neither_parsing_nor_stop_nor_reward(name: str, dat
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 def test_hostile_text_puts_no_mark_and_no_special_token_into_what_the_model_reads(
     name: str, data: st.DataObject
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agents.playing import CORPUS, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
+from tests.examples_drawn import at_most
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -40,7 +41,7 @@ def pieces(name: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).stem)
 @given(data=st.data(), max_tokens=st.integers(600, 4000), max_turn_tokens=st.integers(1, 300), k=st.integers(1, 3))
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 def test_whatever_a_model_writes_its_run_is_sound(
     name: str, data: st.DataObject, max_tokens: int, max_turn_tokens: int, k: int
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.agents.playing import QUESTION, WIDE, Shelf, observations, play, script, typist
+from tests.examples_drawn import at_most
 
 from coseek.agents.branching import Branch, branch
 from coseek.agents.factory import BYTE_LIMITS
@@ -219,7 +220,7 @@ HOSTILE = [
 
 
 @given(text=st.lists(st.sampled_from(HOSTILE), max_size=6).map("".join))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=at_most(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_result_closes_a_tag_or_forges_an_answer(tmp_path: Path, text: str) -> None:
     name = with_tool(tmp_path, ECHO)
     poisoned, clean = (play(name, call_with(one), SAY) for one in (text, "plain"))

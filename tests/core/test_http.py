@@ -229,18 +229,22 @@ def test_a_call_after_the_end_of_calls_is_refused_and_waits_for_nobody() -> None
             calls.request("GET", "/x")
 
 
-def test_the_breaker_lets_one_probe_through() -> None:
-    clock = [0.0]
-    breaker = CircuitBreaker(2, 10.0, lambda: clock[0])
+def test_the_breaker_opens_lets_one_probe_pass_and_closes() -> None:
+    now = [0.0]
+    breaker = CircuitBreaker(2, 10.0, lambda: now[0])
     breaker.failed()
-    assert breaker.wait_s() == 0.0
+    assert breaker.wait_s() == 0
     breaker.failed()
-    assert breaker.wait_s() == 10.0
-    clock[0] = 11.0
-    assert breaker.wait_s() == 0.0  # the probe
-    assert breaker.wait_s() == 10.0
+    assert breaker.wait_s() == 10
+    now[0] = 10.0
+    assert [breaker.wait_s(), breaker.wait_s()] == [0, 10]
+    breaker.failed()
+    now[0] = 15.0
+    assert breaker.wait_s() == 5
     breaker.worked()
-    assert breaker.wait_s() == 0.0
+    assert breaker.wait_s() == 0
+    breaker.failed()
+    assert breaker.wait_s() == 0
 
 
 @given(st.text(max_size=40))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -76,7 +77,7 @@ class Babbler:
     k=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 def test_whatever_a_model_writes_its_run_is_sound(
     protocol: str, said: list[str], max_tokens: int, max_turn_tokens: int, k: int, seed: int
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 
 from coseek.core.errors import DataError, DiskFault
 from coseek.data.corpus_file import CorpusFile
@@ -22,7 +23,7 @@ def scanned(passages: list[Passage], folder: Path) -> CorpusFile:
     return CorpusFile.scan(path)
 
 
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 @given(passages=CORPORA)
 def test_a_corpus_on_disk_reads_as_the_one_in_memory(
     passages: list[Passage], tmp_path_factory: pytest.TempPathFactory

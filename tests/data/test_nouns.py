@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
@@ -42,7 +43,7 @@ def test_a_passage_that_lacks_something_is_named(row: JsonObject, says: str) -> 
 
 
 @given(st.builds(Hit, st.builds(Passage, text, text, text), st.floats(allow_nan=False)))
-@settings(max_examples=50)
+@settings(max_examples=at_most(50))
 def test_a_hit_comes_back_the_same(hit: Hit) -> None:
     assert Hit.from_json(hit.to_json()) == hit
 
@@ -58,7 +59,7 @@ def test_a_corpus_keeps_order_and_finds_by_id(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(text, text, text), min_size=1, max_size=4, unique_by=lambda row: row[0]), st.randoms())
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 def test_a_digest_belongs_to_one_corpus(rows: list[tuple[str, str, str]], rng: random.Random) -> None:
     digest = Corpus(Passage(*row) for row in rows).digest
     at = rng.randrange(len(rows))
@@ -101,7 +102,7 @@ def test_a_bad_passage_is_named_with_file_and_line(tmp_path: Path) -> None:
         unique_by=lambda question: question.id,
     )
 )
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 def test_questions_come_back_from_disk_the_same(questions: list[Question]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "questions.dev.jsonl"

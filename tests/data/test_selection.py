@@ -2,7 +2,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.core.errors import DataError, SettingError
@@ -26,7 +26,6 @@ SEEDS = st.integers(0, 2**32)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(SIZES, st.integers(0, 1500), SEEDS)
 def test_a_draw_keeps_the_share_of_every_data_set_and_loses_none(sizes: list[int], count: int, seed: int) -> None:
     questions = asked(*sizes)
@@ -41,7 +40,6 @@ def test_a_draw_keeps_the_share_of_every_data_set_and_loses_none(sizes: list[int
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(SIZES, st.integers(0, 600), st.integers(0, 600), SEEDS)
 def test_a_draw_is_the_same_for_a_file_in_another_order_and_part_of_a_larger_draw(
     sizes: list[int], few: int, more: int, seed: int

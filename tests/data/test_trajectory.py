@@ -4,6 +4,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.measure.samples import ORBO, found, run
 
 from coseek.core.errors import DataError
@@ -67,7 +68,7 @@ def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -
 
 
 @given(trajectories)
-@settings(max_examples=50)
+@settings(max_examples=at_most(50))
 def test_ids_and_mask_cover_every_token_once(trajectory: Trajectory) -> None:
     assert len(trajectory.ids) == len(trajectory.agent_mask) == sum(len(one.ids) for one in trajectory.segments)
     assert (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 from tests.scripted import Scripted
 
@@ -149,7 +150,7 @@ def test_what_only_some_runs_have_is_a_mean_over_those() -> None:
 
 
 @given(served=st.lists(st.sampled_from([MIRA, ORBO, OTHER, None]), min_size=1, max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 def test_a_runs_reward_depends_on_that_run_alone(served: list[Passage | None]) -> None:
     """`None` stands for a run that ended by a fault."""
     scoring = EpisodeScorer(

@@ -2,10 +2,11 @@
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from tests.source_tree import PACKAGE, parsed, sources
+from tests.source_tree import PACKAGE, nodes, sources
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings
@@ -59,8 +60,8 @@ OPENERS = {
 LIBRARY = {"from_pretrained", "from_config", "SentenceTransformer", "CrossEncoder", "pipeline"}
 
 
-def called(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(tree):
+def called(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    for node in nodes(path):
         if isinstance(node, ast.Call):
             yield getattr(node.func, "attr", getattr(node.func, "id", "")), node
 
@@ -69,7 +70,7 @@ def called(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 def test_a_new_opener_goes_through_the_one_place() -> None:
     found: dict[str, set[str]] = {}
     for path in sources("src/coseek"):
-        names = {name for name, _ in called(parsed(path))} & LIBRARY
+        names = {name for name, _ in called(path)} & LIBRARY
         if names:
             found[str(path.relative_to(PACKAGE))] = names
     assert found == OPENERS
@@ -82,7 +83,7 @@ def test_nothing_but_one_file_asks_which_devices_there_are() -> None:
         str(path.relative_to(PACKAGE)): sorted(names)
         for path in sources("src/coseek")
         if path.name != "connections.py"  # an HTTP connection, too, has `is_available`
-        if (names := {name for name, _ in called(parsed(path))} & asks)
+        if (names := {name for name, _ in called(path)} & asks)
     }
     # Workers join the process group of the GPUs, before any device is asked for.
     assert found == {

@@ -79,10 +79,10 @@ def _fault(request: Request) -> Turn:
 class Away:
     """BM25, but for queries that hold a word."""
 
-    name, corpus, identity = "bm25", None, bm25().identity
+    name, corpus = "bm25", None
 
     def __init__(self, word: str) -> None:
-        self.word = word
+        self.word, self.identity = word, bm25().identity
 
     def seen(self, query: QueryLike) -> str:
         return bm25().seen(query)

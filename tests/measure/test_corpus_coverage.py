@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coseek.cli.main import main
@@ -20,7 +20,6 @@ PASSAGES = [
 TEXTS = st.text(alphabet="ab c-'.AN", max_size=30)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(TEXTS, max_size=4), st.lists(TEXTS, max_size=6))
 def test_an_answer_is_found_exactly_where_cover_em_finds_it(texts: list[str], answers: list[str]) -> None:
     finder = AnswerFinder(tuple(answer_words(answer)) for answer in answers)

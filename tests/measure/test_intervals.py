@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 
 from coseek.measure.intervals import bootstrap_mean, paired_difference
 
@@ -26,7 +27,7 @@ def test_one_value_has_a_mean_and_no_interval() -> None:
 
 
 @given(st.floats(-5, 5), st.integers(2, 40))
-@settings(max_examples=50)
+@settings(max_examples=at_most(50))
 def test_values_without_spread_have_an_interval_without_width(value: float, n: int) -> None:
     interval = bootstrap_mean([value] * n, rng(), resamples=200)
     assert interval is not None and interval.low is not None and interval.high is not None
@@ -34,7 +35,7 @@ def test_values_without_spread_have_an_interval_without_width(value: float, n: i
 
 
 @given(values)
-@settings(max_examples=50)
+@settings(max_examples=at_most(50))
 def test_an_interval_holds_its_mean_and_stays_inside_the_values(data: list[float]) -> None:
     interval = bootstrap_mean(data, rng(), resamples=300)
     assert interval is not None and interval.low is not None and interval.high is not None

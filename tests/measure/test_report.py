@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.measure.samples import QUESTION, fault, found, run
 
 from coseek.core.errors import MissingExtra
@@ -87,7 +88,7 @@ def sections(text: str) -> list[ReportSection]:
 
 
 @given(st.text(max_size=30) | st.just(NASTY))
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 def test_what_data_says_is_shown_and_never_obeyed(text: str) -> None:
     plain, page = Page(report_html("title", sections("plain"))), Page(report_html("title", sections(text)))
     assert page.open == []

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.serving import serving
+
 from coseek.core.files import JsonObject
 
 
@@ -86,13 +88,6 @@ def site(answer: Callable[[Asked], Said]) -> Iterator[Site]:
         def handle_error(self, request: object, client_address: object) -> None:
             return
 
-    http = Quiet(("127.0.0.1", 0), Handler)
-    found = Site(f"http://127.0.0.1:{http.server_address[1]}")
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    found = Site("")
+    with serving(Quiet(("127.0.0.1", 0), Handler)) as found.url:
         yield found
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join(10)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tokenizers import AddedToken
 
 from coseek.core.errors import DataError, SettingError
@@ -24,7 +25,7 @@ BOTH = pytest.mark.parametrize("tokenizer", [LEARNT, ByteTokenizer(TAGS)], ids=[
 
 @BOTH
 @given(text=st.text(max_size=40))
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 def test_any_text_comes_back_whole(tokenizer: HfTokenizer | ByteTokenizer, text: str) -> None:
     for ids in (tokenizer.encode(text), tokenizer.encode_data(text)):
         assert tokenizer.decode(ids) == text

@@ -1,15 +1,16 @@
 """The whole road in small: from a recipe to a table, stopped and gone on with."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from runpy import run_path
 from typing import TypeVar, cast
 
 import pytest
+from bench.processes import run_workers
 from tests.core.test_lock import holder
+from tests.pipelines.typed_run import typed
 
 from coseek.agents.factory import decoder_of
 from coseek.cli.main import main
@@ -33,6 +34,8 @@ TINY = [
     "table={questions: 8, dev_questions: 6}",
     "threads=1",
 ]
+FEW = ["table={questions: 3, dev_questions: 3}", "data.unseen=null", "rl.evaluate_every=0"]
+"""Settings behind `TINY` for a test that is not about the table: half of the time of a run."""
 
 
 def tiny() -> AgentRecipe:
@@ -40,7 +43,9 @@ def tiny() -> AgentRecipe:
 
 
 @pytest.mark.slow
-def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) -> None:
+def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from coseek.pipelines.agent import AgentTraining
     from coseek.pipelines.agent_results import files_of, measure, write_results
 
@@ -73,10 +78,10 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) 
 
     example = Path(__file__).parents[2] / "examples" / "grpo.py"
     assert len(example.read_text(encoding="utf-8").splitlines()) <= 60
-    printed = subprocess.run(
-        [sys.executable, "-W", "error", example, tmp_path / "run", "2"], capture_output=True, text=True, check=True
-    ).stdout
-    assert [line[:8] for line in printed.splitlines()] == ["step  1 ", "step  2 "]
+    monkeypatch.setattr(sys, "argv", [str(example), str(tmp_path / "run"), "2"])
+    capsys.readouterr()
+    run_path(str(example))
+    assert [line[:8] for line in capsys.readouterr().out.splitlines()] == ["step  1 ", "step  2 "]
 
 
 @pytest.mark.slow
@@ -85,13 +90,9 @@ def test_two_workers_go_through_every_kind_of_training_with_shards(tmp_path: Pat
     shards = "{micro_batch_tokens: 512, workers: fsdp2}"
     rejection = f"{{samples: 1, at_least: -9, sft: {{steps: 2, repeat_steps: 0, learner: {shards}}}}}"
     stages = f"{{first: {{learn: rl}}, second: {{learn: rejection, rejection: {rejection}}}}}"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", "2", "-m", "coseek", "train", "agent", "quickstart", "--out", str(tmp_path / "run")]
-    command += [*TINY, f"warm_start.sft.learner={shards}", f"rl.policy={shards}", f"rl.critic={shards}"]
-    command += ["rl.algorithm=ppo", "rl.kl=0.01", f"stages={stages}", "select.most=4", "data.unseen=null"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=230)
-    assert ended.returncode == 0, ended.stderr[-4000:]
+    words = [*TINY, *FEW, f"warm_start.sft.learner={shards}", f"rl.policy={shards}", f"rl.critic={shards}"]
+    words += ["rl.algorithm=ppo", "rl.kl=0.01", f"stages={stages}", "select.most=4"]
+    run_workers(2, typed, "train", "agent", "quickstart", "--out", str(tmp_path / "run"), *words)
     assert (tmp_path / "run" / "table.md").exists()
     for name in ("warm", "first", "trained"):
         assert (tmp_path / "run" / "policy" / name / "model.safetensors").exists()

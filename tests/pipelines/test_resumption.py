@@ -6,32 +6,34 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.pipelines.test_agent import TINY
+from tests.pipelines.test_agent import FEW, TINY
 
 from coseek.core.errors import SettingError
+from coseek.core.progress import NoProgress
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.resumption import bound
 
 MOVING = ["reward={searches: 1.0, exact_match: 1.0}", "warm_start.sft.steps=20"]
 """A reward that a policy gets now and then after its short warm start, so that its weights move."""
-FEW = ["table={questions: 3, dev_questions: 3}", "data.unseen=null", "rl.evaluate_every=0"]
 
 
 def recipe(*more: str) -> AgentRecipe:
     return load_recipe("quickstart", [*TINY, *MOVING, *FEW, *more])
 
 
-def train(folder: Path, *more: str, resume: bool = False) -> str:
-    """Train, measure and report; returns the table as a page."""
+def train(folder: Path, *more: str, resume: bool = False) -> None:
     from coseek.pipelines.agent import AgentTraining
-    from coseek.pipelines.agent_results import measure, write_results
 
     training = AgentTraining(recipe(*more), folder)
     training.begin(resume)
     training.train()
-    write_results(training, measure(training))
-    return (folder / "table.md").read_text()
+
+
+def train_with_table(folder: Path, *more: str, resume: bool = False) -> None:
+    from coseek.pipelines.agent_results import train_and_measure
+
+    train_and_measure(recipe(*more), folder, resume, NoProgress())
 
 
 def weights(folder: Path, name: str = "trained") -> dict[str, torch.Tensor]:
@@ -47,13 +49,21 @@ def ids(cell: Path) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.slow
-def test_more_steps_end_as_if_they_had_been_asked_for_at_once_and_leave_nothing_stale(tmp_path: Path) -> None:
+def test_more_steps_end_as_if_asked_for_at_once_also_after_a_kill_before_them_and_leave_nothing_stale(
+    tmp_path: Path,
+) -> None:
+    from coseek.pipelines.agent import AgentTraining
+
     whole, longer = tmp_path / "whole", tmp_path / "longer"
-    train(whole, "rl.steps=4")
-    train(longer, "rl.steps=2")
+    train_with_table(whole, "rl.steps=4")
+    train_with_table(longer, "rl.steps=2")
     short = weights(longer)
     cells = {path.name: Run(path).record["identities"] for path in (longer / "table").iterdir()}
-    train(longer, "rl.steps=4", resume=True)
+    killed = AgentTraining(recipe("rl.steps=4"), longer)
+    killed.begin(resume=True)  # and here it is killed
+    del killed
+    assert not (longer / "policy" / "trained").exists()
+    train_with_table(longer, "rl.steps=4", resume=True)
     assert not same(short, weights(longer)) and same(weights(longer), weights(whole))
     assert same(short, weights(longer, "trained.2-steps"))  # nothing that was trained is lost
     lines = (longer / "rl" / "metrics.jsonl").read_text().splitlines()
@@ -73,20 +83,6 @@ def test_more_steps_end_as_if_they_had_been_asked_for_at_once_and_leave_nothing_
     with pytest.raises(SettingError, match="holds no checkpoint to go on from"):
         train(longer, "rl.steps=6", resume=True)
     assert same(weights(longer), weights(whole))
-
-
-@pytest.mark.slow
-def test_a_kill_between_more_steps_and_their_policy_is_gone_on_with(tmp_path: Path) -> None:
-    from coseek.pipelines.agent import AgentTraining
-
-    train(tmp_path / "run", "rl.steps=1")
-    killed = AgentTraining(recipe("rl.steps=2"), tmp_path / "run")
-    killed.begin(resume=True)  # and here it is killed
-    del killed
-    assert not (tmp_path / "run" / "policy" / "trained").exists()
-    train(tmp_path / "run", "rl.steps=2", resume=True)
-    train(tmp_path / "whole", "rl.steps=2")
-    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
 STAGES = "stages={one: {}, two: {rl: {kl: 0.0}}}"

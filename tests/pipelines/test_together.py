@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +37,32 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together") / "first"
     taught(folder, 200)
     return folder
+
+
+def begins_with(first: Path) -> str:
+    """The setting with which a recipe begins with the policy of that folder."""
+    from coseek.pipelines.together.paths import CoTrainingPaths
+
+    return f"agent.policy.folder={CoTrainingPaths(recipe(first), first).first.policy_folder('warm')}"
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """A co-training of one round that nobody disturbed."""
+
+    folder: Path
+    marks: list[tuple[float, str]]
+    outcome: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def one_round(first: Path) -> WholeRun:
+    from bench.kill_together import outcome, train
+    from bench.killing import whole_run
+
+    folder = first.with_name("run")
+    marks = whole_run(partial(train, recipe(first.parent, begins_with(first), "rounds=1")), folder)
+    return WholeRun(folder, marks, outcome(folder))
 
 
 # --- the recipe
@@ -272,8 +300,11 @@ def test_no_two_pairs_share_a_folder_or_a_name() -> None:
 
 
 @pytest.mark.slow
-def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(first: Path, tmp_path: Path) -> None:
-    from bench.kill_together import check_moved, outcome, taught, train
+def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
+    first: Path, one_round: WholeRun, tmp_path: Path
+) -> None:
+    """The second round is asked for after the first has ended, as a user does who wants more."""
+    from bench.kill_together import check_moved, outcome, train
 
     from coseek.core.progress import NoProgress
     from coseek.data.run import Run
@@ -283,9 +314,8 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(first: Path
     from coseek.pipelines.together.together import CoTraining
 
     torch.set_num_threads(1)
-    policy = f"agent.policy.folder={taught(first, 200)}"
-    out = tmp_path / "run"
-    train(recipe(tmp_path, policy), out, False, NoProgress())
+    policy, out = begins_with(first), one_round.folder
+    train(recipe(tmp_path, policy), out, True, NoProgress())
     check_moved(out, outcome(out))
     cells = [path for path in (out / "pairs").iterdir() if not path.name.endswith(".dev")]
     assert len(cells) == 12 and all(len(Run(path).done()) == 6 for path in cells)
@@ -309,23 +339,21 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(first: Path
 
 
 @pytest.mark.slow
-def test_a_killed_co_training_ends_with_the_same_weights_and_table(first: Path, tmp_path: Path) -> None:
-    from bench.kill_together import outcome, taught, train
-    from bench.killing import killed_run, whole_run
+def test_a_killed_co_training_ends_with_the_same_weights_and_table(
+    first: Path, one_round: WholeRun, tmp_path: Path
+) -> None:
+    from bench.kill_together import outcome, train
+    from bench.killing import killed_run
 
-    torch.set_num_threads(1)
-    small = recipe(tmp_path, f"agent.policy.folder={taught(first, 200)}", "rounds=1")
-
-    work = partial(train, small)
-    marks = whole_run(work, tmp_path / "whole")
-    at = random.Random(5).uniform(0.3, 0.9) * marks[-1][0]
-    assert killed_run(work, tmp_path / "killed", marks, at) is not None
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    work = partial(train, recipe(tmp_path, begins_with(first), "rounds=1"))
+    at = random.Random(5).uniform(0.3, 0.9) * one_round.marks[-1][0]
+    assert killed_run(work, tmp_path / "killed", one_round.marks, at) is not None
+    assert outcome(tmp_path / "killed") == one_round.outcome
 
 
 @pytest.mark.slow
 def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp_path: Path) -> None:
-    from bench.kill_together import outcome, taught, train
+    from bench.kill_together import outcome, train
     from tests.retrieval.tiny_encoder import make_encoder
     from tests.serve.live import live
 
@@ -335,7 +363,7 @@ def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp
     from coseek.retrieval.retrievers.bm25 import Bm25
 
     torch.set_num_threads(1)
-    policy = f"agent.policy.folder={taught(first, 200)}"
+    policy = begins_with(first)
     out, encoder = tmp_path / "run", make_encoder(tmp_path / "encoder")
     with live({"bm25": Bm25.over(Dataset(CoTrainingPaths(recipe(tmp_path), first).data_folder).corpus)}) as url:
         start = f"start={{encoder: {encoder}, url: '{url}'}}"

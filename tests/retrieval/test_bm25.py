@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 
 from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
@@ -40,7 +41,7 @@ def test_scores_are_those_of_bm25s_to_the_last_bit(
     assert np.array_equal(ours.scores(" ".join(query)), theirs.get_scores(query))
 
 
-@settings(max_examples=50)
+@settings(max_examples=at_most(50))
 @given(TEXTS, st.lists(QUERY, min_size=1, max_size=4))
 def test_a_query_finds_the_same_alone_and_in_a_batch(texts: list[list[str]], queries: list[list[str]]) -> None:
     retriever = Bm25.over(corpus_of([" ".join(text) for text in texts]))
@@ -74,7 +75,7 @@ def test_words_in_many_passages_and_rare_ones_are_ranked_alike_either_way(k: int
     assert sum(pruned) > 20 or k == 1000
 
 
-@settings(max_examples=50)
+@settings(max_examples=at_most(50))
 @given(TEXTS, st.integers(1, 5))
 def test_an_index_made_in_small_chunks_is_the_same(texts: list[list[str]], chunk_rows: int) -> None:
     corpus = corpus_of([" ".join(text) for text in texts])

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.examples_drawn import at_most
 from tests.retrieval.brute import (
     batch_case,
     brute_force,
@@ -31,7 +32,7 @@ from coseek.retrieval.vectors.store import Floats, VectorStore, VectorWriter, ro
 Case = tuple[NDArray[np.float32], NDArray[np.float32], int]
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(hard_cases(), st.sampled_from([33, 100]), st.sampled_from([3, 20]))
 def test_what_is_found_is_the_float64_ranking_to_the_last_id(case: Case, block_rows: int, together: int) -> None:
     vectors, queries, k = case
@@ -41,7 +42,7 @@ def test_what_is_found_is_the_float64_ranking_to_the_last_id(case: Case, block_r
     assert scores.shape == rows.shape and np.isfinite(scores).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(hard_cases())
 def test_it_is_the_same_without_torch(case: Case) -> None:
     vectors, queries, k = case
@@ -108,7 +109,7 @@ def test_a_query_of_another_dimension_is_refused() -> None:
         ExactSearch(VectorStore.of(np.ones((5, 8), dtype=np.float32))).search(np.ones((1, 9), dtype=np.float32), 3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(hard_cases())
 def test_a_float32_product_is_never_further_off_than_its_bound(case: Case) -> None:
     vectors, queries, _ = case
@@ -133,7 +134,7 @@ def test_bounds_are_wider_where_torch_may_multiply_in_less_than_float32() -> Non
     assert np.array_equal(rows, brute_force(vectors, vectors[:30], 10))
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(hard_cases())
 def test_the_score_of_a_pair_does_not_depend_on_what_is_scored_beside_it(case: Case) -> None:
     vectors, queries, _ = case
@@ -142,7 +143,7 @@ def test_the_score_of_a_pair_does_not_depend_on_what_is_scored_beside_it(case: C
     assert together.tobytes() == np.array(alone).tobytes()
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 12))
 def test_a_device_picks_the_same_pairs_as_numpy(seed: int, groups: int, queries: int) -> None:
     rng = np.random.default_rng(seed)
@@ -169,7 +170,7 @@ def test_many_rows_of_hard_kinds_are_ranked_right(maker: object) -> None:
     assert np.array_equal(rows, brute_force(vectors, queries, 40))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(hard_cases(), st.integers(1, 5), st.sampled_from([1, 3]))
 def test_parts_on_several_devices_find_what_one_search_finds_to_the_last_id(case: Case, parts: int, tiles: int) -> None:
     vectors, queries, k = case

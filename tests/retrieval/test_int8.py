@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.examples_drawn import at_most
 from tests.retrieval.brute import (
     batch_case,
     brute_force,
@@ -33,7 +34,7 @@ def int8_search(store: VectorStore, folder: Path, together: int = 64) -> Int8Sea
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(hard_cases(), st.sampled_from([3, 20]), st.sampled_from([32, 96]), st.sampled_from([2, 3]))
 def test_what_is_found_is_the_float64_ranking_to_the_last_id(
     tmp_path_factory: pytest.TempPathFactory, case: Case, together: int, block: int, stretch: int
@@ -49,7 +50,7 @@ def test_what_is_found_is_the_float64_ranking_to_the_last_id(
     assert scores.shape == rows.shape and np.isfinite(scores).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(hard_cases())
 def test_the_bound_is_never_passed(case: Case) -> None:
     vectors, queries, _ = case

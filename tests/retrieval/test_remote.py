@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.serve.live import CORPUS, EchoRetriever, live
+from tests.serving import serving
 
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
-from coseek.core.http import CircuitBreaker
 from coseek.core.settings import make_settings
 from coseek.data.passage import Passage
 from coseek.retrieval.factory import open_retriever
@@ -80,16 +80,8 @@ def foreign(answer: Answer) -> Iterator[Foreign]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    http = Quiet(("127.0.0.1", 0), Handler)
-    server.url = f"http://127.0.0.1:{http.server_address[1]}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with serving(Quiet(("127.0.0.1", 0), Handler)) as server.url:
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join(5)
 
 
 @contextmanager
@@ -427,24 +419,6 @@ def test_any_answer_is_hits_in_order_or_a_value_error(payload: Json, count: int,
         assert len(one) <= k
         assert all(isinstance(hit.passage, Passage) for hit in one)
         assert [hit.score for hit in one] == sorted((hit.score for hit in one), reverse=True)
-
-
-def test_the_breaker_opens_lets_one_probe_pass_and_closes() -> None:
-    now = [0.0]
-    breaker = CircuitBreaker(2, 10.0, lambda: now[0])
-    breaker.failed()
-    assert breaker.wait_s() == 0
-    breaker.failed()
-    assert breaker.wait_s() == 10
-    now[0] = 10.0
-    assert [breaker.wait_s(), breaker.wait_s()] == [0, 10]
-    breaker.failed()
-    now[0] = 15.0
-    assert breaker.wait_s() == 5
-    breaker.worked()
-    assert breaker.wait_s() == 0
-    breaker.failed()
-    assert breaker.wait_s() == 0
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.retrieval.web_server import Answer, Site, body_of, running
 
 from coseek.core.errors import CoseekError, RetrieverError, SettingError, UnknownName
@@ -432,7 +433,7 @@ SCRAPS = [
 ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 @given(st.lists(st.sampled_from([*SCRAPS, "A sentence that is long enough to be taken for one. "]), max_size=60))
 def test_any_heap_of_tags_is_a_page_or_none(scraps: list[str]) -> None:
     with suppress(PageFault):

@@ -2,13 +2,14 @@
 
 import gzip
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.serving import serving
 
 PAGES = Path(__file__).parent / "pages"
 
@@ -92,15 +93,8 @@ def running() -> Iterator[Site]:
         site.says(path, answer)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(site))
     server.daemon_threads = True
-    site.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(server) as site.url:
         yield site
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _handler(site: Site) -> type[BaseHTTPRequestHandler]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, found, run, written
 
 from coseek.core.errors import DataError, SettingError, UnknownName
@@ -89,7 +90,7 @@ def test_every_preset_is_in_the_table() -> None:
 
 
 @given(facts=FACTS)
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_a_preset_pays_what_its_formula_says(name: str, facts: Facts) -> None:
     paid = PRESETS[name](facts.trajectory(), facts.said())

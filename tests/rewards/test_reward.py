@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from math import log2
 
 import pytest
@@ -8,7 +9,7 @@ from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, found, run
 
 from coseek.core.errors import DataError, SettingError, UnknownName, UserError
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
-from coseek.data.trajectory import Search, StopReason
+from coseek.data.trajectory import Search, StopReason, Trajectory
 from coseek.rewards.grades import NO_GRADES, Grades, VerdictNeeded
 from coseek.rewards.reward import RewardFault, RewardSpec, make_reward, reward_names
 
@@ -20,11 +21,14 @@ SAID = Grades(
 """A generator is right from the run's passages, and wrong from naive RAG's."""
 
 
-def value(spec: RewardSpec, *, answer: str | None, valid: bool, hit: bool = False) -> float:
-    searches = [found("x", MIRA if hit else OTHER)]
-    reward = make_reward(spec)(run(*searches, answer=answer, valid=valid), SAID)
+def value_of(trajectory: Trajectory, spec: RewardSpec) -> float:
+    reward = make_reward(spec)(trajectory, SAID)
     assert reward is not None
     return reward.value
+
+
+def value(spec: RewardSpec, *, answer: str | None, valid: bool, hit: bool = False) -> float:
+    return value_of(run(found("x", MIRA if hit else OTHER), answer=answer, valid=valid), spec)
 
 
 @pytest.mark.parametrize("lambda_f", [0.2, 0.4])
@@ -55,13 +59,7 @@ def test_the_retrieval_reward_is_equation_4() -> None:
 
 
 def test_gold_recall_can_be_budgeted_and_all_or_nothing() -> None:
-    trajectory = run(found("x", OTHER, ORBO), found("y", MIRA))
-
-    def recall(spec: RewardSpec) -> float:
-        reward = make_reward(spec)(trajectory)
-        assert reward is not None
-        return reward.value
-
+    recall = partial(value_of, run(found("x", OTHER, ORBO), found("y", MIRA)))
     assert recall({"gold_recall": 1.0}) == 1
     assert recall({"gold_recall": {"max_passages": 2}}) == 0.5
     assert recall({"gold_recall": {"max_passages": 2, "all_or_nothing": True}}) == 0
@@ -113,13 +111,7 @@ def test_a_question_without_gold_passages_cannot_be_rewarded_for_finding_them(na
 
 
 def test_recall_and_ndcg_of_single_searches_make_an_idle_search_cost_something() -> None:
-    trajectory = run(found("x", OTHER, ORBO), found("y", OTHER))
-
-    def worth(spec: RewardSpec) -> float:
-        reward = make_reward(spec)(trajectory)
-        assert reward is not None
-        return reward.value
-
+    worth = partial(value_of, run(found("x", OTHER, ORBO), found("y", OTHER)))
     ideal = 1 + 1 / log2(3)
     assert worth({"gold_recall": 1.0}) == 0.5
     assert worth({"gold_recall": {"over": "search"}}) == 0.25  # (1/2 + 0) / 2: the search that failed found nothing
@@ -128,8 +120,7 @@ def test_recall_and_ndcg_of_single_searches_make_an_idle_search_cost_something()
     assert worth({"ndcg": {"over": "search"}}) == pytest.approx((1 / log2(3)) / ideal / 2)
     assert worth({"ndcg": {"k": 1}}) == 0
     for name in ("gold_recall", "ndcg"):
-        reward = make_reward({name: {"over": "search"}})(run())
-        assert reward is not None and reward.value == 0
+        assert value_of(run(), {name: {"over": "search"}}) == 0
 
 
 def test_the_evidence_that_was_selected_stands_first_in_the_runs_ndcg() -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.models.networks import converse, network
 from tests.serve.live import WEB
 from tests.serve.model_live import live_model, tiny_policy
@@ -216,7 +217,7 @@ FIELDS = st.sampled_from(
 
 
 @given(body=st.dictionaries(FIELDS, JSON, max_size=5), chat=st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=at_most(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_that_is_asked_breaks_the_service(live: Live, body: dict[str, object], chat: bool) -> None:
     if isinstance(body.get("max_tokens"), int):
         body["max_tokens"] = min(4, int(str(body["max_tokens"]))) if not isinstance(body["max_tokens"], bool) else True

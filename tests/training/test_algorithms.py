@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.training.echo import QUESTIONS, experience_of, fixed, reward, sampling, settings_of, train
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 
@@ -184,7 +185,7 @@ def test_the_charge_counts_what_stands_behind_the_prompt_and_is_logged_by_name()
 
 
 @given(st.integers(0, 1000), st.integers(1, 7))
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 def test_entropy_in_slices_is_the_entropy_with_its_gradient(seed: int, rows: int) -> None:
     raw = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(3).requires_grad_()
     p = raw.softmax(1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.training.tiny import agent, environment, random_trajectories, trajectory
 
 from coseek.core.errors import DataError
@@ -13,7 +14,7 @@ from coseek.training.trainer.batch import make_batch, micro_batches
 
 
 @given(st.integers(1, 8), st.integers(0, 10_000))
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 def test_a_row_of_the_batch_is_the_ledger_and_nothing_else(count: int, seed: int) -> None:
     runs = random_trajectories(count, random.Random(seed))
     batch = make_batch(runs)
@@ -47,7 +48,7 @@ def test_a_run_that_begins_with_the_agent_is_refused() -> None:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 200))
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 def test_micro_batches_hold_every_row_once_and_keep_the_budget(lengths: list[int], budget: int) -> None:
     parts = micro_batches(torch.tensor(lengths), budget)
     assert sorted(row for part in parts for row in part.tolist()) == list(range(len(lengths)))

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
+from tests.examples_drawn import at_most
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.training.tiny_labels import label
 
@@ -129,7 +130,7 @@ def counts(rows: Sequence[TrainingExample], number: int) -> list[str]:
 
 
 @given(ROWS, st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 def test_the_loss_is_the_papers_sum_over_what_counts(rows: list[TrainingExample], rng: object) -> None:
     batch = EncoderBatch.contrastive(rows, in_batch=True)
     assert [negatives_of(batch, number) for number in range(len(rows))] == [

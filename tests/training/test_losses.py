@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from torch import Tensor
 
 from coseek.core.errors import DataError, SettingError
@@ -84,7 +85,7 @@ def test_the_reward_is_on_the_last_policy_token_not_the_last_token() -> None:
 
 
 @given(masks, st.integers(0, 1000))
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 def test_gae_with_gamma_and_lambda_one_is_the_reward_to_come_minus_the_value(mask: list[list[bool]], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     mask_BT = torch.tensor(mask)
@@ -97,7 +98,7 @@ def test_gae_with_gamma_and_lambda_one_is_the_reward_to_come_minus_the_value(mas
 
 
 @given(masks, st.floats(0, 1), st.floats(0, 1), st.integers(0, 1000))
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 def test_gae_sees_policy_tokens_as_if_the_others_were_not_there(
     mask: list[list[bool]], gamma: float, lam: float, seed: int
 ) -> None:
@@ -191,7 +192,7 @@ logits = st.lists(st.floats(-3, 3, allow_nan=False), min_size=4, max_size=4)
 
 
 @given(logits, logits)
-@settings(max_examples=80)
+@settings(max_examples=at_most(80))
 def test_k1_and_k3_expect_the_kl_and_k2_and_k3_are_never_negative(first: list[float], second: list[float]) -> None:
     new = torch.tensor([first]).log_softmax(1)
     ref = torch.tensor([second]).log_softmax(1)
@@ -204,7 +205,7 @@ def test_k1_and_k3_expect_the_kl_and_k2_and_k3_are_never_negative(first: list[fl
 
 
 @given(logits, logits)
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 def test_the_expected_gradient_of_k2_is_that_of_the_kl_and_of_k1_none(first: list[float], second: list[float]) -> None:
     ref = torch.tensor([second]).log_softmax(1)
     everywhere = torch.ones(1, 4, dtype=torch.bool)

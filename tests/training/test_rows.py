@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 from tests.training.echo import settings_of
 from tests.training.tiny import agent, environment, random_trajectories, tiny_model, trajectory
 
@@ -92,7 +93,7 @@ def test_rows_move_a_policy_by_the_same_bits_as_the_learners_own_batch(
         assert torch.equal(left, right)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     algorithm=st.sampled_from(ALGORITHMS),
@@ -115,7 +116,7 @@ def test_the_batch_of_a_step_can_be_made_of_its_rows(
     assert all(row.weight == 0.0 for row in rows if row not in trained)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_the_advantages_of_a_group_sum_to_nothing_and_are_one_number_a_run(seed: int) -> None:
     choice = settings_of("grpo", group_size=SIZE)

@@ -2,6 +2,7 @@
 
 import random
 import re
+from functools import cache
 
 import pytest
 from tests.scripted import Scripted
@@ -15,20 +16,23 @@ from coseek.world.rationales import MARK, NOW
 from coseek.world.settings import WorldSettings
 from coseek.world.world import make_world
 
-ROOM = WorldSampler(make_world(WorldSettings(size="tiny", train=60, dev=0, test=0)), "train")
+
+@cache
+def sampler() -> WorldSampler:
+    return WorldSampler(make_world(WorldSettings(size="tiny", train=60, dev=0, test=0)), "train")
 
 
 def teacher(*phases: Phase) -> ExampleWriter:
     settings = GeneratorSettings(model="m", prompt="generator-laptop")
     generator = Generator(Scripted(str), load_generator_prompt(settings), settings)
-    return ExampleWriter([ROOM], generator, ByteTokenizer(), phases, (3, 5))
+    return ExampleWriter([sampler()], generator, ByteTokenizer(), phases, (3, 5))
 
 
 @pytest.mark.parametrize("count", [2, 4, 6])
 def test_a_lesson_has_every_gold_passage_among_others_in_any_order(count: int) -> None:
     orders = set()
-    for number, question in enumerate(ROOM.questions):
-        example = ROOM.example_of(question, count, random.Random(number))
+    for number, question in enumerate(sampler().questions):
+        example = sampler().example_of(question, count, random.Random(number))
         ids = [passage.id for passage in example.passages]
         assert set(question.gold_ids) < set(ids) and len(ids) == len(set(ids))
         assert len(ids) <= max(count, len(set(question.gold_ids)) + 1)
@@ -37,8 +41,8 @@ def test_a_lesson_has_every_gold_passage_among_others_in_any_order(count: int) -
 
 
 def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
-    for number, question in enumerate(ROOM.questions):
-        example = ROOM.example_of(question, 4, random.Random(number))
+    for number, question in enumerate(sampler().questions):
+        example = sampler().example_of(question, 4, random.Random(number))
         prompt = teacher().generator.context(ReadingInput(question.question, example.passages)).prompt
         facts_alone = re.sub(f"{NOW}.*? [?.](?= )", "", example.written.partition(MARK)[0])
         for line in facts_alone.split(" .")[:-1]:
@@ -49,7 +53,7 @@ def test_the_numbers_in_a_lesson_are_those_in_the_prompt() -> None:
 
 def test_a_drill_tells_what_its_passages_tell() -> None:
     for number in range(40):
-        example = ROOM.drill(4, random.Random(number))
+        example = sampler().drill(4, random.Random(number))
         prompt = teacher().generator.context(ReadingInput(example.question.question, example.passages)).prompt
         lines = example.written.split(" .")[:-1]
         assert [line.partition(" #")[0].strip() for line in lines] == [

@@ -34,6 +34,8 @@ from coseek.training.trainer.lora import ADAPTER
 from coseek.training.trainer.workers import ALONE, Workers, workers_here
 
 TOLERANCE = 1e-5
+GOES_ON = ("grpo", "ppo")
+"""Algorithms whose runs other numbers of workers go on with."""
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 9))
@@ -122,9 +124,9 @@ def test_the_saved_policy_of_two_workers_is_the_one_that_they_trained(
 
 @pytest.fixture(scope="module")
 def gone_on_with_four(two_workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs that two workers began, with a third step by four."""
+    """Runs that two workers began, with a third step by four."""
     folder = tmp_path_factory.mktemp("four")
-    for name in [f"{algorithm}-{kind}" for algorithm in ALGORITHMS for kind in KINDS]:
+    for name in [f"{algorithm}-{kind}" for algorithm in GOES_ON for kind in KINDS]:
         shutil.copytree(two_workers / name, folder / name)
     run_workers(4, in_worker, go_on, folder)
     return folder
@@ -132,7 +134,7 @@ def gone_on_with_four(two_workers: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", GOES_ON)
 def test_a_run_that_two_workers_began_goes_on_with_one_and_with_four(
     two_workers: Path, gone_on_with_four: Path, tmp_path: Path, algorithm: str, kind: Kind
 ) -> None:
@@ -146,7 +148,9 @@ def test_a_run_that_two_workers_began_goes_on_with_one_and_with_four(
 
 
 @pytest.mark.slow
-def test_a_stop_changes_no_bit_of_what_the_same_number_of_workers_learns(tmp_path: Path) -> None:
+def test_a_stop_changes_no_bit_of_what_the_same_number_of_workers_learns(two_workers: Path, tmp_path: Path) -> None:
+    for kind in KINDS:
+        shutil.copytree(two_workers / f"ppo-{kind}", tmp_path / f"parts-{kind}")
     run_workers(2, in_worker, stop_and_go_on, tmp_path)
     for kind in KINDS:
         whole, parts = (torch.load(tmp_path / f"{name}-{kind}.pt") for name in ("whole", "parts"))

@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 
 from coseek.core.errors import DataError
 from coseek.data.question import Question
@@ -55,7 +56,7 @@ def test_the_judge_reads_yes_and_no_from_the_first_word() -> None:
     assert not world().oracle.judge(asking("no"), " nowhere")
 
 
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 @given(response=st.text(max_size=40))
 def test_the_judge_takes_any_text(response: str) -> None:
     assert world().oracle.judge(chain(), response) in (True, False)

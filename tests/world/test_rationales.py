@@ -1,6 +1,7 @@
 """Fears about reasons: lines that state what no passage tells, answers that are not gold."""
 
 import re
+from functools import cache
 
 from coseek.data.question import Question
 from coseek.measure.answers import exact_match
@@ -9,7 +10,10 @@ from coseek.world.rationales import MARK, NOW, rationale
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 
-WORLD = make_world(WorldSettings(size="compact", train=300, dev=0, test=0, seed=4))
+
+@cache
+def world() -> World:
+    return make_world(WorldSettings(size="compact", train=300, dev=0, test=0, seed=4))
 
 
 def written(world: World, question: Question) -> str:
@@ -20,8 +24,8 @@ def written(world: World, question: Question) -> str:
 
 def test_the_answer_behind_the_mark_is_a_gold_one_for_every_kind_of_question() -> None:
     kinds = set()
-    for question in WORLD.questions["train"]:
-        before, mark, answer = written(WORLD, question).rpartition(MARK)
+    for question in world().questions["train"]:
+        before, mark, answer = written(world(), question).rpartition(MARK)
         assert mark and exact_match(answer, question.answers), (question, answer)
         assert MARK not in before
         kinds.add((kind_of(question), question.meta.get("compare")))
@@ -29,22 +33,22 @@ def test_the_answer_behind_the_mark_is_a_gold_one_for_every_kind_of_question() -
 
 
 def test_every_line_names_a_gold_passage_with_its_number_and_a_value_that_it_tells() -> None:
-    for question in WORLD.questions["train"]:
-        text = written(WORLD, question)
+    for question in world().questions["train"]:
+        text = written(world(), question)
         for number, ident in enumerate(reversed(question.gold_ids), start=3):
-            passage = WORLD.corpus.by_id(ident)
+            passage = world().corpus.by_id(ident)
             assert f"{passage.title} # {number} ," in text
         for line in re.sub(f"{NOW}.*? [?.](?= )", "", text.partition(MARK)[0]).split(" .")[:-1]:
             title, hash_sign, facts = line.partition(" # ")
             if hash_sign:
-                passage = next(one for one in map(WORLD.corpus.by_id, question.gold_ids) if one.title == title)
+                passage = next(one for one in map(world().corpus.by_id, question.gold_ids) if one.title == title)
                 for fact in facts.partition(" ,")[2].split(" , "):
                     assert f"{fact.partition(' :')[2]} " in f"{passage.text} {passage.title} "
 
 
 def test_what_is_still_asked_holds_the_value_that_was_found_and_no_step_before_it() -> None:
     lengths = set()
-    for question in WORLD.questions["train"]:
+    for question in world().questions["train"]:
         plan = plan_of(question)
         left = [step.rest for step in plan if step.rest]
         if kind_of(question) != "composition":
@@ -55,5 +59,5 @@ def test_what_is_still_asked_holds_the_value_that_was_found_and_no_step_before_i
         for found, following, rest in zip(plan, plan[1:], left, strict=False):
             assert f" {found.sub_answer} " in rest and f" {plan[0].mention} " not in rest
             assert following.mention == found.sub_answer
-        assert all(f"{NOW}{rest}" in written(WORLD, question) for rest in left)
+        assert all(f"{NOW}{rest}" in written(world(), question) for rest in left)
     assert lengths == {1, 2, 3, 4}
