@@ -38,6 +38,8 @@ _PAST = frozenset(
 """Words of a clause that may not hold today, or not at all."""
 _CALLED = frozenset(re.findall(r"\S+", "called known nicknamed titled alias née nee aka dubbed abbreviated or"))
 """Words before another name of the same thing."""
+_ASIDE = re.compile(r"[(,]")
+"""Ends the plain name in a title: `Ed Wood (film)`, `Bath, Maine`."""
 _LONGEST = 12
 """Words of a clause before a name that are read."""
 _BEHIND = 4
@@ -80,10 +82,11 @@ class ClauseReader:
         subject = self._titles[row]
         if not subject:
             return
+        plain = key_of(_ASIDE.split(passage.title)[0]).removeprefix("the ").split() or subject.split()
         kinds: Sequence[str] = ()
         for number, tokens in enumerate(sentences(passage.text)):
             names = [one for one in self._names.find(passage.text, tokens) if not _is_modifier(tokens, one)]
-            start = self._start(subject, tokens, names, kinds)
+            start = _start(plain, tokens, names, kinds, number == 0)
             if start is None:
                 continue
             names = [one for one in names if one.start >= start]
@@ -92,28 +95,6 @@ class ClauseReader:
                 kinds = self._note_kind(subject, tokens, verb)
                 names = [one for one in names if not (one.end <= verb and self._is_alias(subject, tokens, one, start))]
             yield from self._clauses(row, tokens, names, start)
-
-    def _start(self, subject: str, tokens: Sequence[Token], names: Sequence[Name], kinds: Sequence[str]) -> int | None:
-        """Where the words behind the grammatical subject begin, if that is the subject of the passage."""
-        at = 0
-        while at < len(tokens) and (tokens[at].text in _SILENT or tokens[at].text.lower() in ARTICLES):
-            at += 1
-        if at == len(tokens):
-            return None
-        said = tokens[at].text.lower()
-        if said in _PRONOUNS or (at and said in kinds):  # `he`, `the film`
-            return at + 1
-        plain = key_of(subject.partition(" (")[0])
-        cut = plain.removeprefix("the ").split()
-        count, end = 0, at
-        while end < len(tokens) and count < len(cut) and key_of(tokens[end].text) in (cut[count], ""):
-            count += bool(key_of(tokens[end].text))
-            end += 1
-        if not (cut and count == len(cut)):
-            first = next((one for one in names if one.start <= at < one.end), None)
-            end = first.end if first is not None and cut[-1:] == [first.key] else 0
-        owns = end + 1 < len(tokens) and tokens[end].text in "'’" and tokens[end + 1].text == "s"
-        return end if end and not owns else None
 
     def _note_kind(self, subject: str, tokens: Sequence[Token], verb: int) -> Sequence[str]:
         """Note the words that follow `is a`."""
@@ -149,6 +130,42 @@ class ClauseReader:
                 apart = names[place - 1] if comma and cut[0] not in COPULAS else None
                 single = _is_single(tokens, name, following)
                 yield _clause(row, name, cut, behind, begin == start or cut[0] in _PRONOUNS, single, apart)
+
+
+def _start(
+    plain: Sequence[str], tokens: Sequence[Token], names: Sequence[Name], kinds: Sequence[str], first: bool
+) -> int | None:
+    """Where the words behind the grammatical subject begin, if that is the subject of the passage: its plain name, in
+    the first sentence also a longer form of it (`George Richard Torbay`), else a pronoun, its last word or its type."""
+    at = 0
+    while at < len(tokens) and (tokens[at].text in _SILENT or tokens[at].text.lower() in ARTICLES):
+        at += 1
+    if at == len(tokens):
+        return None
+    said = tokens[at].text.lower()
+    if said in _PRONOUNS or (at and said in kinds):  # `he`, `the film`
+        return at + 1
+    count, end = 0, at
+    while end < len(tokens) and count < len(plain) and key_of(tokens[end].text) in (plain[count], ""):
+        count += bool(key_of(tokens[end].text))
+        end += 1
+    if count < len(plain):
+        end = _longer_form(plain, tokens, at) if first else 0
+        name = next((one for one in names if one.start <= at < one.end), None)
+        end = end or (name.end if name is not None and plain[-1:] == [name.key] else 0)
+    owns = end + 1 < len(tokens) and tokens[end].text in "'’" and tokens[end + 1].text == "s"
+    return end if end and not owns else None
+
+
+def _longer_form(plain: Sequence[str], tokens: Sequence[Token], at: int) -> int:
+    """The end of a run of capitalised words that holds a word of the name and ends with its last one; 0 without."""
+    for end in range(at, min(len(tokens), at + 8)):
+        token = tokens[end]
+        if key_of(token.text) == plain[-1]:
+            return end + 1
+        if not (token.is_capital or token.text in _SILENT or token.text == "."):
+            return 0
+    return 0
 
 
 def _is_single(tokens: Sequence[Token], name: Name, following: Name | None) -> bool:

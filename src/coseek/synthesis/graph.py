@@ -25,6 +25,8 @@ from coseek.synthesis.names import Kind, key_of
 from coseek.synthesis.statements import Facts, Phrase, Statement, state
 
 Rows = NDArray[np.int32]
+_SOME, _MOSTLY = 5, 0.8
+"""How many names of a phrase, and which share of those with a known type, tell the type of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,9 @@ class HopGraph:
         known = self.facts.types.get(hop.target)
         if known is not None or hop.back:
             return known or ""
-        usual = self.facts.styles[hop.phrase].value_types.most_common(1)
-        return usual[0][0] if usual and 2 * usual[0][1] > self.facts.styles[hop.phrase].value_types.total() else ""
+        counts = self.facts.styles[hop.phrase].value_types
+        usual, times = counts.most_common(1)[0] if counts else ("", 0)
+        return usual if times >= max(_SOME, _MOSTLY * counts.total()) else ""
 
     def holding(self, key: str) -> set[int]:
         """The rows of all passages that hold a name or another name of the same."""

@@ -1,7 +1,7 @@
-"""Maker: draws chains of a hop graph split by split, and keeps the questions that pass the gates.
+"""Maker: draws chains of a hop graph and keeps the questions that pass the gates.
 
-A document belongs to the split of the first question that is kept of it, so that no passage of a test path is in a path
-of another split. Test and dev take at most their share of the documents.
+A document belongs to the split of the first question that is kept of it, and a chain that crosses splits is dropped, so
+that no passage of a test path is in a path of another split.
 """
 
 import random
@@ -21,9 +21,9 @@ from coseek.synthesis.question_writer import Draft, QuestionWriter
 from coseek.synthesis.settings import Split, SynthesisSettings
 from coseek.synthesis.wording import question_of, single_questions
 
-SPLITS: tuple[Split, ...] = ("test", "dev", "train")
-_ROUNDS = 3
-"""Draws from every name for one split and number of hops."""
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+_ROUNDS = 8
+"""Draws from every name for one number of hops."""
 _BATCH = 64
 """Questions that a model is given together."""
 
@@ -52,50 +52,66 @@ class QuestionMaker:
         self._graph, self._settings, self._writer, self._reader = graph, settings, writer, reader
         self._documents = [document_of(passage) for passage in graph.passages]
         self._owners: dict[str, Split] = {}
-        self._claimed: Counter[Split] = Counter()
         self._used: Counter[int] = Counter()
         self._asked: set[str] = set()
         self.dropped: Counter[str] = Counter()
         """`gate: reason` → questions."""
 
     def make(self, tell: Tell) -> dict[Split, list[Question]]:
-        """The questions of every split that has any."""
-        made: dict[Split, list[Question]] = {}
-        for split in SPLITS:
-            found: list[Question] = []
-            for hops in range(len(self._settings.hop_mix), 0, -1):
-                quota = self._settings.quota(split, hops)
-                for candidate in islice(self._kept(split, hops, quota), quota):
-                    found.append(self._question(f"s{self._settings.seed}-{split}-{len(found):05}", candidate))
-                    tell(f"{split} questions", len(found), self._total(split))
-            if found:
-                random.Random(f"{self._settings.seed} order {split}").shuffle(found)
-                made[split] = found
-        return {split: made[split] for split in ("train", "dev", "test") if split in made}
+        """The questions of every split that has any; long chains, which are rare, are drawn first."""
+        made: defaultdict[Split, list[Question]] = defaultdict(list)
+        total = sum(self._quota(hops) for hops in range(1, len(self._settings.hop_mix) + 1))
+        for hops in range(len(self._settings.hop_mix), 0, -1):
+            for candidate in islice(self._kept(hops), self._quota(hops)):
+                split = self._owners[self._documents[candidate.chain[0].row]]
+                ident = f"s{self._settings.seed}-{split}-{len(made[split]):05}"
+                made[split].append(self._question(ident, candidate))
+                tell("questions", sum(map(len, made.values())), total)
+        for split, questions in made.items():
+            random.Random(f"{self._settings.seed} order {split}").shuffle(questions)
+        return {split: made[split] for split in SPLITS if made[split]}
 
-    def _total(self, split: Split) -> int:
-        return sum(self._settings.quota(split, hops) for hops in range(1, len(self._settings.hop_mix) + 1))
+    def _quota(self, hops: int) -> int:
+        """Questions of so many hops, at most."""
+        mix = self._settings.hop_mix
+        return round(self._settings.count * mix[hops - 1] / sum(mix))
 
-    def _kept(self, split: Split, hops: int, quota: int) -> Iterator[Candidate]:
+    def _kept(self, hops: int) -> Iterator[Candidate]:
         """Candidates that pass all gates; models are given batches."""
-        candidates = self._candidates(split, hops) if quota else iter(())
+        candidates = self._candidates(hops) if self._quota(hops) else iter(())
         if self._writer is None and self._reader is None:
             yield from candidates
             return
         while batch := list(islice(candidates, _BATCH)):
             yield from self._read(self._rewrite(batch))
 
-    def _candidates(self, split: Split, hops: int) -> Iterator[Candidate]:
-        """Chains that pass the gates by rules; their documents then belong to the split."""
-        rng = random.Random(f"{self._settings.seed} {split} {hops}")
+    def _candidates(self, hops: int) -> Iterator[Candidate]:
+        """Chains that pass the gates by rules; their documents then belong to one split."""
+        rng = random.Random(f"{self._settings.seed} {hops}")
         starts = list(self._graph.starts)
+        dealt: Counter[Split] = Counter()
         for _ in range(_ROUNDS):
             rng.shuffle(starts)
             for start in starts:
-                chain = self._graph.draw(start, hops, rng, lambda row: self._is_free(row, split))
-                candidate = None if chain is None else self._tested(chain)
-                if candidate is not None and self._claim(candidate.chain, split):
+                chain = self._graph.draw(start, hops, rng, lambda row: self._used[row] < self._settings.reuse)
+                split = None if chain is None else self._split_of(chain, dealt)
+                candidate = None if chain is None or split is None else self._tested(chain)
+                if candidate is not None and split is not None:
+                    self._owners |= dict.fromkeys((self._documents[hop.row] for hop in candidate.chain), split)
+                    self._used.update(hop.row for hop in candidate.chain)
+                    dealt[split] += 1
                     yield candidate
+
+    def _split_of(self, chain: Chain, dealt: Counter[Split]) -> Split | None:
+        """The split of the path's documents, else the one that lacks most of its share; `None` for a path that crosses
+        splits."""
+        owners = {self._owners[one] for hop in chain if (one := self._documents[hop.row]) in self._owners}
+        shares = {"test": self._settings.test, "dev": self._settings.dev}
+        shares["train"] = 1 - sum(shares.values())
+        if len(owners) == 1:
+            return next(iter(owners))
+        lack = {split: shares[split] * (dealt.total() + 1) - dealt[split] for split in SPLITS if shares[split]}
+        return None if owners else max(lack, key=lambda split: lack[split])
 
     def _tested(self, chain: Chain) -> Candidate | None:
         question = question_of(self._graph, chain)
@@ -120,21 +136,6 @@ class QuestionMaker:
             if not verdict.passed:
                 self.dropped[f"{name}{by}: {verdict.reason}"] += 1
                 return False
-        return True
-
-    def _is_free(self, row: int, split: Split) -> bool:
-        owner = self._owners.get(self._documents[row])
-        return (owner is None or owner == split) and self._used[row] < self._settings.reuse
-
-    def _claim(self, chain: Chain, split: Split) -> bool:
-        """Give the documents of a path to the split, if its share allows it."""
-        new = {self._documents[hop.row] for hop in chain} - self._owners.keys()
-        share = {"test": self._settings.test, "dev": self._settings.dev, "train": 1.0}[split]
-        if split != "train" and self._claimed[split] + len(new) > share * len(set(self._documents)):
-            return False
-        self._claimed[split] += len(new)
-        self._owners |= dict.fromkeys(new, split)
-        self._used.update(hop.row for hop in chain)
         return True
 
     def _rewrite(self, batch: Sequence[Candidate]) -> list[Candidate]:

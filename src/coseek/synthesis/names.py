@@ -8,7 +8,7 @@ from typing import Literal
 from coseek.agents.subject import STOP_WORDS
 from coseek.retrieval.lexical.analyzer import words
 
-Kind = Literal["name", "year", "date"]
+Kind = Literal["name", "year", "month", "date"]
 
 _TOKEN = re.compile(r"[^\W_]+(?:['’&.-](?!s\b)[^\W_]+)*|[^\s\w]|_")
 _INSIDE = frozenset(re.findall(r"\S+", "of the de la le du von van der den del da di al el y et & - ' ’"))
@@ -109,14 +109,14 @@ class NameFinder:
         """The end of the name that begins at `at`, or `at` without one."""
         first = tokens[at]
         if end := _date(tokens, at):
-            return end, "date"
+            return end, "date" if end - at > 2 else "month"
         if re.fullmatch(r"1\d{3}|20\d\d", first.text):
             return at + 1, "year"
         if not first.is_capital or first.text.lower() in _MONTHS | _DAYS:
             return at, "name"
         run = _run(tokens, at)
         titled = self._titled(tokens, at)
-        if titled >= run:
+        if titled >= run or (titled and tokens[titled].text == "of"):  # `Jack Endino of Skin Yard`
             return titled, "name"
         alone = at == 0 and run == 1  # the first word of a sentence is written with a capital anyway
         if first.text.lower() in STOP_WORDS or alone or not key_of(first.text):

@@ -19,7 +19,7 @@ class SynthesisSettings(Settings):
     hop_mix: tuple[float, ...] = (0.2, 0.4, 0.25, 0.15)
     """Weights of 1, 2, 3 and 4 hops; a shorter list has no longer chains."""
     dev: float = Field(default=0.1, ge=0, lt=0.5)
-    """Share of the questions, and of the documents at most, that goes to the dev split."""
+    """Share of the questions that goes to the dev split, about."""
     test: float = Field(default=0.1, ge=0, lt=0.5)
     """The same of the test split."""
     support: int = Field(default=3, ge=2)
@@ -38,8 +38,3 @@ class SynthesisSettings(Settings):
         if not 1 <= len(self.hop_mix) <= 4 or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
             raise ValueError("hop_mix needs 1 to 4 weights, none below 0 and not all 0")
         return self
-
-    def quota(self, split: Split, hops: int) -> int:
-        """Questions of this split and number of hops, at most."""
-        share = {"dev": self.dev, "test": self.test, "train": 1 - self.dev - self.test}[split]
-        return round(self.count * share * self.hop_mix[hops - 1] / sum(self.hop_mix))

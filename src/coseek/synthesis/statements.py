@@ -21,6 +21,8 @@ _PHRASE = 7
 _MOSTLY = 0.5
 """Share of a phrase's clauses with the same words behind the name, from which these belong to it."""
 _OWNERS = frozenset(["his", "her", "their", "my", "our"])
+_END = 2
+"""Weight of the end of `a … TYPE phrase` beside the whole."""
 _MANY = 10
 """Names of a phrase from which it tells something that no passage is about one of them."""
 
@@ -77,6 +79,8 @@ class Facts:
     written: dict[str, str]
     """Key of another name → the name."""
     styles: dict[Phrase, Style]
+    openers: dict[str, Style]
+    """First word of phrases → how these follow their subjects, together."""
 
 
 def state(passages: Iterable[tuple[int, Passage]], titles: Sequence[str], support: int) -> Facts:
@@ -99,6 +103,7 @@ class _Learner:
         self._styles: dict[Phrase, Style] = {}
         for clause in clauses:
             self._count(clause)
+        self._verbs = self._find_verbs(reader)
         self._types = self._find_types(reader)
         self._written = reader.written
 
@@ -116,10 +121,17 @@ class _Learner:
             if not self._may_be_elsewhere(clause, phrase, phrase_of) and key != subject:
                 name = clause.name
                 found.setdefault((subject, phrase), Statement(clause.row, subject, phrase, name.text, key, name.kind))
-        kept = {phrase: style for phrase, style in self._styles.items() if self._is_known(style)}
-        statements = (one for place, one in found.items() if place[1] in kept and len(said[place]) == 1)
+        statements = (one for place, one in found.items() if len(said[place]) == 1)
         lone = (one for one in statements if said[one.subject, one.phrase] == {one.key})
-        return Facts(tuple(lone), self._types, self._aliases, self._written, kept)
+        return Facts(tuple(lone), self._types, self._aliases, self._written, self._styles, self._openers())
+
+    def _openers(self) -> dict[str, Style]:
+        found: defaultdict[str, Style] = defaultdict(Style)
+        for before, style in self._counts.items():
+            together = found[before.partition(" ")[0]]
+            together.copulas += style.copulas
+            together.verbal += style.verbal
+        return dict(found)
 
     def _key(self, clause: Clause) -> str:
         return self._aliases.get(clause.name.key, clause.name.key)
@@ -173,52 +185,63 @@ class _Learner:
         if style is None or not self._is_known(style):
             return None
         verb = " " in before or before.endswith(("ed", "ing")) or style.verbal or style.copulas
-        return style if verb else None
+        return style if verb or before in FUNCTION_WORDS else None
 
     def _phrase(self, clause: Clause) -> Phrase | None:
-        """The phrase of a clause: all its words, or the end of `a … TYPE phrase`, whichever more subjects have."""
+        """The phrase of a clause: all its words, or the end of `a … TYPE phrase`, whichever more subjects have; what
+        follows the subject directly is a phrase that one subject may have alone."""
         cut = clause.before
         starts = [0, *(at for at in range(1, len(cut)) if clause.copula and _is_noun_group(cut[:at]))]
         known: list[tuple[int, int, str]] = []
         for start in starts:
             style = self._counted(" ".join(cut[start:]))
             if style is not None:
-                known.append((len(style.subjects), -start, " ".join(cut[start:])))
+                known.append((len(style.subjects) * (_END if start else 1), -start, " ".join(cut[start:])))
         wholes = (self._whole(before, self._counts[before], clause.behind) for *_, before in sorted(known)[::-1])
-        return next((whole for whole in wholes if whole is not None), None)
+        found = next((whole for whole in wholes if whole is not None), None)
+        alone = not known and (clause.copula or clause.verbal) and " ".join(cut) in self._counts
+        if found is None and alone and clause.apart is None and len(cut) > 1 and _tells(*cut):
+            return Phrase(" ".join(cut)) if not clause.behind or clause.behind[0] in FUNCTION_WORDS else None
+        return found
 
     def _whole(self, before: str, style: Style, behind: Sequence[str]) -> Phrase | None:
         """The phrase with the words behind the name where they belong to it; one of them must tell something."""
         said = " ".join(behind)
         usual, times = style.behind.most_common(1)[0]
-        if usual and times >= _MOSTLY * style.behind.total():
-            return Phrase(before, usual) if said == usual and _tells(before, usual) else None
+        if _tells(usual) and times >= _MOSTLY * style.behind.total():
+            return Phrase(before, usual) if said == usual else None
         if _tells(before):
             return Phrase(before) if not behind or behind[0] in FUNCTION_WORDS else None
         return Phrase(before, said) if style.behind[said] >= self._support and _tells(said) else None
 
+    def _find_verbs(self, reader: ClauseReader) -> set[str]:
+        """Words that begin what is said of a subject (`directed`) more often than they end what it is (`director`)."""
+        begins, ends = Counter[str](), Counter[str]()
+        for before, style in self._counts.items():
+            begins[before.partition(" ")[0]] += style.behind.total()
+        for _, cut in reader.kinds:
+            size = next((at for at, word in enumerate(cut) if word in FUNCTION_WORDS), len(cut))
+            ends.update(cut[size - 1 : size])
+        return {word for word, count in begins.items() if is_content(word) and count > ends[word]}
+
     def _find_types(self, reader: ClauseReader) -> dict[str, str]:
-        """What each subject is: the last word before a function word or a known phrase. A word that only comes before
-        `of` (`member of`) tells nothing."""
+        """What each subject is: the last word before a function word or a verb. A word that only comes before `of`
+        (`member of`) tells nothing."""
         found: dict[str, str] = {}
         sure: Counter[str] = Counter()
-        starters = {
-            before.partition(" ")[0] for before, style in self._counts.items()
-            if " " in before and style.copulas and self._is_known(style)
-        }  # fmt: skip
         for subject, cut in reader.kinds:
-            opened = next((at for at, word in enumerate(cut) if at and (word in starters or self._opens(cut[at:]))), 99)
-            size = min(opened, next((at for at, word in enumerate(cut) if word in FUNCTION_WORDS), len(cut)))
+            stops = (at for at, word in enumerate(cut) if word in FUNCTION_WORDS or (at and word in self._verbs))
+            size = next(stops, len(cut))
             head = cut[size - 1] if size else ""
-            if head.isalpha() and head.islower() and len(head) > 2:
+            if head.isalpha() and head.islower() and len(head) > 2 and head not in self._verbs:
                 found.setdefault(subject, head)
-                sure[head] += size == opened or size == len(cut) or cut[size] != "of"
+                sure[head] += size == len(cut) or cut[size] != "of" or self._opens(cut[size:])
         return {subject: head for subject, head in found.items() if sure[head] >= self._support}
 
     def _opens(self, cut: Sequence[str]) -> bool:
         """Whether a known phrase begins here."""
-        sizes = range(min(_PHRASE, len(cut)), 0, -1)
-        return any(self._counted(" ".join(cut[:size])) is not None for size in sizes)
+        sizes = range(min(_PHRASE, len(cut)), 1, -1)
+        return any(self._is_known(self._counts.get(" ".join(cut[:size]))) for size in sizes)
 
 
 def _tells(*stretches: str) -> bool:

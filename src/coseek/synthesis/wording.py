@@ -6,12 +6,14 @@ A name between is called by its type, which its passage or the use of the phrase
 """
 
 from collections import Counter
-from collections.abc import Sequence
 
 from coseek.synthesis.graph import Chain, Hop, HopGraph
-from coseek.synthesis.statements import Phrase, Style
+from coseek.synthesis.statements import Facts, Phrase
 
-_PLACED = ("in", "where", "whom", "at", "from", "by", "to", "of", "on")
+_PLACED = ("in", "at", "from", "by", "to", "of", "on", "year", "until", "since")
+"""Words before a date that it is asked for behind."""
+_WHERE = ("born in", "located in", "situated in", "based in", "headquartered in", "born at", "located at", "lives in")
+_DETERMINERS = ("a", "an", "this", "which", "whom", "what", "when")
 _ORDER = ("", "other ", "third ", "fourth ")
 
 
@@ -39,28 +41,30 @@ def single_questions(graph: HopGraph, chain: Chain) -> list[str]:
 
 def _sentence(graph: HopGraph, hop: Hop, known: str, new: str) -> str:
     subject, value = (new, known) if hop.back else (known, new)
-    return f"{subject}{_joint(hop.phrase, graph.facts.styles[hop.phrase])} {_filled(hop.phrase, value)}".strip()
+    return f"{subject}{_joint(graph.facts, hop.phrase)} {_filled(hop.phrase, value)}".strip()
 
 
 def _filled(phrase: Phrase, value: str) -> str:
     before = phrase.before.removeprefix("whose ")
-    if before.endswith(" the") and value.partition(" ")[0] in ("a", "an", "this", "which", "whom", "what", "when"):
+    if value == "where":
+        before = before.rpartition(" ")[0]
+    elif before.endswith(" the") and value.partition(" ")[0] in _DETERMINERS:
         before = before.removesuffix(" the")
     return " ".join(part for part in (before, value, phrase.behind) if part)
 
 
-def _joint(phrase: Phrase, style: Style) -> str:
+def _joint(facts: Facts, phrase: Phrase) -> str:
     """What stands between the subject and the phrase."""
     first, _, rest = phrase.before.partition(" ")
     if first == "whose":
         return "'s"
-    copulas = style.copulas.total()
-    usual = style.copulas.most_common(1)[0][0] if copulas else "is"
-    if first in ("in", "where", "at", "from", "by", "on") and rest.partition(" ")[0] in ("which", "whom"):
+    if first == "where" or rest.partition(" ")[0] in ("which", "whom"):
         return " is one"
-    if first == "where":
-        return " is one"
-    return "" if style.verbal > copulas else f" {usual}"
+    style = facts.styles[phrase]
+    if not style.verbal and not style.copulas:
+        style = facts.openers.get(first, style)
+    usual = style.copulas.most_common(1)[0][0] if style.copulas else "is"
+    return "" if style.verbal > style.copulas.total() else f" {usual}"
 
 
 def _article(kind: str) -> str:
@@ -70,14 +74,12 @@ def _article(kind: str) -> str:
 
 def _asked(hop: Hop, kind: str) -> str:
     """The words that ask for the target."""
-    last = hop.phrase.before.rpartition(" ")[2]
+    before = hop.phrase.before
+    last = before.rpartition(" ")[2]
     if hop.kind != "name":
         return f"which {hop.kind}" if last in _PLACED else "when"
     if kind:
         return f"which {kind}"
-    return "whom" if last == "by" else "what"
-
-
-def names_between(graph: HopGraph, chain: Chain) -> Sequence[str]:
-    """Every name of the targets of a chain, which its question must not hold."""
-    return [name for hop in chain for name in graph.names_of(hop.target)]
+    if last == "by":
+        return "whom"
+    return "where" if before.endswith(_WHERE) and not hop.phrase.behind else "what"
