@@ -5,10 +5,10 @@ A sentence is about the subject where it begins with its name, a pronoun or its 
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from coseek.agents.subject import STOP_WORDS
 from coseek.data.passage import Passage
@@ -75,6 +75,8 @@ class ClauseReader:
         self.aliases: defaultdict[str, set[str]] = defaultdict(set)
         self.written: dict[str, str] = {}
         """Key of another name → the name."""
+        self.nouns: Counter[str] = Counter()
+        """Word → how often it stands behind an article."""
         self.kinds: list[tuple[str, tuple[str, ...]]] = []
         """(subject, words after `is a` up to the end of the clause)."""
 
@@ -85,6 +87,7 @@ class ClauseReader:
         plain = key_of(_ASIDE.split(passage.title)[0]).removeprefix("the ").split() or subject.split()
         kinds: Sequence[str] = ()
         for number, tokens in enumerate(sentences(passage.text)):
+            self.nouns.update(two.text for one, two in pairwise(tokens) if one.text.lower() in ARTICLES)
             names = [one for one in self._names.find(passage.text, tokens) if not _is_modifier(tokens, one)]
             start = _start(plain, tokens, names, kinds, number == 0)
             if start is None:
@@ -125,7 +128,14 @@ class ClauseReader:
             behind = [token.text for token in tokens[name.end : last] if token.text not in _SILENT]
             behind = list(takewhile(lambda word: word not in _BREAKS, behind))
             owns = name.end + 1 < len(tokens) and tokens[name.end].text in "'’" and tokens[name.end + 1].text == "s"
-            if cut and not owns and len(cut) <= _LONGEST and not (_PAST & {*cut, *behind} or _CALLED & set(cut[-3:])):
+            named = name.kind == "name" and cut[-1:] in (["born"], ["name"])  # another name of it
+            if (
+                cut
+                and not named
+                and not owns
+                and len(cut) <= _LONGEST
+                and not (_PAST & {*cut, *behind} or _CALLED & set(cut[-3:]))
+            ):
                 comma = place > 0 and begin == after + 1 and tokens[after].text != "and"
                 apart = names[place - 1] if comma and cut[0] not in COPULAS else None
                 single = _is_single(tokens, name, following)

@@ -190,7 +190,7 @@ class HopGraph:
             ways = [
                 hop for hop in self.hops(name)
                 if hop.row not in rows and hop.target not in seen and allowed(hop.row)
-                and (last or (hop.kind == "name" and self.hops(hop.target) and self.type_of(hop)))
+                and (last or (hop.kind == "name" and self.hops(hop.target)))
             ]  # fmt: skip
             if not ways:
                 return None

@@ -20,6 +20,7 @@ _PHRASE = 7
 """Words of a phrase before its name."""
 _MOSTLY = 0.5
 """Share of a phrase's clauses with the same words behind the name, from which these belong to it."""
+_LISTING = frozenset(["as", "including", "like"])
 _OWNERS = frozenset(["his", "her", "their", "my", "our"])
 _END = 2
 """Weight of the end of `a … TYPE phrase` beside the whole."""
@@ -200,7 +201,8 @@ class _Learner:
         wholes = (self._whole(before, self._counts[before], clause.behind) for *_, before in sorted(known)[::-1])
         found = next((whole for whole in wholes if whole is not None), None)
         alone = not known and (clause.copula or clause.verbal) and " ".join(cut) in self._counts
-        if found is None and alone and clause.apart is None and len(cut) > 1 and _tells(*cut):
+        ends = bool(cut) and cut[-1] in (FUNCTION_WORDS | self._verbs) - _LISTING
+        if found is None and alone and ends and clause.apart is None and len(cut) > 1 and _tells(*cut):
             return Phrase(" ".join(cut)) if not clause.behind or clause.behind[0] in FUNCTION_WORDS else None
         return found
 
@@ -215,33 +217,29 @@ class _Learner:
         return Phrase(before, said) if style.behind[said] >= self._support and _tells(said) else None
 
     def _find_verbs(self, reader: ClauseReader) -> set[str]:
-        """Words that begin what is said of a subject (`directed`) more often than they end what it is (`director`)."""
-        begins, ends = Counter[str](), Counter[str]()
+        """Words that begin what is said of a subject (`directed`) more often than they follow an article."""
+        begins = Counter[str]()
         for before, style in self._counts.items():
             begins[before.partition(" ")[0]] += style.behind.total()
-        for _, cut in reader.kinds:
-            size = next((at for at, word in enumerate(cut) if word in FUNCTION_WORDS), len(cut))
-            ends.update(cut[size - 1 : size])
-        return {word for word, count in begins.items() if is_content(word) and count > ends[word]}
+        return {word for word, count in begins.items() if is_content(word) and count > reader.nouns[word]}
 
     def _find_types(self, reader: ClauseReader) -> dict[str, str]:
-        """What each subject is: the last word before a function word or a verb. A word that only comes before `of`
+        """What each subject is: the last word before a function word or a verb. A word that mostly comes before `of`
         (`member of`) tells nothing."""
         found: dict[str, str] = {}
-        sure: Counter[str] = Counter()
+        sure, total = Counter[str](), Counter[str]()
         for subject, cut in reader.kinds:
             stops = (at for at, word in enumerate(cut) if word in FUNCTION_WORDS or (at and word in self._verbs))
             size = next(stops, len(cut))
             head = cut[size - 1] if size else ""
             if head.isalpha() and head.islower() and len(head) > 2 and head not in self._verbs:
                 found.setdefault(subject, head)
-                sure[head] += size == len(cut) or cut[size] != "of" or self._opens(cut[size:])
-        return {subject: head for subject, head in found.items() if sure[head] >= self._support}
-
-    def _opens(self, cut: Sequence[str]) -> bool:
-        """Whether a known phrase begins here."""
-        sizes = range(min(_PHRASE, len(cut)), 1, -1)
-        return any(self._is_known(self._counts.get(" ".join(cut[:size]))) for size in sizes)
+                total[head] += 1
+                sure[head] += cut[size : size + 1] != ("of",)
+        return {
+            subject: head for subject, head in found.items()
+            if sure[head] >= self._support and 2 * sure[head] >= total[head]
+        }  # fmt: skip
 
 
 def _tells(*stretches: str) -> bool:
