@@ -20,7 +20,7 @@ _RELATIVE = frozenset(["who", "which", "that"])
 ARTICLES = frozenset(["a", "an", "the"])
 _BREAKS = frozenset([",", ";", ":", "(", ")", "[", "]", "–", "—", "and", "but", "or", *ENDS])
 """What ends a clause."""
-_SILENT = frozenset(['"', "“", "”", "'", "‘", "’", "«", "»", "*", "`", "also", "currently", "both"])
+_SILENT = frozenset("\"“”'‘’«»*`") | {"also", "currently", "both", "then", "later", "subsequently"}
 """Marks and words that say nothing here."""
 FUNCTION_WORDS = STOP_WORDS | frozenset(
     re.findall(
@@ -40,6 +40,7 @@ _CALLED = frozenset(re.findall(r"\S+", "called known nicknamed titled alias née
 """Words before another name of the same thing."""
 _ASIDE = re.compile(r"[(,]")
 """Ends the plain name in a title: `Ed Wood (film)`, `Bath, Maine`."""
+_LOW = FUNCTION_WORDS | _PAST | _CALLED
 _LONGEST = 12
 """Words of a clause before a name that are read."""
 _BEHIND = 4
@@ -110,8 +111,10 @@ class ClauseReader:
 
     def _is_alias(self, subject: str, tokens: Sequence[Token], name: Name, start: int) -> bool:
         """Whether a name before the verb is another name of the subject, and note it."""
-        before = {token.text.lower() for token in tokens[max(start, name.start - 3) : name.start]}
-        if found := bool(before & _CALLED):
+        cut = [token.text.lower() for token in tokens[start : name.start] if token.text not in _SILENT]
+        if cut[-1:] in (["as"], ["by"], ["simply"]):
+            cut.pop()
+        if found := bool(_CALLED & set(cut[-1:])):
             self.aliases[name.key].add(subject)
             self.written.setdefault(name.key, name.text)
         return found
@@ -122,20 +125,15 @@ class ClauseReader:
             begin = next((at + 1 for at in range(name.start - 1, after - 1, -1) if tokens[at].text in _BREAKS), after)
             if place and begin == after:
                 continue  # the words behind another name are about that name
-            cut = [token.text.lower() for token in tokens[begin : name.start] if token.text not in _SILENT]
+            cut = [_lower(token) for token in tokens[begin : name.start] if token.text not in _SILENT]
             following = names[place + 1] if place + 1 < len(names) else None
             last = following.start if following else len(tokens)
             behind = [token.text for token in tokens[name.end : last] if token.text not in _SILENT]
             behind = list(takewhile(lambda word: word not in _BREAKS, behind))
             owns = name.end + 1 < len(tokens) and tokens[name.end].text in "'’" and tokens[name.end + 1].text == "s"
             named = name.kind == "name" and cut[-1:] in (["born"], ["name"])  # another name of it
-            if (
-                cut
-                and not named
-                and not owns
-                and len(cut) <= _LONGEST
-                and not (_PAST & {*cut, *behind} or _CALLED & set(cut[-3:]))
-            ):
+            told = 0 < len(cut) <= _LONGEST and not (_PAST & {*cut, *behind} or _CALLED & set(cut[-3:]))
+            if told and not named and not owns:
                 comma = place > 0 and begin == after + 1 and tokens[after].text != "and"
                 apart = names[place - 1] if comma and cut[0] not in COPULAS else None
                 single = _is_single(tokens, name, following)
@@ -195,10 +193,15 @@ def _is_single(tokens: Sequence[Token], name: Name, following: Name | None) -> b
                                    (joins(end + 1) or tokens[end + 1].is_capital))  # fmt: skip
 
 
+def _lower(token: Token) -> str:
+    """A function word in lower case; another word as it is (`American`)."""
+    return low if (low := token.text.lower()) in _LOW else token.text
+
+
 def _is_modifier(tokens: Sequence[Token], name: Name) -> bool:
     """Whether a name or a year is a part of `a 1937 American film`."""
-    at = name.start - 1
-    while at >= 0 and tokens[at].text not in _BREAKS and tokens[at].text.lower() not in FUNCTION_WORDS:
+    at, least = name.start - 1, max(0, name.start - _LONGEST)
+    while at >= least and tokens[at].text not in _BREAKS and tokens[at].text.lower() not in FUNCTION_WORDS:
         at -= 1
     following = tokens[name.end].text if name.end < len(tokens) else ""
     goes_on = following == "-" or (following.islower() and is_content(following))

@@ -25,6 +25,12 @@ from coseek.synthesis.names import Kind, key_of
 from coseek.synthesis.statements import Facts, Phrase, Statement, state
 
 Rows = NDArray[np.int32]
+_RARE = 5
+"""Passages that may hold a name that none is about, where it joins two of them."""
+_ODD = 20
+"""Names of a phrase with a known type, from which a type that comes once tells of a namesake."""
+_PLACING = ("born in", "located in", "situated in", "based in", "headquartered in", "lives in", "died in", "city in")
+"""Ends of phrases that give a place."""
 _SOME, _MOSTLY = 5, 0.8
 """How many names of a phrase, and which share of those with a known type, tell the type of another one."""
 
@@ -83,6 +89,7 @@ class HopGraph:
         self.bm25 = Bm25(corpus, Bm25Settings(), postings, self._vocabulary)
         self._written: dict[str, str] = {}
         self._held: dict[str, set[int]] = {}
+        self._places: set[str] = set()
         self._index()
 
     def _index(self) -> None:
@@ -92,16 +99,29 @@ class HopGraph:
         """Phrase → how often it gives each name."""
         back: defaultdict[tuple[str, Phrase], list[Statement]] = defaultdict(list)
         for statement in self.facts.statements:
+            if self._is_odd(statement):
+                continue
             self._forward[statement.subject].append(Hop(statement, back=False))
             self._stated[statement.row].append(statement)
             self.counts[statement.phrase][statement.key] += 1
             self._written.setdefault(statement.key, statement.name)
+            if statement.kind == "name" and statement.phrase.before.endswith(_PLACING):
+                self._places.add(statement.key)
             if statement.kind == "name":
                 back[statement.key, statement.phrase].append(statement)
         self._back: defaultdict[str, list[Hop]] = defaultdict(list)
         for (key, _), group in back.items():
             if len(group) == 1 and self.facts.types.get(group[0].subject):
                 self._back[key].append(Hop(group[0], back=True))
+
+    def _is_odd(self, statement: Statement) -> bool:
+        """Whether the name is of a type that no other name of the phrase has: a film directed by a footballer."""
+        counts = self.facts.styles[statement.phrase].value_types
+        return counts.total() >= _ODD and counts[self.facts.types.get(statement.key, "")] == 1
+
+    def _is_near(self, name: str) -> bool:
+        """Whether passages that hold a name are about the same: it is a title, or rare."""
+        return name in self._rows_of or len(self._cached_holding(name)) <= _RARE
 
     @cached_property
     def starts(self) -> list[str]:
@@ -114,7 +134,8 @@ class HopGraph:
 
     def hops(self, name: str) -> list[Hop]:
         """The hops that start from a name."""
-        return [*self._forward.get(name, ()), *self._back.get(name, ())]
+        back = self._back.get(name)
+        return [*self._forward.get(name, ()), *(back if back and self._is_near(name) else ())]
 
     def names_of(self, key: str) -> list[str]:
         """The name as passages write it, its title first; the answers that are right."""
@@ -124,13 +145,18 @@ class HopGraph:
         return list(dict.fromkeys([*titles, *plain, *written, *sorted(self._other_names.get(key, ()))]))
 
     def type_of(self, hop: Hop) -> str:
-        """What the target of a hop is: as its passage says, or what most names of the phrase are; else empty."""
+        """What the target of a hop is: as its passage says; what most names of the phrase are; a place, if something is
+        located there; a person or body that something is made by; else empty."""
         known = self.facts.types.get(hop.target)
-        if known is not None or hop.back:
+        if known is not None or hop.back or hop.kind != "name":
             return known or ""
         counts = self.facts.styles[hop.phrase].value_types
         usual, times = counts.most_common(1)[0] if counts else ("", 0)
-        return usual if times >= max(_SOME, _MOSTLY * counts.total()) else ""
+        if times >= max(_SOME, _MOSTLY * counts.total()):
+            return usual
+        if hop.target in self._places:
+            return "place"
+        return "person or body" if hop.phrase.before.endswith(" by") and not hop.phrase.behind else ""
 
     def holding(self, key: str) -> set[int]:
         """The rows of all passages that hold a name or another name of the same."""
@@ -190,7 +216,7 @@ class HopGraph:
             ways = [
                 hop for hop in self.hops(name)
                 if hop.row not in rows and hop.target not in seen and allowed(hop.row)
-                and (last or (hop.kind == "name" and self.hops(hop.target)))
+                and (last or (hop.kind == "name" and self.hops(hop.target) and self.type_of(hop)))
             ]  # fmt: skip
             if not ways:
                 return None

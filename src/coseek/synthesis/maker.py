@@ -106,12 +106,12 @@ class QuestionMaker:
         """The split of the path's documents, else the one that lacks most of its share; `None` for a path that crosses
         splits."""
         owners = {self._owners[one] for hop in chain if (one := self._documents[hop.row]) in self._owners}
-        shares = {"test": self._settings.test, "dev": self._settings.dev}
-        shares["train"] = 1 - sum(shares.values())
+        dev, test = self._settings.dev, self._settings.test
+        shares: dict[Split, float] = {"train": 1 - dev - test, "dev": dev, "test": test}
         if len(owners) == 1:
             return next(iter(owners))
-        lack = {split: shares[split] * (dealt.total() + 1) - dealt[split] for split in SPLITS if shares[split]}
-        return None if owners else max(lack, key=lambda split: lack[split])
+        wanting = [split for split in SPLITS if shares[split]]
+        return None if owners else max(wanting, key=lambda one: shares[one] * (dealt.total() + 1) - dealt[one])
 
     def _tested(self, chain: Chain) -> Candidate | None:
         question = question_of(self._graph, chain)

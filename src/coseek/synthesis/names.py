@@ -20,6 +20,7 @@ _MONTHS = frozenset(
     re.findall(r"\S+", "january february march april may june july august september october november december")
 )
 _DAYS = frozenset(re.findall(r"\S+", "monday tuesday wednesday thursday friday saturday sunday"))
+_TIMES = _MONTHS | _DAYS
 _LONGEST = 12
 """Words of a title that is looked for in a text."""
 ENDS = frozenset(".!?")
@@ -112,7 +113,7 @@ class NameFinder:
             return end, "date" if end - at > 2 else "month"
         if re.fullmatch(r"1\d{3}|20\d\d", first.text):
             return at + 1, "year"
-        if not first.is_capital or first.text.lower() in _MONTHS | _DAYS:
+        if not first.is_capital or first.text.lower() in _TIMES:
             return at, "name"
         run = _run(tokens, at)
         titled = self._titled(tokens, at)
@@ -145,7 +146,7 @@ def _run(tokens: Sequence[Token], at: int) -> int:
     """The end of the run of capitalised words from `at` on, with the small words inside it."""
     end = at + 1
     place = end
-    while place < len(tokens):
+    while place < min(len(tokens), at + 2 * _LONGEST):
         token = tokens[place]
         stop = token.text == "." and _takes_stop(tokens[place - 1]) and place + 1 < len(tokens)
         numbered = token.text.isdigit() and len(token.text) < 4 and place == end

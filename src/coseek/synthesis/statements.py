@@ -20,6 +20,8 @@ _PHRASE = 7
 """Words of a phrase before its name."""
 _MOSTLY = 0.5
 """Share of a phrase's clauses with the same words behind the name, from which these belong to it."""
+_NO_TYPES = frozenset(["best", "well", "given", "first", "only", "former", "late", "retired", "single"])
+"""Words that end what a subject is and tell nothing alone."""
 _LISTING = frozenset(["as", "including", "like"])
 _OWNERS = frozenset(["his", "her", "their", "my", "our"])
 _END = 2
@@ -200,11 +202,16 @@ class _Learner:
                 known.append((len(style.subjects) * (_END if start else 1), -start, " ".join(cut[start:])))
         wholes = (self._whole(before, self._counts[before], clause.behind) for *_, before in sorted(known)[::-1])
         found = next((whole for whole in wholes if whole is not None), None)
-        alone = not known and (clause.copula or clause.verbal) and " ".join(cut) in self._counts
-        ends = bool(cut) and cut[-1] in (FUNCTION_WORDS | self._verbs) - _LISTING
-        if found is None and alone and ends and clause.apart is None and len(cut) > 1 and _tells(*cut):
-            return Phrase(" ".join(cut)) if not clause.behind or clause.behind[0] in FUNCTION_WORDS else None
-        return found
+        return self._alone(clause) if found is None and not known else found
+
+    def _alone(self, clause: Clause) -> Phrase | None:
+        """The words between the subject and the name, where they are a phrase that no other subject has."""
+        cut = clause.before
+        direct = (clause.copula or clause.verbal) and clause.apart is None and " ".join(cut) in self._counts
+        ends = len(cut) > 1 and cut[-1] in (FUNCTION_WORDS | self._verbs) - _LISTING
+        if not (direct and ends and "".join(cut).isalpha() and _tells(*cut)):
+            return None
+        return Phrase(" ".join(cut)) if not clause.behind or clause.behind[0] in FUNCTION_WORDS else None
 
     def _whole(self, before: str, style: Style, behind: Sequence[str]) -> Phrase | None:
         """The phrase with the words behind the name where they belong to it; one of them must tell something."""
@@ -232,7 +239,7 @@ class _Learner:
             stops = (at for at, word in enumerate(cut) if word in FUNCTION_WORDS or (at and word in self._verbs))
             size = next(stops, len(cut))
             head = cut[size - 1] if size else ""
-            if head.isalpha() and head.islower() and len(head) > 2 and head not in self._verbs:
+            if head.isalpha() and head.islower() and len(head) > 2 and head not in self._verbs | _NO_TYPES:
                 found.setdefault(subject, head)
                 total[head] += 1
                 sure[head] += cut[size : size + 1] != ("of",)

@@ -69,7 +69,7 @@ def synthesize(
             f"the {len(corpus):,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}; "
             f"give more documents, or set support={settings.support - 1 or 2}"
         )
-    split_questions: dict[str, list[Question]] = {**questions}
+    split_questions: dict[str, list[Question]] = dict(questions.items())
     everything = [question for asked in questions.values() for question in asked]
     withheld = withhold(everything, settings.unanswerable, random.Random(f"{settings.seed} withheld"))
     pairs = twins(split_questions, withheld)

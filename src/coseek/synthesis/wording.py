@@ -12,8 +12,7 @@ from coseek.synthesis.statements import Facts, Phrase
 
 _PLACED = ("in", "at", "from", "by", "to", "of", "on", "year", "until", "since")
 """Words before a date that it is asked for behind."""
-_WHERE = ("born in", "located in", "situated in", "based in", "headquartered in", "born at", "located at", "lives in")
-_DETERMINERS = ("some", "a", "an", "this", "which", "whom", "what", "when")
+_DETERMINERS = ("a", "an", "this", "which", "whom", "what", "when")
 _ORDER = ("", "other ", "third ", "fourth ")
 
 
@@ -27,8 +26,8 @@ def question_of(graph: HopGraph, chain: Chain) -> str:
         if place + 1 == len(chain):
             said.append(_sentence(graph, hop, known, _asked(hop, kind)) + "?")
         else:
-            new = f"{_ORDER[met[kind]]}{kind or 'name'}"
-            said.append(_sentence(graph, hop, known, f"{_article(new)}{new}" if kind else f"some {new}") + ".")
+            new = f"{_ORDER[met[kind]]}{kind}"
+            said.append(_sentence(graph, hop, known, f"{_article(new)}{new}") + ".")
             known = f"this {new}"
             met[kind] += 1
     return " ".join(one[0].upper() + one[1:] for one in said)
@@ -78,8 +77,6 @@ def _asked(hop: Hop, kind: str) -> str:
     last = before.rpartition(" ")[2]
     if hop.kind != "name":
         return f"which {hop.kind}" if last in _PLACED else "when"
-    if kind:
-        return f"which {kind}"
-    if last == "by":
-        return "whom"
-    return "where" if before.endswith(_WHERE) and not hop.phrase.behind else "what"
+    if kind == "place" and last == "in" and not hop.phrase.behind:
+        return "where"
+    return "whom" if kind == "person or body" else f"which {kind}" if kind else "what"
