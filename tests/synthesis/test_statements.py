@@ -47,7 +47,7 @@ def test_an_outdated_fact_is_not_told() -> None:
 
 def test_what_is_said_of_somebody_else_is_not_told_of_the_subject() -> None:
     said = stated(
-        ("Eve Stone", "Eve Stone is a director. She married Ada Stone, directed by Bert Moss in a play."),
+        ("Eve Stone", "Eve Stone is a film. It followed Paper Lions, directed by Bert Moss."),
         ("A Play", "A Play's sequel was directed by Cora Hill."),
     )
     assert not {title for title, phrase in said if phrase == "directed by"} & {"Eve Stone", "A Play"}

@@ -199,7 +199,7 @@ def with_model(tmp_path: Path, writer: Told | None, reader: Told | None) -> list
     return everything(Dataset(tmp_path / "out"))
 
 
-FOLLOWED = {"Red Hour is|born in Ulm": "Ulm", "Ferry is|born in Graz": "Graz"}
+FOLLOWED = {"by Ada Stone|born in Ulm": "Ulm", "by Bert Moss|born in Graz": "Graz"}
 
 
 def test_a_model_that_needs_the_whole_path_keeps_a_question_and_its_words_are_stored(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_question_is_dropped_that_a_model_answers_with_less_or_not_at_all(
     tmp_path: Path, knows: dict[str, str]
 ) -> None:
     try:
-        kept = with_model(tmp_path, None, Told({**knows, "Ferry is|born in Graz": "Graz"}))
+        kept = with_model(tmp_path, None, Told({**knows, "by Bert Moss|born in Graz": "Graz"}))
     except DataError:
         kept = []
     assert not [question for question in kept if question.answers[0] == "Ulm"]

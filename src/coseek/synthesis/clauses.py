@@ -7,7 +7,7 @@ A sentence is about the subject where it begins with its name, a pronoun or its 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
 from coseek.agents.subject import STOP_WORDS
@@ -55,6 +55,8 @@ class Clause:
     name: Name
     before: tuple[str, ...]
     behind: tuple[str, ...]
+    closed: bool
+    """The words behind go to the end of the clause, not to another name."""
     copula: str
     """`is`, `was` …, or empty."""
     verbal: bool
@@ -129,7 +131,8 @@ class ClauseReader:
             following = names[place + 1] if place + 1 < len(names) else None
             last = following.start if following else len(tokens)
             behind = [token.text for token in tokens[name.end : last] if token.text not in _SILENT]
-            behind = list(takewhile(lambda word: word not in _BREAKS, behind))
+            whole = [*takewhile(lambda word: word not in _BREAKS, behind)]
+            closed, behind = len(whole) <= _BEHIND and (len(whole) < len(behind) or not following), whole[:_BEHIND]
             owns = name.end + 1 < len(tokens) and tokens[name.end].text in "'’" and tokens[name.end + 1].text == "s"
             named = name.kind == "name" and cut[-1:] in (["born"], ["name"])  # another name of it
             told = 0 < len(cut) <= _LONGEST and not (_PAST & {*cut, *behind} or _CALLED & set(cut[-3:]))
@@ -137,7 +140,8 @@ class ClauseReader:
                 comma = place > 0 and begin == after + 1 and tokens[after].text != "and"
                 apart = names[place - 1] if comma and cut[0] not in COPULAS else None
                 single = _is_single(tokens, name, following)
-                yield _clause(row, name, cut, behind, begin == start or cut[0] in _PRONOUNS, single, apart)
+                direct = begin == start or cut[0] in _PRONOUNS
+                yield _clause(Clause(row, name, tuple(cut), tuple(behind), closed, "", direct, single, apart))
 
 
 def _start(
@@ -204,15 +208,14 @@ def _is_modifier(tokens: Sequence[Token], name: Name) -> bool:
     while at >= least and tokens[at].text not in _BREAKS and tokens[at].text.lower() not in FUNCTION_WORDS:
         at -= 1
     following = tokens[name.end].text if name.end < len(tokens) else ""
-    goes_on = following == "-" or (following.islower() and is_content(following))
+    adjective = name.kind == "year" and following[:1].isupper()  # `a 1937 American film`
+    goes_on = adjective or following == "-" or (following.islower() and is_content(following))
     return goes_on and at >= 0 and tokens[at].text in ("a", "an")
 
 
-def _clause(
-    row: int, name: Name, cut: list[str], behind: list[str], at_subject: bool, single: bool, apart: Name | None
-) -> Clause:
+def _clause(found: Clause) -> Clause:
     """Take the pronoun and the copula off the words before the name."""
-    verbal = at_subject
+    cut, verbal = found.before, found.verbal
     relative = next((at for at in range(1, len(cut)) if cut[at] in _RELATIVE), 0)
     if relative and cut[0] in COPULAS:  # `is a scholar who studied at`
         cut = cut[relative:]
@@ -220,7 +223,7 @@ def _clause(
         cut, verbal = cut[1:], True
     copula = cut[0] if cut and cut[0] in COPULAS else ""
     cut = cut[1:] if copula else cut
-    return Clause(row, name, tuple(cut), tuple(behind[:_BEHIND]), copula, verbal and not copula, single, apart)
+    return replace(found, before=cut, copula=copula, verbal=verbal and not copula)
 
 
 def is_content(word: str) -> bool:

@@ -22,6 +22,10 @@ _MOSTLY = 0.5
 """Share of a phrase's clauses with the same words behind the name, from which these belong to it."""
 _NO_TYPES = frozenset(["best", "well", "given", "first", "only", "former", "late", "retired", "single"])
 """Words that end what a subject is and tell nothing alone."""
+_PARTICIPLES = frozenset(
+    ["born", "built", "drawn", "found", "held", "led", "made", "set", "shot", "sold", "sung", "won", "written"]
+)
+"""Those without the ending `ed`."""
 _LISTING = frozenset(["as", "including", "like"])
 _OWNERS = frozenset(["his", "her", "their", "my", "our"])
 _END = 2
@@ -143,13 +147,15 @@ class _Learner:
         cut = clause.before
         if not cut or len(cut) > _PHRASE or cut[-1] in ("a", "an") or cut[-1][-1].isdigit() or _OWNERS & {*cut}:
             return
-        style = self._counts[" ".join(cut)]
-        style.subjects.add(self._titles[clause.row])
-        style.values.add(clause.name.key)
-        style.behind[" ".join(clause.behind)] += 1
-        if clause.copula:
-            style.copulas[clause.copula] += 1
-        style.verbal += clause.verbal
+        starts = [at for at in range(2, len(cut)) if clause.copula and cut[0] in ARTICLES and _is_participle(cut[at])]
+        for start in (0, *starts[:1]):
+            style = self._counts[" ".join(cut[start:])]
+            style.subjects.add(self._titles[clause.row])
+            style.values.add(clause.name.key)
+            style.behind[" ".join(clause.behind)] += 1
+            if clause.copula and not start:
+                style.copulas[clause.copula] += 1
+            style.verbal += clause.verbal
 
     def _use(self, clause: Clause, phrase: Phrase) -> None:
         """Count the phrase as it is used."""
@@ -201,7 +207,7 @@ class _Learner:
             if style is not None:
                 known.append((len(style.subjects) * (_END if start else 1), -start, " ".join(cut[start:])))
         wholes = (self._whole(before, self._counts[before], clause.behind) for *_, before in sorted(known)[::-1])
-        found = next((whole for whole in wholes if whole is not None), None)
+        found = next((whole for whole in wholes if whole is not None and (clause.closed or not whole.behind)), None)
         return self._alone(clause) if found is None and not known else found
 
     def _alone(self, clause: Clause) -> Phrase | None:
@@ -251,6 +257,10 @@ class _Learner:
 
 def _tells(*stretches: str) -> bool:
     return any(is_content(word) for stretch in stretches for word in stretch.split())
+
+
+def _is_participle(word: str) -> bool:
+    return word in _PARTICIPLES or (word.endswith("ed") and len(word) > 4)
 
 
 def _is_noun_group(cut: Sequence[str]) -> bool:
