@@ -19,10 +19,10 @@ from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorSettings, load_generator_prompt
 from coseek.synthesis.gates import closed_book, follows, one_search, read
 from coseek.synthesis.graph import Chain, HopGraph
+from coseek.synthesis.question_text import question_of
 from coseek.synthesis.question_writer import QuestionWriter
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.synthesis.synthesis import UNANSWERABLE, SynthesisSummary, synthesize
-from coseek.synthesis.wording import question_of
 from coseek.world.settings import WorldSettings
 from coseek.world.world import World, make_world
 

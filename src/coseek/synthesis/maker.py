@@ -17,9 +17,9 @@ from coseek.graders.generator import Generator
 from coseek.synthesis.gates import GateVerdict, closed_book, follows, model_verdicts, one_search
 from coseek.synthesis.graph import Chain, HopGraph
 from coseek.synthesis.names import key_of
+from coseek.synthesis.question_text import question_of, single_questions
 from coseek.synthesis.question_writer import Draft, QuestionWriter
 from coseek.synthesis.settings import Split, SynthesisSettings
-from coseek.synthesis.wording import question_of, single_questions
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 _ROUNDS = 8

@@ -1,4 +1,4 @@
-"""Wording: the question of a chain, in the words of its own passages and without the names between.
+"""Question text: the question of a chain, in the words of its own passages and without the names between.
 
     Souls at Sea was directed by a director. This director was born in which city?
 
