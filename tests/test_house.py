@@ -32,6 +32,7 @@ FLOORS = {
     "traces": 6,
     "graders": 7,
     "labels": 8,
+    "synthesis": 8,
     "training": 9,
     "pipelines": 10,
     "studies": 11,
@@ -50,7 +51,7 @@ NEIGHBOURS = {
 
 TORCH_FREE = (
     "core", "data", "hardware", "world", "retrieval", "agents", "rewards", "measure", "traces", "graders", "labels",
-    "view", "cli",
+    "synthesis", "view", "cli",
 )  # fmt: skip
 
 LONG: dict[str, str] = {}

@@ -9,12 +9,22 @@ from rich.table import Table
 from rich.text import Text
 
 from coseek.cli.extras import missing_extras
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stdout_console
+from coseek.cli.options import CacheFile, DeviceName
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, stdout_console
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
+from coseek.core.settings import make_settings
 from coseek.data.imports import format_names, import_data, parse_shares
 from coseek.data.imports._published import Deal
 from coseek.data.run import Run
+from coseek.graders.factory import open_frozen_model, open_generator
+from coseek.graders.generator import GeneratorSettings
+from coseek.hardware.device import AUTO
+from coseek.models.local_text import TextModelSettings
+from coseek.synthesis.question_writer import QuestionWriter
+from coseek.synthesis.settings import SynthesisSettings
+from coseek.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
+from coseek.synthesis.synthesis import synthesize as synthesize_questions
 from coseek.traces.exporting import FORMATS, export_run
 from coseek.traces.importing import TraceReport, import_traces, trace_settings
 
@@ -93,6 +103,49 @@ def import_(
 
 
 @app.command()
+def synthesize(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DIR [NAME=VALUE…]",
+            help="A data-set folder, and settings: seed, count, hop_mix=[.2,.4,.25,.15], dev, test, support, reuse, "
+            "depth, negatives, unanswerable.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The data-set folder to write.")],
+    generator: Annotated[
+        str | None,
+        typer.Option(help="A model (folder, URL or YAML file) that puts the questions into its own words."),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="The prompt of --generator: a YAML file of your own.")] = "question",
+    reader: Annotated[
+        str | None, typer.Option(help="A model that tests every question by answering it; else that of --generator.")
+    ] = None,
+    device: DeviceName = None,
+    cache: CacheFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make questions of one to four hops from the passages of DIR alone, with their gold paths.
+
+    A question is kept if its answer follows from its path, needs every passage of it, and follows neither without
+    search nor, from two hops on, from one search. OUT/unanswerable is the same data set without some of the passages.
+    Nothing is written when anything is wrong; the same command with --cache asks no model twice.
+    """
+    folder = Path(words[0])
+    settings = make_settings(SynthesisSettings, assignments(words[1:]))
+    placed = TextModelSettings(device=device or AUTO)
+    writer = None if generator is None else QuestionWriter.over(open_frozen_model(generator, cache, placed), prompt)
+    checker = reader or generator
+    reading = None if checker is None else open_generator(GeneratorSettings(model=checker), cache, placed)
+    with progress_bar() as bars:
+        made = synthesize_questions(folder, out, settings, writer, reading, bars.report)
+    if as_json:
+        print_json({"folder": str(out), **made.to_json()})
+    else:
+        show_questions(out, made)
+
+
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `coseek run`, or of imported traces.")],
     format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")],
@@ -133,6 +186,18 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
         named = ", ".join(map(repr, report.tools))
         print(f"No call is a search. Name the tools that search: search_tools=[NAME], of {named}")
     print(f"Next: coseek score {out}, coseek view {out}, or coseek label {out} --method …")
+
+
+def show_questions(out: Path, made: SynthesisSummary) -> None:
+    """Print how many questions were made, and what each gate dropped."""
+    for split, counts in made.questions.items():
+        told = ", ".join(f"{count:,} of {hops} hop{'s' if hops > 1 else ''}" for hops, count in counts.items())
+        print(f"{split}: {sum(counts.values()):,} questions ({told})")
+    for reason, count in made.dropped.items():
+        print(f"dropped by {reason}: {count:,}")
+    if made.unanswerable:
+        print(f"{out / UNANSWERABLE}: {made.unanswerable:,} of them cannot be answered")
+    print(f"Next: coseek index {out} --out {out}-bm25")
 
 
 def show_report(report: JsonObject) -> None:

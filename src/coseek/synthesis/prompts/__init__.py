@@ -1,0 +1,1 @@
+"""Prompts of the synthesis. Files that a user can replace."""

@@ -1,0 +1,40 @@
+"""Settings of the synthesis of questions."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from coseek.core.settings import Settings
+
+Split = Literal["train", "dev", "test"]
+
+
+class SynthesisSettings(Settings):
+    """How many questions are made, of which kind, and how they are tested."""
+
+    seed: int = 0
+    """Seed of all draws."""
+    count: int = Field(default=2000, ge=1)
+    """Questions in all, at most."""
+    hop_mix: tuple[float, ...] = (0.2, 0.4, 0.25, 0.15)
+    """Weights of 1, 2, 3 and 4 hops; a shorter list has no longer chains."""
+    dev: float = Field(default=0.1, ge=0, lt=0.5)
+    """Share of the questions that goes to the dev split, about."""
+    test: float = Field(default=0.1, ge=0, lt=0.5)
+    """The same of the test split."""
+    support: int = Field(default=3, ge=2)
+    """Subjects of which a phrase must state something before questions use it."""
+    reuse: int = Field(default=4, ge=1)
+    """Questions whose path may hold one passage."""
+    depth: int = Field(default=5, ge=1)
+    """Passages of the one search that must not answer."""
+    negatives: int = Field(default=8, ge=0)
+    """Hard negatives of a question."""
+    unanswerable: float = Field(default=0.3, ge=0, le=1)
+    """Share of the questions that lose a passage in the data set of the unanswerable twins; 0 writes none."""
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> "SynthesisSettings":
+        if not 1 <= len(self.hop_mix) <= 4 or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
+            raise ValueError("hop_mix needs 1 to 4 weights, none below 0 and not all 0")
+        return self
