@@ -110,8 +110,10 @@ class QuestionMaker:
         shares: dict[Split, float] = {"train": 1 - dev - test, "dev": dev, "test": test}
         if len(owners) == 1:
             return next(iter(owners))
+        if owners:
+            return None
         wanting = [split for split in SPLITS if shares[split]]
-        return None if owners else max(wanting, key=lambda one: shares[one] * (dealt.total() + 1) - dealt[one])
+        return max(wanting, key=lambda one: shares[one] * (dealt.total() + 1) - dealt[one])
 
     def _tested(self, chain: Chain) -> Candidate | None:
         question = question_of(self._graph, chain)
