@@ -27,8 +27,8 @@ from coseek.synthesis.statements import Facts, Phrase, Statement, state
 Rows = NDArray[np.int32]
 _RARE = 5
 """Passages that may hold a name that none is about, where it joins two of them."""
-_ODD = 20
-"""Names of a phrase with a known type, from which a type that comes once tells of a namesake."""
+_ODD, _FEW = 20, 0.05
+"""Names of a phrase with a known type, from which a type of so small a share tells of a namesake."""
 _PLACING = ("born in", "located in", "situated in", "based in", "headquartered in", "lives in", "died in", "city in")
 """Ends of phrases that give a place."""
 _SOME, _MOSTLY = 5, 0.8
@@ -115,9 +115,10 @@ class HopGraph:
                 self._back[key].append(Hop(group[0], back=True))
 
     def _is_odd(self, statement: Statement) -> bool:
-        """Whether the name is of a type that no other name of the phrase has: a film directed by a footballer."""
+        """Whether the name is of a type that few names of the phrase have: a film directed by a footballer."""
         counts = self.facts.styles[statement.phrase].value_types
-        return counts.total() >= _ODD and counts[self.facts.types.get(statement.key, "")] == 1
+        same = counts[self.facts.types.get(statement.key, "")]
+        return counts.total() >= _ODD and 0 < same <= _FEW * counts.total()
 
     def _is_near(self, name: str) -> bool:
         """Whether passages that hold a name are about the same: it is a title, or rare."""

@@ -32,7 +32,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DrawnQuestion:
     """A chain with its question, which passed the gates by rules."""
 
     chain: Chain
@@ -76,7 +76,7 @@ class QuestionMaker:
         mix = self._settings.hop_mix
         return round(self._settings.count * mix[hops - 1] / sum(mix))
 
-    def _kept(self, hops: int) -> Iterator[Candidate]:
+    def _kept(self, hops: int) -> Iterator[DrawnQuestion]:
         """Candidates that pass all gates; models are given batches."""
         candidates = self._candidates(hops) if self._quota(hops) else iter(())
         if self._writer is None and self._reader is None:
@@ -85,7 +85,7 @@ class QuestionMaker:
         while batch := list(islice(candidates, _BATCH)):
             yield from self._read(self._rewrite(batch))
 
-    def _candidates(self, hops: int) -> Iterator[Candidate]:
+    def _candidates(self, hops: int) -> Iterator[DrawnQuestion]:
         """Chains that pass the gates by rules; their documents then belong to one split."""
         rng = random.Random(f"{self._settings.seed} {hops}")
         starts = list(self._graph.starts)
@@ -115,7 +115,7 @@ class QuestionMaker:
         wanting = [split for split in SPLITS if shares[split]]
         return max(wanting, key=lambda one: shares[one] * (dealt.total() + 1) - dealt[one])
 
-    def _tested(self, chain: Chain) -> Candidate | None:
+    def _tested(self, chain: Chain) -> DrawnQuestion | None:
         question = question_of(self._graph, chain)
         if question in self._asked:
             return None
@@ -123,7 +123,7 @@ class QuestionMaker:
         verdicts = {"follows": follows(self._graph, chain)}
         if verdicts["follows"].passed:
             verdicts |= self._asked_verdicts(chain, question)
-        return Candidate(chain, question, verdicts) if self._passes(verdicts) else None
+        return DrawnQuestion(chain, question, verdicts) if self._passes(verdicts) else None
 
     def _asked_verdicts(self, chain: Chain, question: str) -> dict[str, GateVerdict]:
         """The verdicts that depend on the words of the question."""
@@ -140,7 +140,7 @@ class QuestionMaker:
                 return False
         return True
 
-    def _rewrite(self, batch: Sequence[Candidate]) -> list[Candidate]:
+    def _rewrite(self, batch: Sequence[DrawnQuestion]) -> list[DrawnQuestion]:
         """Questions in a model's words, tested again by rules."""
         if self._writer is None:
             return list(batch)
@@ -149,7 +149,7 @@ class QuestionMaker:
             Draft(one.question, self._graph.names_of(one.chain[-1].target)[0], known[0], self._path(one.chain))
             for one, known in zip(batch, names, strict=True)
         ]
-        found: list[Candidate] = []
+        found: list[DrawnQuestion] = []
         for one, known, written in zip(batch, names, self._writer.write(drafts), strict=True):
             if written is None or not any(f" {key_of(name)} " in f" {key_of(written)} " for name in known):
                 self.dropped["written: nothing, or without the name that it starts from"] += 1
@@ -159,7 +159,7 @@ class QuestionMaker:
                 found.append(replace(one, question=written, draft=one.question, verdicts=verdicts))
         return found
 
-    def _read(self, batch: Sequence[Candidate]) -> list[Candidate]:
+    def _read(self, batch: Sequence[DrawnQuestion]) -> list[DrawnQuestion]:
         """The candidates that a model answers from their path alone."""
         if self._reader is None or not batch:
             return list(batch)
@@ -176,7 +176,7 @@ class QuestionMaker:
     def _path(self, chain: Chain) -> tuple[Passage, ...]:
         return tuple(self._graph.corpus[hop.row] for hop in chain)
 
-    def _question(self, ident: str, candidate: Candidate) -> Question:
+    def _question(self, ident: str, candidate: DrawnQuestion) -> Question:
         chain, graph = candidate.chain, self._graph
         asked = single_questions(graph, chain)
         path: list[Json] = [

@@ -94,10 +94,10 @@ def state(passages: Iterable[tuple[int, Passage]], titles: Sequence[str], suppor
     """Read titled passages with their rows. `titles` are the keys of the subjects, by row."""
     reader = ClauseReader(titles)
     clauses = [clause for row, passage in passages for clause in reader.read(row, passage)]
-    return _Learner(clauses, titles, reader, support).learn()
+    return _PhraseLearner(clauses, titles, reader, support).learn()
 
 
-class _Learner:
+class _PhraseLearner:
     """Counts phrases, then takes the statements."""
 
     def __init__(self, clauses: Sequence[Clause], titles: Sequence[str], reader: ClauseReader, support: int) -> None:
@@ -193,7 +193,7 @@ class _Learner:
         style = self._counts.get(before)
         if style is None or not self._is_known(style):
             return None
-        verb = " " in before or before.endswith(("ed", "ing")) or style.verbal or style.copulas
+        verb = " " in before or before.endswith(("ed", "ing")) or before in self._verbs
         return style if verb or before in FUNCTION_WORDS else None
 
     def _phrase(self, clause: Clause) -> Phrase | None:
