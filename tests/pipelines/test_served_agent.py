@@ -1,6 +1,5 @@
 """Fears about an agent whose rollouts are sampled by servers: that its recipe is not carried to them, that an
-evaluation and the rollouts ahead of it get into each other's way, and that a recipe which cannot
-work is found out late."""
+evaluation and the rollouts ahead of it get into each other's way, and that a recipe which cannot work is found late."""
 
 import json
 from pathlib import Path

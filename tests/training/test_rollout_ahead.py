@@ -244,6 +244,7 @@ def test_workers_divide_the_rows_and_push_every_version_once(
     wanted = [[run.question.id, run.seed, list(run.ids)] for step in alone.trained for run in step]
     with servers(policy, 2, log=True) as live:
         run_workers(2, train_together, tmp_path, policy, [url for url, _ in live])
+    versions = 0
     for ahead in (0, 1):
         found = [json.loads((tmp_path / f"ahead-{ahead}-{rank}.json").read_text()) for rank in range(2)]
         shares, trained = [runs for runs, _ in found], [runs for _, runs in found]
@@ -256,8 +257,9 @@ def test_workers_divide_the_rows_and_push_every_version_once(
         rows = [json.loads(line) for line in (tmp_path / f"ahead-{ahead}" / "metrics.jsonl").read_text().splitlines()]
         assert [(row["faults"], row["servers"]) for row in rows] == [(0, 2)] * 3
         assert max(row.get("steps_behind_max", 0) for row in rows) <= ahead
+        versions += 1 + sum(row["updates"] > 0 for row in rows)
     pushed = capfd.readouterr().err.count("/update_weights_from_disk")
-    assert pushed == 2 * 2 * 4  # trainings, servers, and versions: one at the beginning and one after each step
+    assert pushed == 2 * versions > 4  # to each server
 
 
 @pytest.mark.slow
