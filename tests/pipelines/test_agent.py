@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +10,13 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import pytest
+import yaml
 from tests.core.test_lock import holder
+from tests.pipelines.card_check import checked_card
 
 from coseek.core.errors import DataError, InUse, SettingError, UserError
+from coseek.core.fingerprint import file_digest
+from coseek.core.settings import make_settings
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 
@@ -51,6 +56,15 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(tmp_path: Path) 
     assert len(cells) == 18 and all(len(Run(tmp_path / "run" / "table" / cell).done()) == 8 for cell in cells)
     steps = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2] and "eval/reward" in steps[0]
+    _, untrained = checked_card(training.policy_folder("start"))
+    assert "nothing: an untrained model" in untrained
+    front, card = checked_card(training.policy_folder("trained"), tmp_path)
+    assert front["library_name"] == "transformers" and "base_model" not in front
+    assert "the row after." in card and all(cell in card for row in table.rows for cell in row)
+    assert "supervised training on demonstrations (expert) → reinforcement learning" in card
+    assert file_digest(tmp_path / "run" / "data" / "questions.train.jsonl") in card
+    (kept,) = re.findall(r"```yaml\n(.*?)```", card, flags=re.DOTALL)
+    assert make_settings(AgentRecipe, yaml.safe_load(kept)) == training.recipe
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<script" not in page and "What was learnt" in page
 
