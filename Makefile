@@ -6,12 +6,13 @@ STAMP  := .venv/made-from-these-files
 # Where the quickstart puts its files.
 OUT    ?= runs/quickstart
 
-.PHONY: help env quickstart test test-inspect engine-vllm test-vllm quick unit mutants check docs clean
+.PHONY: help env quickstart test test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
 	@echo "make test         install, then every test"
 	@echo "make test-inspect test what Inspect's own reader opens, in .venv-inspect"
+	@echo "make test-adapters test the retrievers for LangChain, LlamaIndex and Haystack, in .venv-adapters"
 	@echo "make test-vllm    test rollouts by a vLLM on a processor, in .venv-vllm (make engine-vllm)"
 	@echo "make quick        install, then the tests that take seconds"
 	@echo "make unit         install, then the quick tests of everything below training: what an editor's save can run"
@@ -46,6 +47,12 @@ test-inspect:
 	test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
 	.venv-inspect/bin/python -m pip install --quiet --disable-pip-version-check -e '.[inspect]' pytest hypothesis
 	.venv-inspect/bin/python -m pytest tests/traces/test_inspect_log.py
+
+# Three libraries with a hundred others, without torch.
+test-adapters:
+	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
+	.venv-adapters/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[langchain,llama-index,haystack,datasets]' pytest hypothesis
+	HAYSTACK_TELEMETRY_ENABLED=False LANGSMITH_TRACING=false .venv-adapters/bin/python -m pytest tests/adapters
 
 # A community build for processors. What it asks for of torchvision and others is built for another torch.
 engine-vllm:

@@ -27,57 +27,36 @@ from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, atomic_folder, read_json, read_yaml, write_json
 from coseek.core.fingerprint import file_digest
 from coseek.core.settings import Settings, dump_settings, make_settings
+from coseek.hub.card import FILE as CARD
+from coseek.hub.card import ModelCard
 from coseek.models.shipped import WEIGHTS, Kind, model_path
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.run_record import FILE
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
 from coseek.training.trainer.lora import ADAPTER
 
-CARD = "README.md"
 MOST_BYTES = 8_000_000
 """The bar of all shipped models together."""
 ABOUT: dict[Kind, tuple[str, str]] = {
     "policy": (
         "A language model that reads passages, copies and finds the next thing to look up. It begins the training of "
-        "agents (`policy.folder: {name}`), and answers as a generator with the prompt in `generator.yaml`.",
+        "agents (policy.folder: {name}), and answers as a generator with the prompt in generator.yaml.",
         "It reads short generated English. It knows no facts, follows no instructions and speaks no protocol before it "
         "is trained in one. Text by people is outside its training, and its answers there are not measured here.",
     ),
     "encoder": (
-        "A sentence encoder for dense search (`coseek index DATA --retriever dense --encoder {name}`), which has seen "
+        "A sentence encoder for dense search (coseek index DATA --retriever dense --encoder {name}), which has seen "
         "no agent's searches.",
         "It encodes short generated English. Text by people is outside its training, and its rankings there are not "
         "measured here.",
     ),
 }
 """Kind → what a model is, and its limits."""
-TEXT = """---
-license: apache-2.0
-language: en
----
-# {name}: a {kind} shipped with coseek
-
-{about}
-
-- Licence: Apache-2.0.
-- Parameters: {parameters:,}, in float16.
-- Data: worlds that the recipe draws from its seed, and nothing else: no text by people, no other model's weights or
-  outputs.
-- Command: `{command}`
-- Commit: {commit}.
-- Recipe: sha256 {recipe} of its settings as sorted JSON.
-{weights}
-
-## Abilities
-
-Measured at the end of that training, in worlds that it was not trained on, before the weights were rounded to float16.
-
-{table}
-
-## Limits
-
-{limits}
-"""
+DATA = "worlds that the recipe draws from its seed; no text by people, no other model's weights or outputs"
+MEASURED = (
+    "Measured at the end of that training, in worlds that it was not trained on, before the weights were rounded to "
+    "float16."
+)
 
 
 @dataclass(frozen=True)
@@ -135,18 +114,22 @@ class ShippedRun:
         table = (self.folder / "table.md").read_text(encoding="utf-8").partition("\n")[2].strip()
         settings = json.dumps(dump_settings(self.recipe), sort_keys=True)
         hashes = {path.relative_to(part).as_posix(): file_digest(path) for path in sorted(part.rglob("*.safetensors"))}
-        return TEXT.format(
-            name=self.name,
-            kind=self.kind,
+        return ModelCard(
+            kind="generator" if self.kind == "policy" else "encoder",
+            title=f"{self.name}: a {self.kind} shipped with coseek",
             about=about.format(name=self.name),
-            parameters=parameters,
+            facts={
+                "parameters": f"{parameters:,}, in float16",
+                "data": DATA,
+                "commit": str(self.record.get("commit") or "unknown"),
+                "sha256 of the settings as sorted JSON": sha256(settings.encode()).hexdigest(),
+                **{f"sha256 of {name}": digest for name, digest in hashes.items()},
+            },
             command=self.command,
-            commit=self.record.get("commit") or "unknown",
-            recipe=sha256(settings.encode()).hexdigest(),
-            weights="\n".join(f"- `{name}`: sha256 {digest}." for name, digest in hashes.items()),
-            table=table.replace("\n## ", "\n### "),
+            figures=f"{MEASURED}\n\n{table}".replace("\n## ", "\n### "),
             limits=limits,
-        )
+            license="apache-2.0",
+        ).text()
 
 
 def halve(path: Path) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from datasets import Dataset  # type: ignore[import-untyped]
+from datasets import Dataset
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel

@@ -121,7 +121,9 @@ def grammar_named(name: str, users: str) -> Grammar:
 
 def modules() -> list[ModuleType]:
     found = (one.name for one in pkgutil.walk_packages([str(SOURCES)], "coseek."))
-    return [importlib.import_module(name) for name in found if not name.endswith("__main__")]
+    # Adapters import libraries that are not installed here, and hold no pattern.
+    left_out = ("coseek.__main__", "coseek.adapters.")
+    return [importlib.import_module(name) for name in found if not name.startswith(left_out)]
 
 
 def module_patterns() -> dict[str, re.Pattern[str] | re.Pattern[bytes]]:

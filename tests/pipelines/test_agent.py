@@ -1,6 +1,7 @@
 """The whole road in small: from a recipe to a table, stopped and gone on with."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +9,17 @@ from runpy import run_path
 from typing import TypeVar, cast
 
 import pytest
+import yaml
 from bench.processes import run_workers
 from tests.core.test_lock import holder
+from tests.pipelines.card_check import checked_card
 from tests.pipelines.typed_run import typed
 
 from coseek.agents.factory import decoder_of
 from coseek.cli.main import main
 from coseek.core.errors import DataError, InUse, SettingError, UserError
+from coseek.core.fingerprint import file_digest
+from coseek.core.settings import make_settings
 from coseek.data.audit import audit_run
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
@@ -60,6 +65,15 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     assert len(cells) == 18 and all(len(Run(tmp_path / "run" / "table" / cell).done()) == 8 for cell in cells)
     steps = [json.loads(line) for line in (tmp_path / "run" / "rl" / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2] and "eval/reward" in steps[0]
+    _, untrained = checked_card(training.policy_folder("start"))
+    assert "nothing: an untrained model" in untrained
+    front, card = checked_card(training.policy_folder("trained"), tmp_path)
+    assert front["library_name"] == "transformers" and "base_model" not in front
+    assert "the row after." in card and all(cell in card for row in table.rows for cell in row)
+    assert "supervised training on demonstrations (expert) → reinforcement learning" in card
+    assert file_digest(tmp_path / "run" / "data" / "questions.train.jsonl") in card
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", card, flags=re.DOTALL)
+    assert make_settings(AgentRecipe, yaml.safe_load(recipe)) == training.recipe
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<script" not in page and "What was learnt" in page
     (kept,) = (tmp_path / "run" / "rl" / "rollouts").iterdir()

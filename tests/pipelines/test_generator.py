@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.pipelines.card_check import checked_card
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import dump_settings, make_settings
@@ -49,6 +50,7 @@ def test_a_generator_is_trained_measured_and_asked_by_its_folder(tmp_path: Path)
     training.train()
     table = training.write_results(training.measure())
     assert [row[0] for row in table.rows] == ["gold among 5", "naive RAG, top 5"]
+    assert "| gold among 5 |" in checked_card(training.trained_folder)[1]
     readings = [json.loads(line) for line in (tmp_path / "g/training/round-1/metrics.jsonl").read_text().splitlines()]
     assert "eval/em" in readings[-1]
     before = (training.trained_folder / "model.safetensors").stat().st_mtime_ns

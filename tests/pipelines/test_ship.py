@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from bench.ship import ShippedRun, main
+from tests.pipelines.card_check import checked_card
 from tests.pipelines.test_base import tiny
 
 from coseek.core.errors import DataError, SettingError
@@ -101,7 +102,7 @@ def test_a_trained_base_is_shipped_and_opened_by_name(tmp_path: Path, capsys: py
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() in card
     settings = json.dumps(dump_settings(training.recipe), sort_keys=True)
     assert hashlib.sha256(settings.encode()).hexdigest() in card
-    assert "Apache-2.0" in card and "`coseek train base " in card and str(tmp_path) not in card
+    assert "license: apache-2.0\n" in card and "\ncoseek train base " in card and str(tmp_path) not in card
     abilities = json.loads((tmp_path / "run" / "table.json").read_text())["abilities"]
     for name in abilities:
         assert re.search(rf"\| {re.escape(name)} \| [\d.]+ (\[[\d.]+, [\d.]+\]|\(n=1\)) \|", card), name
@@ -122,6 +123,9 @@ def test_a_trained_encoder_is_shipped_and_searched_with(tmp_path: Path) -> None:
     training.begin(resume=False)
     training.train()
     training.results()
+    front, text = checked_card(training.encoder_folder, tmp_path)
+    assert front["library_name"] == "sentence-transformers" and "| trained − before | all |" in text
+    assert "None: it was not measured" in checked_card(tmp_path / "run" / "start")[1]
     root = tmp_path / "weights"
     assert main([str(tmp_path / "run"), "--kind", "encoder", "--name", "base", "--root", str(root)]) == 0
     folder = model_path("base", "encoder", root)
@@ -132,4 +136,4 @@ def test_a_trained_encoder_is_shipped_and_searched_with(tmp_path: Path) -> None:
     )
     assert [hit.score for hit in found] == pytest.approx([hit.score for hit in wanted], abs=1e-2)
     card = (folder / "README.md").read_text()
-    assert "`coseek train retriever base " in card and "| BM25 " in card and "recall@3" in card
+    assert "\ncoseek train retriever base " in card and "| BM25 " in card and "recall@3" in card

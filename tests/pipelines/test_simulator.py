@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.agents.playing import QUESTION, play, script
 from tests.models.networks import SMALL, TEXTS
+from tests.pipelines.card_check import checked_card
 from tests.pipelines.test_stored_runs import stored
 from tests.scripted import Scripted
 
@@ -102,6 +103,8 @@ def test_a_tuned_simulator_is_a_model_folder_that_opens_as_an_engine(model: Path
     training.train()
     writer = open_local_text_model(training.simulator_folder)
     assert writer.identity != open_local_text_model(model).identity and len(writer.write(["Query: Ada"], 8)) == 1
+    _, card = checked_card(training.simulator_folder, tmp_path / "scratch")
+    assert f"| begins with | …/{'/'.join(model.parts[-2:])} |" in card and "it was not measured" in card
     again = SimulatorTraining(recipe(model, runs, sft=sft), tmp_path / "out")
     again.begin(resume=True)
     again.train()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tests.pipelines.card_check import checked_card
 
 from coseek.core.errors import CoseekError, DataError, SettingError
 from coseek.pipelines.run_record import resolve_recipe
@@ -324,6 +325,9 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     assert len({one["run"] for one in table["summaries"]}) == 12
     page = (out / "report.html").read_text()
     assert "<script" not in page and "Round by round" in page
+    _, card = checked_card(out / "round-2" / "agent" / "policy" / "trained")
+    assert "the row agent 2." in card and "| agent 0 |" in card
+    assert "| trained − before | all |" in checked_card(out / "round-2" / "retriever" / "encoder")[1]
     run = yaml.safe_load((out / "round-1" / "run" / "run.yaml").read_text())["settings"]
     assert run["retriever"] == str(out / "round-0" / "index")
 

@@ -4,7 +4,7 @@ episodes or makes them zeros, and that anybody can have one load any folder."""
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -125,9 +125,11 @@ class Trained(Callback):
 
 @contextmanager
 def servers(policy: Path, count: int, log: bool = False) -> Iterator[list[tuple[str, ModelService]]]:
+    def live() -> AbstractContextManager[tuple[str, ModelService]]:
+        return live_model(policy, weights_below=str(policy.parent), precision="float32", device="cpu", log=log)
+
     with ExitStack() as stack:
-        place: dict[str, float | str] = {"weights_below": str(policy.parent), "precision": "float32", "device": "cpu"}
-        yield [stack.enter_context(live_model(policy, log=log, **place)) for _ in range(count)]
+        yield [stack.enter_context(live()) for _ in range(count)]
 
 
 def ids(runs: Sequence[Trajectory]) -> list[tuple[int, ...]]:

@@ -27,11 +27,15 @@ EXTRA_OF = {
     "httptools": "serve",
     "uvloop": "serve",
     "matplotlib": "report",
+    "huggingface_hub": "hub",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "trackio": "trackio",
     "mlflow": "mlflow",
     "inspect_ai": "inspect",
+    "langchain_core": "langchain",
+    "llama_index": "llama-index",
+    "haystack": "haystack",
 }
 """Module as Python imports it → extra of pyproject.toml. A test compares the two."""
 

@@ -231,6 +231,21 @@ def dump_settings(settings: Settings) -> JsonObject:
     return cast(JsonObject, settings.model_dump(mode="json"))
 
 
+def changed_settings(settings: Settings, usual: Settings | None = None) -> JsonObject:
+    """The settings that differ from their defaults, or from `usual`: `make_settings` makes the same ones from them."""
+    plain, found = dump_settings(settings), JsonObject()
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        default = field.get_default(call_default_factory=True) if usual is None else getattr(usual, name)
+        if field.exclude or value == default:
+            continue
+        if isinstance(value, Settings):
+            found[name] = changed_settings(value, default if type(default) is type(value) else None)
+        else:
+            found[name] = plain[name]
+    return found
+
+
 def first_difference(old: Json, new: Json, name: str = "") -> str:
     """`name = old, and now new` for the first setting that differs, else empty."""
     if isinstance(old, dict) and isinstance(new, dict):

@@ -46,6 +46,7 @@ from coseek.pipelines.dev_readings import readings_of
 from coseek.pipelines.grader_settings import Graders, open_graders
 from coseek.pipelines.kept_rollouts import rollout_writer
 from coseek.pipelines.part_identities import agent_identities, policy_identities
+from coseek.pipelines.policy_card import HEALTHY, write_policy_card
 from coseek.pipelines.resumption import MoreSteps, bound
 from coseek.pipelines.retriever_schedule import RetrieverSchedule, ScheduledRetriever
 from coseek.pipelines.run_record import TrainingRun
@@ -227,6 +228,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
             texts = texts_of(self.recipe, Dataset(self.data_folder))
             make_policy(policy.laptop, texts, self.special_tokens, folder, self.recipe.seed)
         self._card.write(folder)
+        write_policy_card(self, "start", folder, self.data_folder)
 
     @property
     def _card(self) -> AgentCard:
@@ -263,13 +265,15 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         )
 
     def _keep(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
-        """Save a policy with its tokenizer and its agent card."""
-        save(self.policy_folder(name), self._complete)
+        """Save a policy with its tokenizer and its cards."""
+        save(self.policy_folder(name), lambda part: self._complete(part, name))
 
-    def _complete(self, folder: Path) -> None:
-        """Add tokenizer and agent card to the folder of a policy."""
+    def _complete(self, folder: Path, name: str = "") -> None:
+        """Add tokenizer and agent card to the folder of a policy, and a model card to one that has a name."""
         self.tokenizer.save(folder)
         self._card.write(folder)
+        if name:
+            write_policy_card(self, name, folder, self.data_folder)
 
     # --- training
 
@@ -450,7 +454,7 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         kept = load_healthy(stage.folder / "checkpoints", like, self.workers)
         if kept is not None:
             backend.policy.load_state(kept["learners"]["policy"])
-            name = f"{stage.ends}-healthy"
+            name = f"{stage.ends}{HEALTHY}"
             self._keep(backend.save, name)
             self.progress.say(f"the policy as it was after step {kept['step']} is in {self.policy_folder(name)}")
         self.workers.wait()

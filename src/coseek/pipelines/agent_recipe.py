@@ -20,6 +20,7 @@ from coseek.core.settings import Settings, apply_overrides, dump_settings, make_
 from coseek.data.selection import QuestionFilter
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Replaces
+from coseek.hub.card import UNKNOWN, License
 from coseek.models.chat import ChatTemplate
 from coseek.models.laptop import LaptopSettings
 from coseek.models.shipped import model_path, shipped_models
@@ -188,6 +189,8 @@ class AgentRecipe(Placement):
     """Presets by name, each with the settings that it replaces; empty once one is chosen."""
     seed: int = 0
     """Seed of everything but the worlds, which have their own."""
+    license: License = UNKNOWN
+    """Licence of the weights, for their model cards: apache-2.0, mit, other …; it may change when a run goes on."""
     data: DataSettings
     """Corpus, questions and retriever."""
     protocol: str = "search-r1"

@@ -38,6 +38,7 @@ from coseek.models.pretrained import load_model
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining, QuestionSet
 from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.policy_card import write_policy_card
 from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.stages import Stage
 from coseek.rewards.reward import make_reward
@@ -291,10 +292,21 @@ def write_results(training: AgentTraining, scores: dict[str, Scores]) -> Table:
     parts = [f"# {training.recipe.about or training.folder.name}\n", table.markdown()]
     for name, found in tables.items():
         parts += [f"\n## {name}\n", "\n\n".join(one.markdown() for one in found.values())]
+    write_cards(training, table)
     write_tables(training.folder, "\n".join(parts), {name: scores_json(found) for name, found in scores.items()})
     title = training.recipe.about or "A search agent, trained"
     write_report(training.folder / "report.html", title, sections_of(training, scores, tables, table))
     return table
+
+
+def write_cards(training: AgentTraining, table: Table) -> None:
+    """Write the figures into the model cards of all policies."""
+    before, after = training.compared
+    rows = {before: "before", after: "after", **{stage.ends: f"after {stage.name}" for stage in training.stages[:-1]}}
+    for name in dict.fromkeys(("start", "warm", *rows)):
+        folder = training.policy_folder(name)
+        if folder.is_dir():
+            write_policy_card(training, name, folder, training.data_folder, table, rows.get(name, ""))
 
 
 def sections_of(

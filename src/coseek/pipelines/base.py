@@ -79,6 +79,7 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
         worlds = {"drawn": self.held_out, "laptop": self.laptop_world}
         found = abilities(self, model, generator, self.tasks(generator), worlds)
         table = abilities_table(found)
+        self._write_card(self.trained_folder, self.NAME, table)
         text = f"# {self.TITLE}\n\n{table.markdown()}\n## The world of drawn words\n\n{group_table(scores).markdown()}"
         write_tables(self.folder, text, {"abilities": abilities_json(found), **scores_json(scores)})
         return table

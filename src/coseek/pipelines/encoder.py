@@ -11,6 +11,7 @@ A part whose result exists is skipped, so a stopped run resumes.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -30,6 +31,7 @@ from coseek.data.passage import Corpus, Passage
 from coseek.hardware.device import idle_devices
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
+from coseek.hub.card import base_model_of, shown_table
 from coseek.labels.label_set import LabelSet
 from coseek.measure.table import Table
 from coseek.models.lora import merge_adapters
@@ -64,6 +66,15 @@ from coseek.training.trainer.metrics_sender import tracked
 from coseek.training.trainer.workers import workers_here
 from coseek.world.world import make_world
 
+ABOUT = {
+    "start": "A text encoder for dense search with random weights, not trained yet.",
+    "encoder": "A text encoder for dense search, trained by coseek.",
+}
+LIMITS = (
+    "The figures hold for held-out turns of the same labels or worlds; other text, languages and corpora were not "
+    "measured. Queries are written by the view above and are cut, as passages are, at so many tokens."
+)
+
 
 class EncoderData(NamedTuple):
     """Label sets for training and for evaluation."""
@@ -80,7 +91,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
 
     def bound(self, recipe: RetrieverRecipe) -> JsonObject:
         tree = dump_settings(recipe)
-        del tree["track"]
+        del tree["track"], tree["license"]
         return tree
 
     def check(self) -> None:
@@ -105,6 +116,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         folder = self.folder / "start"
         if not folder.exists():
             make_laptop_encoder(self.recipe.laptop, self._texts(), folder, self.recipe.seed)
+            self._write_card(folder, "start")
         return folder
 
     def _texts(self) -> list[str]:
@@ -315,8 +327,23 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             for file in part.rglob("*"):
                 file.chmod(0o755 if file.is_dir() else 0o644)
             self.card.save(part)
+            self._write_card(part, "encoder")
 
         atomic_folder(self.encoder_folder, fill)
+
+    def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
+        """Write the model card of the encoder `name`, with the table of figures once there is one."""
+        given, card = self.recipe.encoder, EncoderCard.of(folder)
+        known = self.model_card("encoder", "retriever recipe.yaml", given)
+        replace(
+            known,
+            title=f"{known.title}: {name}",
+            about=f"{ABOUT[name]} {self.recipe.about}",
+            facts={**{name: str(value) for name, value in dump_settings(card).items() if value}, **known.facts},
+            figures="" if table is None else shown_table(table),
+            limits=LIMITS,
+            base_model=None if given is None else base_model_of(given, self.start_folder),
+        ).write(folder)
 
     def results(self) -> Table | None:
         """Write `table.md` and `table.json`; `None` when nothing is held out."""
@@ -331,6 +358,7 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         }
         table = results_table(shown, evaluator.held_out, self.recipe)
         values = results_json(shown, evaluator.held_out, self.recipe)
+        self._write_card(self.encoder_folder, "encoder", table)
         write_tables(self.folder, f"# A retriever\n\n{table.markdown()}", values)
         return table
 

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from coseek.core.settings import Settings
 from coseek.hardware.placement import Placement
+from coseek.hub.card import UNKNOWN, License
 from coseek.models.laptop import LaptopSettings
 from coseek.training.sft.settings import Phase, SftSettings
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
@@ -35,6 +36,8 @@ class ReaderRecipe(Placement):
 
     seed: int = 0
     """Seed of everything but the held-out world, which has its own."""
+    license: License = UNKNOWN
+    """Licence of the weights, for their model cards: apache-2.0, mit, other …; it may change when a run goes on."""
     held_out: WorldSettings = _world(seed=8, size="small", train=0)
     """The world of the gate (split dev) and of the final measurement (split test)."""
     laptop: LaptopSettings = LaptopSettings()

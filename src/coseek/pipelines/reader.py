@@ -13,6 +13,7 @@ import random
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -35,6 +36,7 @@ from coseek.graders.generator import (
     load_generator_prompt,
 )
 from coseek.hardware.precision import Precision
+from coseek.hub.card import shown_table
 from coseek.measure.answers import exact_match
 from coseek.measure.score import Scores, score_runs
 from coseek.measure.table import Table, group_table, main_table, scores_json
@@ -56,6 +58,11 @@ PROMPT = "generator-laptop"
 BATCH = 64
 """Questions answered at once."""
 
+
+LIMITS = (
+    "It reads short generated English. It knows no facts and follows no instructions. Text by people is outside its "
+    "training, and its answers there were not measured."
+)
 
 R = TypeVar("R", bound=ReaderRecipe)
 
@@ -87,6 +94,7 @@ class ReaderTraining(TrainingRun[R], ABC):
             torch.set_num_threads(self.recipe.threads)
         if self.workers.first and not self.start_folder.exists():
             make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
+            self._write_card(self.start_folder, "start")
         if self.workers.agree(self.trained_folder.exists):
             return
         model = load_model(self.start_folder, self.recipe.in_float32())
@@ -107,8 +115,22 @@ class ReaderTraining(TrainingRun[R], ABC):
         def extra(part: Path) -> None:
             self.tokenizer.save(part)
             shutil.copyfile(PROMPTS / f"{PROMPT}.yaml", part / OWN_PROMPT)
+            self._write_card(part, self.NAME)
 
         policy.save(self.trained_folder, extra)
+
+    def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
+        """Write the model card of the folder `name`, with the table of figures once there is one."""
+        card = self.model_card("generator", self.NAME)
+        if name == "start":
+            card = replace(card, facts={"learnt by": "nothing: an untrained model", **card.facts})
+        replace(
+            card,
+            title=f"{card.title}: {name}",
+            about=f"{self.TITLE} of coseek: it reads passages and answers with the prompt in {OWN_PROMPT}.",
+            figures="" if table is None else shown_table(table),
+            limits=LIMITS,
+        ).write(folder)
 
     @property
     def start_folder(self) -> Path:
@@ -192,6 +214,7 @@ class ReaderTraining(TrainingRun[R], ABC):
     def write_results(self, scores: Scores) -> Table:
         """`table.md` and `table.json`; returns the table."""
         table = group_table(scores)  # a laptop world is one data set
+        self._write_card(self.trained_folder, self.NAME, table)
         text = f"# {self.TITLE}\n\n{table.markdown()}\n{main_table(scores).markdown()}"
         write_tables(self.folder, text, scores_json(scores))
         return table

@@ -1,7 +1,7 @@
 """Settings that may change when an agent's training resumes, and more steps for a finished stage.
 
     rl.monitor, rl.keep_rollouts         always: they change no weight
-    table.wide_rag, track                always, likewise
+    table.wide_rag, track, license       always, likewise
     rollout                              always: servers come and go
     rl.steps                             of the last stage that has started, unless a schedule spans the steps
 
@@ -33,7 +33,7 @@ STEPS = {**FREE, "rl": (*FREE["rl"], "steps")}
 def bound(recipe: AgentRecipe) -> JsonObject:
     """The settings of a recipe and of its stages that must not change on resume."""
     tree = dump_settings(recipe)
-    del tree["track"], tree["rollout"]
+    del tree["track"], tree["rollout"], tree["license"]
     for part in (tree, *cast(dict[str, JsonObject], tree["stages"]).values()):
         for group, names in STEPS.items():
             if isinstance(settings := part.get(group), dict):

@@ -3,23 +3,27 @@
 `auto` precisions are resolved here, once, when a folder is started.
 """
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Generic, TypeVar, cast
 
 import yaml
 
+from coseek import __version__
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, atomic_write, check_output_folder, is_failed_start, write_json
+from coseek.core.files import JsonObject, atomic_write, check_output_folder, is_failed_start, read_yaml, write_json
 from coseek.core.lock import Lock, kept_lock
 from coseek.core.plugins import plugin_digests
 from coseek.core.progress import NoProgress, Progress
-from coseek.core.settings import Settings, dump_settings, first_difference, make_settings
+from coseek.core.settings import Settings, changed_settings, dump_settings, first_difference, make_settings
 from coseek.data.identities import KEY, Identities, check_identities
 from coseek.data.run import provenance
 from coseek.hardware.precision import AUTO, Place, Use, named
 from coseek.hardware.speed import resolve_here, warning
+from coseek.hub.card import UNKNOWN, ModelCard, ModelKind, setting_words, shared_text
 from coseek.models.shape import hidden_size
 from coseek.models.shipped import model_path
 from coseek.pipelines.agent_recipe import AgentRecipe
@@ -30,6 +34,7 @@ from coseek.training.trainer.workers import ALONE, Workers
 FILE = "recipe.yaml"
 """The recipe, versions and commit, and digests of what the recipe names: Python files, models, questions, indexes."""
 OWN = "own_parts"
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 R = TypeVar("R", bound=Settings)
 
@@ -66,7 +71,7 @@ class TrainingRun(Generic[R]):
 
     def bound(self, recipe: R) -> JsonObject:
         """Return the settings that must not change on resume."""
-        return dump_settings(recipe)
+        return {name: value for name, value in dump_settings(recipe).items() if name != "license"}
 
     def identities(self) -> Identities:
         """Return the digests of what the recipe names."""
@@ -74,6 +79,35 @@ class TrainingRun(Generic[R]):
 
     def going_on(self, began: R, recipe: R) -> None:
         """Called on resume with the stored recipe and the new one; may raise."""
+
+    def model_card(
+        self, kind: ModelKind, command: str, start: str | None = None, data: Mapping[str, str] = EMPTY
+    ) -> ModelCard:
+        """A card with what the record of the folder tells: versions, seed, settings, digests of what was read.
+
+        `command` is what stands behind `coseek train`; the settings follow it, or stand in a file for `recipe.yaml`.
+        `start` is the model that training began with, and `data` are more digests.
+        """
+        record = read_yaml(self.folder / FILE, "record of a training") if (self.folder / FILE).exists() else {}
+        versions = cast(dict[str, str | None], record.get("versions") or {"coseek": __version__})
+        digests = {**cast(dict[str, str], record.get(KEY) or {}), **data}
+        recipe, in_file = changed_settings(self.recipe), command.endswith("recipe.yaml")
+        given = () if in_file else setting_words(recipe)
+        return ModelCard(
+            kind=kind,
+            title=self.folder.resolve().name,
+            about="",
+            facts={
+                "seed": str(getattr(self.recipe, "seed", "")),
+                "begins with": "" if start is None else shared_text(start),
+                "coseek": " ".join(filter(None, (versions.get("coseek"), cast("str | None", record.get("commit"))))),
+                **{name: version for name in ("torch", "transformers") if (version := versions.get(name))},
+                **{f"digest of {shared_text(name)}": identity for name, identity in digests.items()},
+            },
+            command=shlex.join(["coseek", "train", *command.split(), *given, "--out", "OUT"]),
+            recipe=recipe if in_file else None,
+            license=str(getattr(self.recipe, "license", UNKNOWN)),
+        )
 
 
 def begin(

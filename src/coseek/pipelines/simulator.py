@@ -9,6 +9,7 @@ wrong run what a noisy one does. The prompts are those of the retriever `simulat
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from coseek.core.errors import DataError
@@ -18,6 +19,7 @@ from coseek.data.identities import Identities
 from coseek.data.run import Run
 from coseek.data.trajectory import PROMPT, Author, Search, Segment, StopReason, Trajectory
 from coseek.graders.scoring import EpisodeScorer
+from coseek.hub.card import base_model_of
 from coseek.models.local_text import around_prompt
 from coseek.models.pretrained import load_model
 from coseek.models.shipped import model_path
@@ -67,7 +69,20 @@ class SimulatorTraining(TrainingRun[SimulatorRecipe]):
 
         sft = self.recipe.sft.model_copy(update={"seed": seed})
         train_sft(policy, draw, sft, self.folder / "training", resume=True, progress=self.progress)
-        policy.save(self.simulator_folder, tokenizer.save)
+        card = replace(
+            self.model_card("simulator", "simulator", self.recipe.model),
+            title=f"{self.folder.resolve().name}: simulator",
+            about="A language model that plays a search engine, useful or noisy, for training search agents.",
+            limits="What it writes is invented: no document it shows exists. Whether it looks like a search engine's "
+            "answers was not measured.",
+            base_model=base_model_of(self.recipe.model, start),
+        )
+
+        def extra(part: Path) -> None:
+            tokenizer.save(part)
+            card.write(part)
+
+        policy.save(self.simulator_folder, extra)
 
 
 def examples(recipe: SimulatorRecipe, tokenizer: HfTokenizer) -> tuple[list[Trajectory], list[Trajectory]]:

@@ -7,6 +7,7 @@ from pydantic import Field
 from coseek.core.errors import DataError
 from coseek.core.hub import missing
 from coseek.hardware.placement import DevicePlacement
+from coseek.hub.card import UNKNOWN, License
 from coseek.models.shipped import model_path, shipped_models
 from coseek.rewards.reward import RewardSpec
 from coseek.training.sft.settings import SftSettings
@@ -32,6 +33,8 @@ class SimulatorRecipe(DevicePlacement):
     """Words of a document that the model learns to write."""
     seed: int = 0
     """Seed of the order."""
+    license: License = UNKNOWN
+    """Licence of the weights, for their model cards: apache-2.0, mit, other …; it may change when a run goes on."""
     sft: SftSettings = SftSettings(
         steps=200,
         tokens_per_step=16384,

@@ -64,7 +64,7 @@ class CoTrainingPaths(TrainingRun[TogetherRecipe]):
                 del agent[group][name]
         for part in (agent, tree["retriever"], cast(JsonObject, tree["start"])["recipe"]):
             if isinstance(part, dict):
-                del part["track"]
+                del part["track"], part["license"]
         return tree
 
     def round(self, number: int) -> RoundPaths:

@@ -17,6 +17,7 @@ from coseek.pipelines.agent_results import (
     closing_sections,
     means_and_differences,
 )
+from coseek.pipelines.policy_card import write_policy_card
 from coseek.pipelines.run_record import write_tables
 from coseek.pipelines.together.labelling import labelled
 from coseek.pipelines.together.pairs import Pair, Pairs
@@ -136,9 +137,18 @@ class Results:
         tables, folder = self.tables(), self.course.folder
         title = self.course.recipe.about or "An agent and a retriever, trained together"
         parts = [f"# {title}\n", *(f"## {name}\n\n{table.markdown()}" for name, table in tables.items())]
+        self.write_cards(tables["Every pair"])
         write_tables(folder, "\n".join(parts), self.to_json())
         write_report(folder / "report.html", title, self.sections(tables))
         return tables["Every pair"]
+
+    def write_cards(self, table: Table) -> None:
+        """Write the figures of the pairs into the agents' model cards; encoders have those of held-out turns."""
+        course = self.course
+        for number in range(self.rounds + 1):
+            name, training = "trained" if number else "warm", course.agent(number)
+            folder = course.policy(number)
+            write_policy_card(training, name, folder, course.data_folder, table, f"agent {number}")
 
     def to_json(self) -> JsonObject:
         recipe = self.course.recipe

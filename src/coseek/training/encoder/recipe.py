@@ -12,6 +12,7 @@ from coseek.core.registry import find_yaml
 from coseek.core.settings import Settings, apply_overrides, make_settings
 from coseek.hardware.placement import DevicePlacement
 from coseek.hardware.precision import TrainingPrecision
+from coseek.hub.card import UNKNOWN, License
 from coseek.retrieval.views import View, load_views
 from coseek.training.trainer.settings import LoraSettings, OptimiserSettings
 from coseek.world.settings import WorldSettings
@@ -144,6 +145,8 @@ class RetrieverRecipe(DevicePlacement):
     """One line of description."""
     seed: int = 0
     """Seed of all randomness in the run, except for the held-out world, which has its own seed."""
+    license: License = UNKNOWN
+    """Licence of the weights, for their model cards: apache-2.0, mit, other …; it may change when a run goes on."""
     labels: tuple[str, ...] = ()
     """Label folders, as `coseek label` writes them."""
     synthetic: SyntheticSettings | None = None

@@ -1,0 +1,31 @@
+"""Haystack: a coseek retriever as a component of a pipeline (`pip install 'coseek[haystack]'`)."""
+
+from coseek.adapters.source import metadata, open_source
+from coseek.cli.extras import missing_extras
+
+with missing_extras("the Haystack retriever"):
+    from haystack import Document, component
+
+
+@component
+class HaystackRetriever:
+    """Finds `top_k` passages: `HaystackRetriever("INDEX").run(query="a query")["documents"]`.
+
+    `source` is an index folder, a URL, a YAML file or a mapping. A pipeline's file holds these two values, and
+    is loaded with `allowed_modules=["coseek.adapters.haystack"]`. A failed search raises `RetrieverError`.
+    """
+
+    def __init__(self, source: str | dict[str, object], top_k: int = 5) -> None:
+        self.source, self.top_k = source, top_k
+        self._retriever = open_source(source, top_k)
+
+    @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
+    def run(self, query: str, top_k: int | None = None) -> dict[str, list[Document]]:
+        """Return `documents`, best first."""
+        hits = self._retriever.search([query], self.top_k if top_k is None else top_k)[0]
+        return {
+            "documents": [
+                Document(id=hit.passage.id, content=hit.passage.text, meta=metadata(hit), score=hit.score)
+                for hit in hits
+            ]
+        }

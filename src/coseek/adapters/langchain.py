@@ -1,0 +1,31 @@
+"""LangChain: a coseek retriever as a `BaseRetriever` (`pip install 'coseek[langchain]'`)."""
+
+from pydantic import PrivateAttr
+
+from coseek.adapters.source import metadata, open_source
+from coseek.cli.extras import missing_extras
+from coseek.retrieval.retriever import Retriever
+
+with missing_extras("the LangChain retriever"):
+    from langchain_core.callbacks import CallbackManagerForRetrieverRun
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+
+
+class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
+    """Finds `k` passages: `LangChainRetriever(source="INDEX", k=5).invoke("a query")`.
+
+    `source` is an index folder, a URL or a YAML file. `ainvoke` searches in a thread. A failed search raises
+    `RetrieverError`.
+    """
+
+    source: str | dict[str, object]
+    k: int = 5
+    _retriever: Retriever = PrivateAttr()
+
+    def model_post_init(self, context: object) -> None:
+        self._retriever = open_source(self.source, self.k)
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        hits = self._retriever.search([query], self.k)[0]
+        return [Document(id=hit.passage.id, page_content=hit.passage.text, metadata=metadata(hit)) for hit in hits]

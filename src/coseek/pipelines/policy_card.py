@@ -1,0 +1,74 @@
+"""The model cards of an agent's training: one in every policy folder, with figures once they are measured."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from coseek.core.fingerprint import file_digest
+from coseek.hub.card import base_model_of, inert, shown_table
+from coseek.measure.table import Table
+from coseek.models.shipped import model_path
+from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.run_record import TrainingRun
+from coseek.pipelines.stages import stages_of
+
+HEALTHY = "-healthy"
+"""Ending of a policy that was saved before the monitor stopped the training."""
+LEARNT = {"rl": "reinforcement learning", "rejection": "rejection sampling", "demonstrations": "nothing more"}
+LIMITS = (
+    "The figures hold for these questions, this retriever and these budgets; other text, languages and retrievers were "
+    "not measured. It speaks the protocol above and follows no other instructions. Answers may be wrong, also where "
+    "passages say otherwise; nothing was done against harmful text."
+)
+
+
+def write_policy_card(
+    run: TrainingRun[AgentRecipe], name: str, folder: Path, data: Path, table: Table | None = None, row: str = ""
+) -> None:
+    """Write the card of the policy `name` into its folder; `row` is its row of the table of figures.
+
+    A folder outside of the run is left as it is: it is what the recipe begins with.
+    """
+    recipe = run.recipe
+    if not folder.resolve().is_relative_to(run.folder.resolve()):
+        return
+    given = recipe.policy.folder
+    splits = (recipe.data.train, recipe.data.dev, recipe.data.test)
+    files = [path for split in splits if (path := data / f"questions.{split}.jsonl").is_file()]
+    card = run.model_card("policy", "agent recipe.yaml", given, {path.name: file_digest(path) for path in files})
+    searched = recipe.data.index or recipe.data.retriever
+    engine = recipe.data.training_retriever
+    facts = {
+        "learnt by": " → ".join(_taught(recipe, run.folder, name)) or "nothing: an untrained model",
+        "protocol": f"{recipe.protocol}, prompt template {recipe.prompt_template}",
+        "retriever": f"{searched}, in training {engine.get('retriever')}" if engine else searched,
+    }
+    about = f"A language model that searches before it answers, trained by coseek. {recipe.about}"
+    figures = "" if table is None else shown_table(table)
+    if row and figures:
+        figures = f"This model is the row {inert(row)}.\n\n{figures}"
+    replace(
+        card,
+        title=f"{card.title}: {name}",
+        about=about,
+        facts={**facts, **card.facts},
+        figures=figures,
+        limits=LIMITS,
+        base_model=None if given is None else base_model_of(given, model_path(given)),
+    ).write(folder)
+
+
+def _taught(recipe: AgentRecipe, folder: Path, name: str) -> Iterator[str]:
+    """What a policy has gone through, in order."""
+    if name == "start":
+        return
+    if recipe.warm_start is not None:
+        yield f"supervised training on demonstrations ({recipe.warm_start.demonstrator})"
+    if name == "warm":
+        return
+    for stage in stages_of(recipe, folder):
+        named = f" (stage {stage.name})" if stage.name else ""
+        early = " until the monitor stopped it" if name == stage.ends + HEALTHY else ""
+        yield f"{LEARNT[stage.recipe.learn]}{named}{early}"
+        if stage.ends == name.removesuffix(HEALTHY):
+            return

@@ -1,0 +1,71 @@
+"""Runs and labels as data sets of Hugging Face: every row is there, with the scores of `coseek score`."""
+
+from pathlib import Path
+
+import pytest
+
+import coseek
+from coseek.core.errors import DataError, UnknownName, UserError
+from coseek.data.question import Question
+from coseek.data.run import Run
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.labels.label_folder import LabelFolder
+from coseek.measure.score import score_trajectory
+
+pytest.importorskip("datasets", reason="make test-adapters")
+
+
+def test_a_run_is_a_data_set_with_its_searches_and_scores(world: Path, index: Path, tmp_path: Path) -> None:
+    from coseek.adapters.hf_datasets import runs_dataset
+
+    run = coseek.run_agent(world, "expert", index, tmp_path / "run", split="test")
+    rows = runs_dataset(run.folder)
+    stored = list(run.trajectories())
+    assert [*rows["question_id"]] == [one.question.id for one in stored] and len(rows) == 5
+    for row, one in zip(rows, stored, strict=True):
+        assert row["em"] == score_trajectory(one)["em"] and row["answer"] == one.answer
+        assert [search["query"] for search in row["searches"]] == [search.query for search in one.searches]
+        hits = [[(hit["docid"], hit["score"]) for hit in search["hits"]] for search in row["searches"]]
+        assert hits == [[(hit.passage.id, hit.score) for hit in search.hits] for search in one.searches]
+    assert rows.filter(lambda row: row["em"] == 1.0).num_rows == sum(score_trajectory(one)["em"] for one in stored)
+
+
+def test_a_fault_has_no_score_in_a_data_set(tmp_path: Path) -> None:
+    from coseek.adapters.hf_datasets import runs_dataset
+
+    run = Run.create(tmp_path / "run", {})
+    question = Question("q", "Who?", ("Ada",))
+    rows = [Trajectory(question, "direct", (), (), StopReason.MODEL_ERROR, stop_detail="timeout")]
+    rows.append(Trajectory(question, "direct", (), (), StopReason.ANSWERED, "Ada", seed=1))
+    with run.open_for_append() as file:
+        for row in rows:
+            run.append(file, row)
+    found = runs_dataset(run.folder)
+    assert [*found["em"]] == [None, 1.0] and [*found["fault"]] == ["timeout", None] and found[0]["searches"] == []
+
+
+def test_labels_are_a_data_set_for_trainers_of_retrievers(world: Path, index: Path, tmp_path: Path) -> None:
+    from coseek.adapters.hf_datasets import labels_dataset
+
+    coseek.run_agent(world, "expert", index, tmp_path / "run", split="train")
+    coseek.label(tmp_path / "run", "gold", tmp_path / "labels", {"negatives": 2})
+    sets = list(LabelFolder(tmp_path / "labels").sets())
+    rows = labels_dataset(tmp_path / "labels")
+    assert len(rows) == len(sets) > 0
+    for row, one in zip(rows, sets, strict=True):
+        assert row["query"] == one.query.text
+        assert [passage["docid"] for passage in row["positive_passages"]] == [one.positive]
+        assert [passage["docid"] for passage in row["negative_passages"]] == [*one.negatives]
+
+
+def test_a_folder_of_something_else_is_refused(world: Path, tmp_path: Path) -> None:
+    from coseek.adapters.hf_datasets import labels_dataset, runs_dataset
+
+    with pytest.raises(DataError, match="is not a run"):
+        runs_dataset(world)
+    with pytest.raises(DataError, match="holds no labels"):
+        labels_dataset(tmp_path)
+    with pytest.raises((UnknownName, UserError), match="qury"):
+        labels_dataset(tmp_path, view="qury")
+    with pytest.raises(UserError, match="a run folder is named by one path"):
+        runs_dataset("")

@@ -1,0 +1,132 @@
+"""A small server that speaks the part of the hub's protocol that push and pull use, for the hub's own client."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+
+@dataclass
+class Repo:
+    """One repository."""
+
+    private: bool
+    files: dict[str, bytes] = field(default_factory=dict)
+    commits: list[str] = field(default_factory=lambda: ["0" * 40])
+
+
+@dataclass
+class HubState:
+    """All repositories: (`models` or `datasets`, OWNER/NAME) → repository."""
+
+    url: str = ""
+    repos: dict[tuple[str, str], Repo] = field(default_factory=dict)
+    refuses: int = 0
+    """Answer every request with this status."""
+
+
+def _blob_id(content: bytes) -> str:
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    state: HubState
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _answer(self, status: int, body: object = None, headers: dict[str, str] | None = None) -> None:
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(sent)
+
+    def _handle(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = self.path.partition("?")[0]
+        if self.state.refuses:
+            return self._answer(self.state.refuses, {"error": "no"})
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+            self.state.repos[asked.get("type", "model") + "s", name] = Repo(
+                private=asked.get("visibility") == "private"
+            )
+            return self._answer(200, {"url": f"http://{self.headers['Host']}/{name}", "name": name})
+        if path == "/api/validate-yaml":
+            invented = "license: nonsense" in json.loads(body)["content"]
+            return self._answer(400 if invented else 200, {"errors": [{"message": '"license" must be one of …'}]})
+        if found := re.fullmatch(
+            r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(preupload|commit|revision)/([^/]+))?", path
+        ):
+            return self._api(found[1], found[2], found[3] or "", body)
+        if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            return self._file("datasets" if found[1] else "models", found[2], found[4])
+        return self._answer(404, {"error": path})
+
+    do_GET = do_POST = do_HEAD = _handle
+
+    def _api(self, kind: str, name: str, what: str, body: bytes) -> None:
+        repo = self.state.repos.get((kind, name))
+        if repo is None:
+            return self._answer(401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        if what == "preupload":
+            files = [{**one, "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(body)["files"]]
+            return self._answer(200, {"files": [{k: v for k, v in one.items() if k != "sample"} for one in files]})
+        if what == "commit":
+            rows = [json.loads(line) for line in body.splitlines()]
+            parent = rows[0]["value"].get("parentCommit")
+            if parent is not None and parent != repo.commits[-1]:
+                return self._answer(412, {"error": "A commit has happened since. Please refresh and try again."})
+            for row in rows[1:]:
+                if row["key"] == "file":
+                    repo.files[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
+                else:
+                    del repo.files[row["value"]["path"]]
+            repo.commits.append(hashlib.sha1(body, usedforsecurity=False).hexdigest())
+            url = f"http://{self.headers['Host']}/{'' if kind == 'models' else 'datasets/'}{name}"
+            return self._answer(200, {"commitUrl": f"{url}/commit/{repo.commits[-1]}", "commitOid": repo.commits[-1]})
+        siblings = [
+            {"rfilename": path, "blobId": _blob_id(content), "size": len(content)}
+            for path, content in repo.files.items()
+        ]
+        return self._answer(
+            200, {"id": name, "_id": "1", "sha": repo.commits[-1], "private": repo.private, "siblings": siblings}
+        )
+
+    def _file(self, kind: str, name: str, path: str) -> None:
+        repo = self.state.repos[kind, name]
+        content = repo.files[path]
+        headers = {"ETag": f'"{_blob_id(content)}"', "X-Repo-Commit": repo.commits[-1], "Accept-Ranges": "bytes"}
+        return self._answer(200, content, headers)
+
+
+@contextmanager
+def hub_server() -> Iterator[HubState]:
+    """Run the server."""
+    state = HubState()
+
+    class Handler(_Handler):
+        """Knows this server's repositories."""
+
+    Handler.state = state
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        state.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
