@@ -126,7 +126,7 @@ class Trained(Callback):
 @contextmanager
 def servers(policy: Path, count: int, log: bool = False) -> Iterator[list[tuple[str, ModelService]]]:
     with ExitStack() as stack:
-        place: dict[str, float | str] = {"weights_below": str(policy.parent), "precision": "float32", "device": "cpu"}
+        place = {"weights_below": str(policy.parent), "precision": "float32", "device": "cpu"}
         yield [stack.enter_context(live_model(policy, log=log, **place)) for _ in range(count)]
 
 
