@@ -86,6 +86,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     """The training of one agent. All workers train and sample; the first alone makes data, evaluates and scores."""
 
     workers: Workers = field(default_factory=workers_here)
+    _rollout_lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    """Rollouts that are sampled ahead and evaluations share a retriever."""
 
     def check(self) -> None:
         check_recipe(self.recipe)
@@ -232,11 +234,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     @property
     def _card(self) -> AgentCard:
-        return AgentCard(
-            protocol=self.recipe.protocol,
-            prompt_template=self.recipe.prompt_template,
-            chat_template=self.recipe.chat_template,
-        )
+        one = self.recipe
+        return AgentCard(protocol=one.protocol, prompt_template=one.prompt_template, chat_template=one.chat_template)
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -255,13 +254,9 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         return Sampler(model, self.tokenizer, protocol.grammar.stops, settings)
 
     def _sampler_settings(self, temperature: float, limits: Limits) -> SamplerSettings:
-        rows, dtype = self.recipe.concurrency, self.recipe.precision
+        rows, cache, dtype = self.recipe.concurrency, self.recipe.cache_gib, self.recipe.precision
         return SamplerSettings(
-            temperature=temperature,
-            max_rows=rows,
-            cache_gib=self.recipe.cache_gib,
-            max_tokens=limits.max_tokens,
-            dtype=dtype,
+            temperature=temperature, max_rows=rows, cache_gib=cache, max_tokens=limits.max_tokens, dtype=dtype
         )
 
     def _keep(self, save: Callable[[Path, Callable[[Path], None]], None], name: str) -> None:
@@ -368,7 +363,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
     ) -> list[Trajectory]:
         """Run an agent on questions with the recipe's concurrency."""
         together, overlap = self.recipe.concurrency, self.recipe.overlap
-        return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
+        with self._rollout_lock:
+            return rollout(agent, retriever, questions, seeds, limits, concurrency=together, overlap=overlap)
 
     def evaluate(self, agent: Agent, recipe: AgentRecipe, scoring: EpisodeScorer) -> dict[str, float]:
         """The readings on `table.dev_questions` of the dev split: see `readings_of`."""
@@ -401,17 +397,13 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         sampled, greedy = (self._agent_of(backend, stage, temperature) for temperature in (settings.temperature, 0.0))
         engine = self.engine
         scoring = self._first_scoring(recipe)
-        turn = Lock()  # rollouts that are sampled ahead and evaluations share a retriever
 
         def run(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
-            with turn:
-                return self.roll_out(sampled, engine, questions, seeds, recipe.limits)
+            return self.roll_out(sampled, engine, questions, seeds, recipe.limits)
 
-        def look(_: int) -> dict[str, float]:
-            with turn:
-                return self.evaluate(greedy, recipe, scoring)
-
-        callbacks.append(Evaluation(look, settings.evaluate_every, self.workers))
+        callbacks.append(
+            Evaluation(lambda _: self.evaluate(greedy, recipe, scoring), settings.evaluate_every, self.workers)
+        )
         if isinstance(engine, ScheduledRetriever):
             callbacks.append(RetrieverSchedule(engine))
         callbacks.append(rollout_writer(stage, self.policy_folder("start"), self.workers))

@@ -21,6 +21,7 @@ _MONTHS = frozenset(
 )
 _DAYS = frozenset(re.findall(r"\S+", "monday tuesday wednesday thursday friday saturday sunday"))
 _TIMES = _MONTHS | _DAYS
+_YEAR = re.compile(r"1\d{3}|20\d\d")
 _LONGEST = 12
 """Words of a title that is looked for in a text."""
 ENDS = frozenset(".!?")
@@ -111,7 +112,7 @@ class NameFinder:
         first = tokens[at]
         if end := _date(tokens, at):
             return end, "date" if end - at > 2 else "month"
-        if re.fullmatch(r"1\d{3}|20\d\d", first.text):
+        if _YEAR.fullmatch(first.text):
             return at + 1, "year"
         if not first.is_capital or first.text.lower() in _TIMES:
             return at, "name"
