@@ -175,9 +175,9 @@ class _Auditor:
             yield Violation(path, f"{odd} is not what this schema writes", number, ident)
             return
         yield from self._duplicates(path, number, trajectory)
-        if (data := self.tokens.pop((trajectory.question.id, trajectory.seed), None)) is not None:
+        if (values := self.tokens.pop((trajectory.question.id, trajectory.seed), None)) is not None:
             try:
-                data.check(trajectory)
+                values.check(trajectory)
             except DataError as error:
                 yield Violation(self.run.folder / FILE, str(error), None, ident)
         for what, segment in check_trajectory(trajectory, self.budgets, self.decode):
