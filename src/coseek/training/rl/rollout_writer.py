@@ -7,18 +7,19 @@ keep the budget stays removed, so that a run that was killed keeps the same step
 """
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from coseek.agents.unwritable import storable
 from coseek.core.errors import DiskFault
 from coseek.core.files import JsonObject, atomic_folder, json_line, recover_folder
-from coseek.data.run import Run
-from coseek.data.token_data import FILE
+from coseek.data.run import RowKey, Run
+from coseek.data.token_data import FILE, TokenData
+from coseek.data.trajectory import Trajectory
 from coseek.training.rl.callbacks import Callback, StepReport
+from coseek.training.rl.episodes import ScoredEpisode
 from coseek.training.rl.settings import KeepRolloutsSettings
-from coseek.training.rl.token_record import reward_data
+from coseek.training.rl.token_record import StepTokens, reward_data
 from coseek.training.trainer.workers import Workers
 
 SHARE = 0.1
@@ -69,20 +70,27 @@ class RolloutWriter(Callback):
     def _fill(self, part: Path, report: StepReport) -> None:
         """Write the step's groups, in order, that fit into its share of the budget; the first one in any case."""
         groups = _groups(report)
+        places = report.tokens.places() if report.tokens is not None else {}
         left = SHARE * self._settings.mb * 1e6
-        taken: list[Rollout] = []
+        runs: list[str] = []
+        rows: list[str] = []
         count = 0
         for group in groups:
-            left -= sum(len(line.encode()) for rollout in group for line in rollout.lines)
-            if left < 0 and taken:
+            kept = [(storable(run), run, one) for run, one in group]
+            some = [json_line(held.to_json()) for held, _, _ in kept]
+            valued = [one for held, run, one in kept if one and held is run]  # no values for what no file holds
+            some_rows = [json_line(_data_of(one, report.tokens, places).to_json()) for one in valued]
+            left -= sum(len(line.encode()) for line in (*some, *some_rows))
+            if left < 0 and runs:
                 break
-            taken += group
+            runs += some
+            rows += some_rows
             count += 1
         described = {**self._describe(report.step), "groups": count, "groups_of_step": len(groups)}
         with Run.create(part, described).open_for_append() as file:
-            file.writelines(rollout.run for rollout in taken)
+            file.writelines(runs)
         with (part / FILE).open("w", encoding="utf-8") as file:
-            file.writelines(rollout.tokens for rollout in taken)
+            file.writelines(rows)
 
     def _thin(self, newest: int) -> None:
         """Double the distance between kept steps until they fit the budget. The newest stays."""
@@ -100,29 +108,18 @@ class RolloutWriter(Callback):
         return {int(path.name.removeprefix("step-")): path for path in self._folder.glob("step-*")}
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """A run of a step as it is written."""
-
-    run: str
-    """Its line in `trajectories.jsonl`."""
-    tokens: str = ""
-    """Its line in `tokens.jsonl`; empty for a run in which a part failed."""
-
-    @property
-    def lines(self) -> tuple[str, str]:
-        return self.run, self.tokens
-
-
-def _groups(report: StepReport) -> list[list[Rollout]]:
-    """The runs of a step, group by group."""
-    data = report.tokens.data() if report.tokens is not None else {}
-    groups: dict[int, list[Rollout]] = {}
-    for episode in report.episodes.scored:
-        run = storable(episode.trajectory)
-        one = reward_data(episode)
-        tokens = json_line(data.get(one.key, one).to_json()) if run is episode.trajectory else ""
-        groups.setdefault(episode.group, []).append(Rollout(json_line(run.to_json()), tokens))
+def _groups(report: StepReport) -> list[list[tuple[Trajectory, ScoredEpisode | None]]]:
+    """The runs of a step, group by group, with their rewards; `None` for one in which a part failed."""
+    groups: dict[int, list[tuple[Trajectory, ScoredEpisode | None]]] = {}
+    for one in report.episodes.scored:
+        run = one.trajectory
+        groups.setdefault(one.group, []).append((run, one))
     for group, run in report.episodes.failed:
-        groups.setdefault(group, []).append(Rollout(json_line(storable(run).to_json())))
+        groups.setdefault(group, []).append((run, None))
     return [groups[group] for group in sorted(groups)]
+
+
+def _data_of(episode: ScoredEpisode, tokens: StepTokens | None, places: Mapping[RowKey, int]) -> TokenData:
+    """The token data of an episode; of one that is not learnt from, its reward."""
+    place = places.get((episode.trajectory.question.id, episode.trajectory.seed))
+    return reward_data(episode) if tokens is None or place is None else tokens.data(place)

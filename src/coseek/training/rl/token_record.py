@@ -53,12 +53,14 @@ class StepTokens:
     recomputed: bool
     """Whether the old log-probabilities are the trainer's (`old_logprobs: recompute`)."""
 
-    def data(self) -> dict[RowKey, TokenData]:
-        """The token data of every episode of the experience."""
-        made = (self._of(place, episode) for place, episode in enumerate(self.episodes.scored))
-        return {one.key: one for one in made}
+    def places(self) -> dict[RowKey, int]:
+        """Question and seed of each episode → its row."""
+        runs = (episode.trajectory for episode in self.episodes.scored)
+        return {(run.question.id, run.seed): place for place, run in enumerate(runs)}
 
-    def _of(self, place: int, episode: ScoredEpisode) -> TokenData:
+    def data(self, place: int) -> TokenData:
+        """The token data of the episode in a row."""
+        episode = self.episodes.scored[place]
         written_T = self.experience.batch.agent_BT[place]
         passes = int(self.record.passes_B[place])
         logprobs_BT = self.experience.old_BT if self.recomputed else self.record.logprobs_BT
