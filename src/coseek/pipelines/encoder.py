@@ -338,8 +338,12 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         replace(
             known,
             title=f"{known.title}: {name}",
-            about=f"{ABOUT[name]} {self.recipe.about}",
-            facts={**{name: str(value) for name, value in dump_settings(card).items() if value}, **known.facts},
+            about=ABOUT[name],
+            facts={
+                "recipe": self.recipe.about,
+                **{name: str(value) for name, value in dump_settings(card).items() if value},
+                **known.facts,
+            },
             figures="" if table is None else shown_table(table),
             limits=LIMITS,
             base_model=None if given is None else base_model_of(given, self.start_folder),

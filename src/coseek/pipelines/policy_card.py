@@ -39,18 +39,18 @@ def write_policy_card(
     searched = recipe.data.index or recipe.data.retriever
     engine = recipe.data.training_retriever
     facts = {
+        "recipe": recipe.about,
         "learnt by": " → ".join(_taught(recipe, run.folder, name)) or "nothing: an untrained model",
         "protocol": f"{recipe.protocol}, prompt template {recipe.prompt_template}",
         "retriever": f"{searched}, in training {engine.get('retriever')}" if engine else searched,
     }
-    about = f"A language model that searches before it answers, trained by coseek. {recipe.about}"
     figures = "" if table is None else shown_table(table)
     if row and figures:
         figures = f"This model is the row {inert(row)}.\n\n{figures}"
     replace(
         card,
         title=f"{card.title}: {name}",
-        about=about,
+        about="A language model that searches before it answers, trained by coseek.",
         facts={**facts, **card.facts},
         figures=figures,
         limits=LIMITS,
