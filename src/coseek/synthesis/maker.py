@@ -110,8 +110,8 @@ class QuestionMaker:
         shares: dict[Split, float] = {"train": 1 - dev - test, "dev": dev, "test": test}
         if len(owners) == 1:
             return next(iter(owners))
-        wanting = [split for split in SPLITS if shares[split]]
-        return None if owners else max(wanting, key=lambda one: shares[one] * (dealt.total() + 1) - dealt[one])
+        lack = {split: share * (dealt.total() + 1) - dealt[split] for split, share in shares.items() if share}
+        return None if owners else max(lack, key=lack.__getitem__)
 
     def _tested(self, chain: Chain) -> DrawnQuestion | None:
         question = question_of(self._graph, chain)
