@@ -111,7 +111,7 @@ class QuestionMaker:
         if len(owners) == 1:
             return next(iter(owners))
         lack = {split: share * (dealt.total() + 1) - dealt[split] for split, share in shares.items() if share}
-        return None if owners else max(lack, key=lack.__getitem__)
+        return None if owners else sorted(lack, key=lambda split: -lack[split])[0]
 
     def _tested(self, chain: Chain) -> DrawnQuestion | None:
         question = question_of(self._graph, chain)
