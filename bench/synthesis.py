@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
+from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus, Passage
@@ -155,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             world_settings.lexicon, str(world_settings.seed), f"{len(questions):,}", hops, f"{true:.3f}",
             f"{needed:.3f}", f"{seconds:.0f}",
         ))  # fmt: skip
+        print(Table(COLUMNS, tuple(rows[-1:])).markdown(), flush=True)
     print(Table(COLUMNS, tuple(rows)).markdown())
     print("MISSED a bar" if missed else "every bar is met")
     return 1 if missed else 0
@@ -165,7 +167,11 @@ def made_from(corpus: Corpus, settings: SynthesisSettings) -> tuple[list[Questio
     with tempfile.TemporaryDirectory() as folder:
         corpus.save(Path(folder) / "in" / "corpus.jsonl")
         began = time.process_time()
-        synthesize(Path(folder) / "in", Path(folder) / "out", settings)
+        try:
+            synthesize(Path(folder) / "in", Path(folder) / "out", settings)
+        except DataError as error:  # some drawn lexicons write sentences that do not begin with their subject
+            print(error)
+            return [], time.process_time() - began
         seconds = time.process_time() - began
         made = Dataset(Path(folder) / "out")
         return [question for split in made.splits for question in made.questions(split)], seconds
@@ -176,7 +182,7 @@ def shares(truth: Truth, questions: Sequence[Question]) -> tuple[float, float]:
     counted: Mapping[str, int] = {
         "true": sum(map(truth.is_true, questions)), "needed": sum(map(truth.needs_all, questions))
     }  # fmt: skip
-    return counted["true"] / len(questions), counted["needed"] / len(questions)
+    return counted["true"] / max(1, len(questions)), counted["needed"] / max(1, len(questions))
 
 
 def some_passages(count: int) -> Iterator[Passage]:

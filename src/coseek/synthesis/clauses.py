@@ -135,10 +135,8 @@ class ClauseReader:
             closed, behind = len(whole) <= _BEHIND and (len(whole) < len(behind) or not following), whole[:_BEHIND]
             owns = name.end + 1 < len(tokens) and tokens[name.end].text in "'’" and tokens[name.end + 1].text == "s"
             named = name.kind == "name" and cut[-1:] in (["born"], ["name"])  # another name of it
-            told = (
-                0 < len(cut) <= _LONGEST and cut[0] != "s" and not (_PAST & {*cut, *behind} or _CALLED & set(cut[-3:]))
-            )
-            if told and not named and not owns:
+            told = 0 < len(cut) <= _LONGEST and cut[0] != "s" and not _CALLED & set(cut[-3:])
+            if told and not named and not owns and not _PAST & {*cut, *behind}:
                 comma = place > 0 and begin == after + 1 and tokens[after].text != "and"
                 apart = names[place - 1] if comma and cut[0] not in COPULAS else None
                 single = _is_single(tokens, name, following)
