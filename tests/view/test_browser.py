@@ -10,7 +10,10 @@ from bench.view import filter_ms, make_runs, open_ms
 from tests.view.chromium import FOUND, Chromium
 from tests.view.samples import HOSTILE, make_labels, make_rollouts, make_run, token_data, trajectory
 
+from coseek.data.passage import Corpus
 from coseek.data.trajectory import Search
+from coseek.retrieval.index import build_index
+from coseek.view.other_index import OtherIndex
 from coseek.view.page import write_page
 from coseek.view.run_source import open_sources
 
@@ -128,6 +131,27 @@ def test_an_episode_shows_ranks_gold_faults_and_tokens(browser: Chromium, tmp_pa
     browser.until("document.querySelectorAll('.tokens li').length === 2")
     tokens = browser.ask("[...document.querySelectorAll('.tokens li')].map((x) => x.innerText + x.title).join('|')")
     assert tokens == "Atoken 65: log p -0.250|Btoken 66: log p -2.000"
+
+
+def test_episodes_are_filtered_by_a_reward_part_and_hits_tell_their_rank_elsewhere(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    right, wrong = trajectory("a", "Ada"), trajectory("b", "Bob", right=False)
+    make_run(tmp_path / "training" / "table" / "after.dev", [right, wrong])
+    recipe = tmp_path / "training" / "recipe.yaml"
+    recipe.write_text("recipe:\n  reward: {exact_match: 1.0}\n", encoding="utf-8")
+    passages = [hit.passage for hit in (*right.searches[0].hits[1:], *wrong.searches[0].hits[1:])]
+    other = OtherIndex("elsewhere", build_index(Corpus(passages), "bm25", tmp_path / "index"))
+    write_page(tmp_path / "page.html", *open_sources([tmp_path / "training"], None, [other]))
+    url = (tmp_path / "page.html").as_uri()
+    browser.open(url)
+    assert len(titles(browser)) == 2
+    for value, asked in (("+exact_match", "Who Ada?"), ("-exact_match", "Who Bob?")):
+        browser.ask(f"refine('part', {value!r}); 0")
+        assert [title.removeprefix("right ").removeprefix("wrong ") for title in titles(browser)] == [asked]
+    browser.open(f"{url}#view=episode&run=training%2Ftable%2Fafter.dev&q=a&seed=7")
+    hits = str(browser.ask("[...document.querySelectorAll('.hits li')].map((x) => x.innerText).join('|')")).split("|")
+    assert "elsewhere: not among the first 100" in hits[0] and "elsewhere: 1" in hits[1]
 
 
 def test_a_token_strip_tells_every_value_and_is_coloured_by_the_one_that_was_chosen(

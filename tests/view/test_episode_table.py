@@ -9,9 +9,11 @@ from tests.view.samples import make_rollouts, make_run, token_data, trajectory, 
 
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject
-from coseek.data.passage import Hit, Passage
+from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.retrieval.index import build_index
 from coseek.view.episode_table import CHUNK_CHARS, EpisodeTable
+from coseek.view.other_index import OtherIndex
 from coseek.view.run_source import RunSource, open_sources
 
 
@@ -43,12 +45,24 @@ def test_a_passage_stands_once_a_chunk_and_two_texts_of_one_id_are_not_mixed_up(
     assert [hit[3:] for hit in hits] == [["t", "one"], [], ["t", "other"], ["t", "one"]]
 
 
-def test_hits_say_whether_they_hold_a_gold_answer(tmp_path: Path) -> None:
-    passages = [Passage("a", "", "It was Ada."), Passage("b", "", "Adamant")]
+def test_hits_say_whether_they_hold_a_gold_answer_or_the_given_one(tmp_path: Path) -> None:
+    texts = ("It was Ada.", "Adamant", "not - at all", "Ada, not -")
+    passages = [Passage(str(place), "", text) for place, text in enumerate(texts)]
     searches = (Search("x", tuple(Hit(each, 1.0) for each in passages), turn=1),)
-    table = table_of(tmp_path / "run", [replace(trajectory(said="-"), searches=searches)])
+    table = table_of(tmp_path / "run", [replace(trajectory(said="-"), searches=searches, answer="not")])
     hits = cast("list[list[object]]", cast("list[JsonObject]", bodies(table)[0]["searches"])[0]["hits"])
-    assert [hit[2] for hit in hits] == [1, 0]
+    assert [hit[2] for hit in hits] == [1, 0, 2, 3]
+
+
+def test_a_passage_that_another_index_does_not_hold_has_no_rank_there(tmp_path: Path) -> None:
+    passages = [Passage("a", "", "lake and hill"), Passage("b", "", "hill"), Passage("c", "", "lake lake")]
+    other = OtherIndex("bm25", build_index(Corpus(passages[1:]), "bm25", tmp_path / "other"))
+    found = Search("lake", tuple(Hit(each, 1.0) for each in passages), turn=1)
+    lost = Search("hill", fault="timed out", turn=1)
+    folder = make_run(tmp_path / "run", [replace(trajectory(), searches=(found, lost))])
+    table = EpisodeTable()
+    table.add_run(RunSource("run", folder, others=(other,)))
+    assert bodies(table)[0]["ranks"] == {"bm25": [[None, None, 1], []]}
 
 
 def test_chunks_begin_where_the_page_looks_for_them(tmp_path: Path) -> None:
@@ -87,7 +101,7 @@ def test_the_reward_of_a_training_is_shown_by_part(tmp_path: Path) -> None:
     table = EpisodeTable()
     table.add_run(source)
     assert table.columns["reward"] == [0.9, -0.1]
-    assert bodies(table)[0]["parts"] == {"exact_match": 1, "searches": 1}
+    assert table.columns["parts"] == [{"exact_match": 1, "searches": 1}, {"exact_match": 0, "searches": 1}]
 
 
 def test_a_rollout_of_training_has_the_values_of_its_step_at_its_tokens(tmp_path: Path) -> None:
@@ -100,7 +114,7 @@ def test_a_rollout_of_training_has_the_values_of_its_step_at_its_tokens(tmp_path
     assert table.columns["reward"] == [0.75, None]
     one, other = bodies(table)
     assert one["training"] == {"group": 3, "trained": True, "updates": 1}
-    assert one["parts"] == {"part I look": 0.5}
+    assert table.columns["parts"] == [{"part I look": 0.5}, None]
     prompt, first, _, second = cast("list[JsonObject]", one["segments"])
     assert prompt["read"] == [1, 2, 3] and "ids" not in prompt
     assert (first["advantages"], first["gaps"], first["entropies"]) == ([-1500, -1500], [0, -75000], [250, 1500])

@@ -41,7 +41,7 @@ async function article(episode) {
       ["format", body.valid ? "valid" : body.format_error || "not valid"],
       ["reward", columns.reward[episode] === null ? "" : number(columns.reward[episode])],
       ...trainingFacts(body.training),
-      ...Object.entries(body.parts ?? {}).map(([name, value]) => [`reward part ${name}`, number(value)]),
+      ...Object.entries(columns.parts[episode] ?? {}).map(([name, value]) => [`reward part ${name}`, number(value)]),
       ["seconds", wall === undefined ? "" : number(wall)],
     ]),
     tokenBar(body.segments),
@@ -133,23 +133,26 @@ function searchNode(search, at, body, gold) {
     { class: "found" },
     el("p", { class: "query", dir: "auto" }, el("span", { class: "soft" }, search.turn === 0 ? "first search: " : "query: "), el("b", {}, search.query)),
     search.looked_up && lazy("what the index looked up", () => el("p", { class: "said", dir: "auto" }, search.looked_up)),
-    search.fault ? el("p", { class: "fault" }, `the search failed: ${search.fault}`) : hitList(search, body, gold),
+    search.fault ? el("p", { class: "fault" }, `the search failed: ${search.fault}`) : hitList(search, at, body, gold),
     label.map(labelNode),
   );
 }
 
-/** Ranked passages: score, gold, selected, holding a gold answer; a passage's text opens. */
-function hitList(search, body, gold) {
+/** Ranked passages: score, rank in other indexes, gold, selected, holding an answer; a passage's text opens. */
+function hitList(search, at, body, gold) {
   if (!search.hits.length) return el("p", { class: "soft" }, "nothing was found");
   const picked = new Set(search.selected ?? body.selected ?? []);
-  const items = search.hits.map((hit) => {
-    const marks = [gold.has(hit.id) && "gold", hit.holds && "holds the answer", picked.has(hit.id) && "selected"];
+  const others = Object.entries(body.ranks ?? {});
+  const items = search.hits.map((hit, place) => {
+    const answer = { 1: "holds a gold answer", 2: "holds its answer", 3: "holds the answer" }[hit.holds];
+    const marks = [gold.has(hit.id) && "gold", answer, picked.has(hit.id) && "selected"];
+    const ranks = others.map(([name, ranks]) => ` · ${name}: ${ranks[at][place] ?? "not among the first 100"}`);
     const line = el(
       "span",
       {},
       el("bdi", {}, (hit.title ?? "").trim() || hit.id),
       " ",
-      el("span", { class: "soft" }, hit.title ? `${hit.id} · ${number(hit.score)}` : number(hit.score)),
+      el("span", { class: "soft" }, hit.title ? `${hit.id} · ${number(hit.score)}` : number(hit.score), ...ranks),
       marks.filter(Boolean).map((mark) => [" ", el("span", { class: "mark" }, mark)]),
     );
     return el("li", { class: gold.has(hit.id) ? "gold" : undefined }, lazy(line, () => el("p", { dir: "auto" }, hit.text ?? "")));

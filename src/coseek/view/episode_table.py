@@ -26,6 +26,7 @@ CHUNK_CHARS = 256 * 1024
 """JSON of one chunk at least: decoding one takes the page some milliseconds."""
 COLUMNS = (
     "run", "question", "seed", "stop", "fault", "right", "reward", "searches", "turns", "tokens", "answer", "queries",
+    "parts",
 )  # fmt: skip
 
 
@@ -51,7 +52,8 @@ class EpisodeTable:
         """Add every episode of a run."""
         number = len(self.pieces)
         answers, verdicts = source.grades()
-        decode, render, token_data = source.decode(), source.rendered_queries(), source.token_data()
+        decode, token_data = source.decode(), source.token_data()
+        render, ranks = source.rendered_queries(), source.other_ranks()
         ids: set[int] = set()
         for trajectory in source.trajectories():
             key = trajectory.question.id, trajectory.seed
@@ -63,6 +65,8 @@ class EpisodeTable:
             body = self._body(trajectory, reward, data)
             for at, text in enumerate(render(trajectory) if render else ()):
                 cast("list[JsonObject]", body["searches"])[at]["looked_up"] = text
+            if ranks:
+                body["ranks"] = cast(Json, ranks(trajectory))
             if labels := labels_for(trajectory, source.labels.get(key, ())):
                 body["labels"] = cast(Json, labels)
             if graded := [*answers.get(key, ()), *_said_of(trajectory, verdicts.get(key[0], ()))]:
@@ -92,6 +96,7 @@ class EpisodeTable:
             "tokens": len(trajectory.ids),
             "answer": trajectory.answer,
             "queries": "\n".join(search.query for search in trajectory.searches),
+            "parts": None if reward is None else {name: _short(value) for name, value in reward.parts.items()},
         }
         if not self._bodies:
             self.starts.append(len(self))
@@ -127,24 +132,25 @@ class EpisodeTable:
             "scores": {name: _short(value) for name, value in scores.items()},
             "timings": {name: _short(value) for name, value in trajectory.timings.items()},
             "segments": [_segment_json(part) | more for part, more in zip(trajectory.segments, values, strict=True)],
-            "searches": [self._search_json(search, trajectory.question.answers) for search in trajectory.searches],
+            "searches": [self._search_json(search, trajectory) for search in trajectory.searches],
         }
         more: dict[str, object] = {
             "format_error": trajectory.format_error,
             "stop_detail": trajectory.stop_detail,
             "selected": trajectory.selected_ids,
-            "parts": {name: _short(value) for name, value in reward.parts.items()} if reward else {},
             "calls": list(map(Call.to_json, trajectory.calls)),
             "training": training_json(data) if data else {},
             "side": [[_segment_json(part) for part in context] for context in trajectory.side_contexts],
         }
         return row | {name: cast(Json, value) for name, value in more.items() if value}
 
-    def _search_json(self, search: Search, golds: tuple[str, ...]) -> JsonObject:
+    def _search_json(self, search: Search, trajectory: Trajectory) -> JsonObject:
+        golds, given = trajectory.question.answers, (trajectory.answer or "",)
         hits: list[Json] = []
         for hit in search.hits:
             passage = hit.passage
-            row: list[Json] = [passage.id, _short(hit.score), int(_holds(passage.title, passage.text, golds))]
+            holds = [_holds(passage.title, passage.text, texts) for texts in (golds, given)]
+            row: list[Json] = [passage.id, _short(hit.score), holds[0] + 2 * holds[1]]
             if self._known.get(passage.id) != passage:  # web searches may give one id two texts
                 self._known[passage.id] = passage
                 row += [passage.title, passage.text]

@@ -15,16 +15,18 @@ function makeFilters() {
   const named = (values) => [any, ...values.map((value) => [String(value), String(value)])];
   const runs = [any, ...head.runs.map((name) => [name, name])];
   const hops = distinct(questions.map((q) => q[4]).filter((value) => value !== null));
+  const parts = distinct(columns.parts.flatMap((known) => Object.keys(known ?? {})));
   const lists = [
     ["outcome", "Outcome", OUTCOMES],
     ["stop", "Ended by", [any, ["fault", "any fault"], ...distinct(columns.stop).map((stop) => [stop, stop.replace("_", " ")])]],
     ["searches", "Searches", named(distinct(columns.searches))],
     ["hops", "Hops", named(hops)],
+    ["part", "Reward part", [any, ...parts.flatMap((name) => [[`+${name}`, `${name} above 0`], [`-${name}`, `${name} 0 or less`]])]],
     ["in", "Run", runs],
     ["flip", "Flipped against", [["", "–"], ...runs.slice(1)]],
     ["sort", "Order", Object.entries(SORTS).filter(([key]) => !["low", "high"].includes(key) || columns.reward.some((r) => r !== null))],
   ];
-  const useful = { hops: hops.length > 1, in: head.runs.length > 1, flip: head.runs.length > 1 };
+  const useful = { hops: hops.length > 1, part: parts.length > 0, in: head.runs.length > 1, flip: head.runs.length > 1 };
   byId("filters").replaceChildren(
     ...lists.filter(([name]) => useful[name] ?? true).map(([name, label, options]) => field(label, name, options, "", (value) => refine(name, value))),
   );
@@ -93,6 +95,7 @@ function filtered() {
     if (state.stop && !(state.stop === "fault" ? fault[i] : stop[i] === state.stop)) continue;
     if (state.searches && String(searches[i]) !== state.searches) continue;
     if (state.hops && String(questions[columns.question[i]][4]) !== state.hops) continue;
+    if (state.part && !hasPart(columns.parts[i], state.part)) continue;
     if (flip >= 0 && !isFlipped(i, flip)) continue;
     if (text && !haystacks[i].includes(text)) continue;
     found.push(i);
@@ -102,6 +105,12 @@ function filtered() {
   const last = Number.POSITIVE_INFINITY; // episodes without a reward
   const rank = (i) => (key[i] === null ? last : sign * key[i]);
   return key ? found.sort((a, b) => (rank(a) === rank(b) ? a - b : rank(a) - rank(b))) : found;
+}
+
+/** Whether an episode's reward has a part above 0 (`+name`), or at 0 or below (`-name`). */
+function hasPart(parts, wanted) {
+  const value = parts?.[wanted.slice(1)];
+  return value !== undefined && value > 0 === (wanted[0] === "+");
 }
 
 /** Whether an episode and its like in another run differ in being right; what is not scored has not flipped. */

@@ -45,7 +45,7 @@ function partner(episode, run) {
 const chunks = new Map(); // chunk → promise of its bodies; the last few only
 const MOST_CHUNKS = 12;
 
-/** The body of an episode; its hits are {id, score, holds, title, text}. */
+/** The body of an episode; its hits are {id, score, holds, title, text}; `holds` is 1 for a gold answer and 2 for the given one, added. */
 async function bodyOf(episode) {
   let chunk = head.starts.length - 1;
   while (head.starts[chunk] > episode) chunk--;
@@ -119,7 +119,7 @@ const many = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 
 
 // The state is what stands behind # in the address, so that a link shows a colleague the same.
 const VIEWS = { list: "Episodes", runs: "Runs", compare: "Compare", curves: "Curves" };
-const FILTERS = ["text", "in", "outcome", "stop", "searches", "hops", "flip", "sort"];
+const FILTERS = ["text", "in", "outcome", "stop", "searches", "hops", "part", "flip", "sort"];
 const KEPT = ["run", "q", "seed", "n", "b", "colour", ...FILTERS];
 let state = {};
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
 from coseek.agents.factory import decoder_of
-from coseek.agents.protocol import load_protocol
+from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.search_turns import replay_queries
 from coseek.core.errors import CoseekError, DataError, UserError
 from coseek.core.files import Json, JsonObject, parse_line, read_jsonl, read_yaml
@@ -24,8 +24,10 @@ from coseek.labels.answer_correctness import GAC
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import LabelSet
 from coseek.labels.score_cache import Score
+from coseek.retrieval.query import QueryLike
 from coseek.retrieval.views import find_view, render_view
 from coseek.rewards.reward import Given, RewardFunction, make_reward, preset_names
+from coseek.view.other_index import OtherIndex
 
 RUNS_OF_TRAINING = (
     "table/*/run.yaml", "pairs/*/run.yaml", "rl/rollouts/*/run.yaml", "rl/*/rollouts/*/run.yaml",
@@ -52,6 +54,8 @@ class RunSource:
     folder: Path
     reward: RewardFunction | None = None
     labels: Labels = field(default_factory=dict)
+    others: tuple[OtherIndex, ...] = ()
+    """Retrievers whose ranks stand beside those of the run's searches."""
 
     def trajectories(self) -> Iterator[Trajectory]:
         """The stored trajectories up to the last whole line: another process may be writing."""
@@ -73,21 +77,44 @@ class RunSource:
     def rendered_queries(self) -> Callable[[Trajectory], list[str]] | None:
         """The texts that the run's index looked up for a trajectory's searches, before an encoder's token limit; `None`
         where that is the query itself, and for a retriever, view or protocol that is not known here."""
-        settings = Run(self.folder).settings
-        card, agent = settings.get("index"), settings.get("agent")
+        card, protocol = Run(self.folder).settings.get("index"), self._protocol()
         given = card.get("settings") if isinstance(card, dict) else None
         view = given.get("view") if isinstance(given, dict) else None
-        if not (isinstance(card, dict) and isinstance(agent, dict) and isinstance(view, str)) or view == "query":
+        if not (isinstance(card, dict) and isinstance(view, str)) or view == "query" or protocol is None:
             return None
         bare = card.get("retriever") == "bm25"
         try:
             find_view(view)
-            protocol = load_protocol(str(agent.get("protocol")), str(agent.get("prompt_template")))
         except UserError:
             return None
         return lambda trajectory: [
             render_view(view, query, bare=bare) for query in replay_queries(trajectory, protocol)
         ]
+
+    def other_ranks(self) -> Callable[[Trajectory], dict[str, list[list[int | None]]]] | None:
+        """For a trajectory the ranks of its hits in each other index, by name: see `OtherIndex.ranks`. An index gets
+        what its view reads; the query alone where the run's protocol is not known. `None` without other indexes."""
+        protocol = self._protocol()
+
+        def ranks(trajectory: Trajectory) -> dict[str, list[list[int | None]]]:
+            queries: Sequence[QueryLike] = (
+                [search.query for search in trajectory.searches]
+                if protocol is None
+                else replay_queries(trajectory, protocol)
+            )
+            return {other.name: other.ranks(trajectory.searches, queries) for other in self.others}
+
+        return ranks if self.others else None
+
+    def _protocol(self) -> Protocol | None:
+        """The run's protocol; `None` for one that is not known here."""
+        agent = Run(self.folder).settings.get("agent")
+        if not isinstance(agent, dict):
+            return None
+        try:
+            return load_protocol(str(agent.get("protocol")), str(agent.get("prompt_template")))
+        except UserError:
+            return None
 
     def token_data(self) -> dict[RowKey, TokenData]:
         """What training computed for the run's episodes; empty for a run that was not kept by one."""
@@ -106,8 +133,11 @@ class RunSource:
         return answers, verdicts
 
 
-def open_sources(folders: Sequence[Path], labels: Path | None = None) -> tuple[list[RunSource], list[Curves]]:
-    """The runs and curves of folders. Raises `DataError` for a folder that holds neither."""
+def open_sources(
+    folders: Sequence[Path], labels: Path | None = None, others: Sequence[OtherIndex] = ()
+) -> tuple[list[RunSource], list[Curves]]:
+    """The runs and curves of folders; `others` are shown beside the runs' own ranks. Raises `DataError` for a folder
+    that holds neither."""
     known = {} if labels is None else labels_of(labels)
     runs: list[RunSource] = []
     curves: list[Curves] = []
@@ -120,7 +150,7 @@ def open_sources(folders: Sequence[Path], labels: Path | None = None) -> tuple[l
         paths = sorted(folder.rglob("metrics.jsonl"))
         if not inside and not paths:
             Run(folder)  # raises, and says what the folder is instead
-        runs += [RunSource(_joined(name, folder, one), one, reward, known) for one in inside]
+        runs += [RunSource(_joined(name, folder, one), one, reward, known, (*others,)) for one in inside]
         curves += [curves_of(_joined(name, folder, path.parent), path) for path in paths]
     return runs, [one for one in curves if one.columns]
 

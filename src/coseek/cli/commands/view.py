@@ -9,6 +9,7 @@ from coseek.cli.terminal import new_app, note
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import check_not_file
 from coseek.view.live_page import LivePage
+from coseek.view.other_index import OtherIndex
 from coseek.view.page import page_of, write_page
 from coseek.view.run_source import open_sources
 
@@ -26,6 +27,12 @@ def view(
     labels: Annotated[
         Path | None, typer.Option(help="A folder of `coseek label`: show the labels of every search.")
     ] = None,
+    ranks: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RETRIEVER", help="Show each passage's rank in this index, URL or YAML file, too. May repeat."
+        ),
+    ] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Write no file: serve the page on this machine, and read again at reload.")
     ] = False,
@@ -37,11 +44,14 @@ def view(
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError("the same folder is named twice; name each once")
-    sources = open_sources(runs, labels)
+    others = [OtherIndex.open(source) for source in ranks or ()]
+    if len({other.name for other in others}) < len(others):
+        raise UserError("two retrievers of --ranks have one name; rename a folder")
+    sources = open_sources(runs, labels, others)
     if serve:
         if out is not None:
             raise SettingError("--serve writes no file; leave out --out")
-        with LivePage(port, lambda: page_of(*open_sources(runs, labels))[1]) as live:
+        with LivePage(port, lambda: page_of(*open_sources(runs, labels, others))[1]) as live:
             print(f"the viewer is at {live.url} (Ctrl-C ends it)", flush=True)
             live.serve_forever()
         return
