@@ -49,8 +49,9 @@ class CorpusFile(Corpus):
         self._spans_N2 = spans_N2
         self._hashes_N2 = hashes_N2
         self._digests: bytes | None = None
+        self._passages_N4: Digests | None = None
         self._positions = LinePositions()
-        """Empty for a corpus that was opened without reading it."""
+        """Empty, as `_passages_N4`, for a corpus that was opened without reading it, or written."""
         self._handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
 
@@ -58,33 +59,53 @@ class CorpusFile(Corpus):
     def digest(self) -> str:
         return self._digest
 
+    @property
+    def digests(self) -> bytes:
+        return super().digests if self._passages_N4 is None else self._passages_N4.tobytes()
+
     @classmethod
     def scan(cls, path: Path) -> "CorpusFile":
         """Read the file once, for the positions of its lines and its digest. Raises `DataError` for repeated ids."""
-        return cls._located(path, scan_lines(path, None), str(path))
+        return cls._scanned(path, scan_lines(path, None))
 
     @classmethod
     def rescan(cls, path: Path, folder: Path) -> "CorpusFile":
         """Scan a file of which an earlier state was kept in `folder`; lines that were there are not parsed."""
-        return cls._located(path, scan_lines(path, KnownLines.read(folder)), str(path))
+        return cls._scanned(path, scan_lines(path, KnownLines.read(folder)))
 
     @classmethod
     def write(cls, path: Path, passages: Iterable[Passage], source: str) -> "CorpusFile":
-        """Write passages as they come, in 100 bytes of memory each. Raises `DataError` for repeated ids and for none,
+        """Write passages as they come, in 24 bytes of memory each. Raises `DataError` for repeated ids and for none,
         naming `source`."""
-        return cls._located(path, _written(path, passages), source)
+        lengths, ids, sha = array("q"), array("q"), hashlib.sha256()
+        with path.open("wb") as file:
+            for passage in passages:
+                lengths.append(file.write(json_line(passage.to_json()).encode()))
+                digest = passage_digest(passage)
+                ids.frombytes(digest[:8])
+                sha.update(digest)
+        ends_N = np.cumsum(np.frombuffer(lengths, dtype=np.int64))
+        spans_N2 = np.stack([ends_N - np.frombuffer(lengths, dtype=np.int64), ends_N], axis=1)
+        return cls._located(path, spans_N2, np.frombuffer(ids, dtype=np.int64), sha.hexdigest(), source)
 
     @classmethod
-    def _located(cls, path: Path, positions: LinePositions, source: str) -> "CorpusFile":
-        if not any(map(len, positions.spans)):
-            raise DataError(f"{source} is empty; it needs at least one passage")
-        passages_N4 = np.concatenate(positions.passages)
-        hashes_N = _hashes(passages_N4)
-        order_N = np.argsort(hashes_N, kind="stable")
-        pairs_N2 = np.stack([hashes_N[order_N], order_N], axis=1)
+    def _scanned(cls, path: Path, positions: LinePositions) -> "CorpusFile":
+        spans_N2 = np.concatenate([np.zeros((0, 2), dtype=np.int64), *positions.spans])
+        passages_N4 = np.concatenate([np.zeros((0, 4), dtype=np.int64), *positions.passages])
+        positions.spans, positions.passages = [], []
         digest = hashlib.sha256(passages_N4.data).hexdigest()
-        made = cls(path, np.concatenate(positions.spans), pairs_N2, digest, _stamp(path))
-        made._digests, made._positions = passages_N4.tobytes(), positions
+        made = cls._located(path, spans_N2, passages_N4[:, 0], digest, str(path))
+        made._passages_N4, made._positions = passages_N4, positions
+        return made
+
+    @classmethod
+    def _located(cls, path: Path, spans_N2: Longs, ids_N: Longs, digest: str, source: str) -> "CorpusFile":
+        """`ids_N`: the first half of the digest of each id."""
+        if not len(spans_N2):
+            raise DataError(f"{source} is empty; it needs at least one passage")
+        hashes_N = _hashes(ids_N)
+        order_N = np.argsort(hashes_N, kind="stable")
+        made = cls(path, spans_N2, np.stack([hashes_N[order_N], order_N], axis=1), digest, _stamp(path))
         made._check_unique(source)
         return made
 
@@ -133,7 +154,7 @@ class CorpusFile(Corpus):
 
     def _called(self, ident: str) -> Iterator[Passage]:
         """The passage with this id, if any; ids with the same hash are compared."""
-        wanted = int(_hashes(as_digests(id_digest(ident), 2))[0])
+        wanted = int(_hashes(as_digests(id_digest(ident), 2)[:, 0])[0])
         hashes_N = self._hashes_N2[:, 0]
         first, last = np.searchsorted(hashes_N, [wanted, wanted + 1])
         for row in self._hashes_N2[first:last, 1].tolist():
@@ -158,18 +179,6 @@ class CorpusFile(Corpus):
                 raise DataError(f"{source} has the id {one!r} twice; ids must be unique")
 
 
-def _written(path: Path, passages: Iterable[Passage]) -> LinePositions:
-    """Write each passage as a line."""
-    lengths, digests = array("q"), bytearray()
-    with path.open("wb") as file:
-        for passage in passages:
-            lengths.append(file.write(json_line(passage.to_json()).encode()))
-            digests += passage_digest(passage)
-    ends_N = np.cumsum(np.frombuffer(lengths, dtype=np.int64))
-    spans_N2 = np.stack([ends_N - np.frombuffer(lengths, dtype=np.int64), ends_N], axis=1)
-    return LinePositions([spans_N2], passages=[as_digests(digests, 4)])
-
-
-def _hashes(ids_N2: Digests) -> Longs:
+def _hashes(ids_N: Longs) -> Longs:
     """A 63-bit hash of each id, so that hash + 1 fits into int64."""
-    return (ids_N2[:, 0].view(np.uint64) >> np.uint64(1)).astype(np.int64)
+    return (ids_N.view(np.uint64) >> np.uint64(1)).astype(np.int64)

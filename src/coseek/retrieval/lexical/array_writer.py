@@ -37,9 +37,12 @@ class ArrayWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.seek(0)
-        self._file.write(_header(self._kind, self._length))
-        self._file.close()
+        try:
+            if error is None:
+                self._file.seek(0)
+                self._file.write(_header(self._kind, self._length))
+        finally:
+            self._file.close()
 
 
 def _header(kind: "np.dtype[np.generic]", length: int) -> bytes:
