@@ -126,7 +126,8 @@ def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp
     assert all(0 <= row["mean"] <= 1 for row in stored.values())
 
     _, card = checked_card(training.trained_folder, tmp_path)
-    assert all(row[0] in card for row in table.rows) and "coseek train base 'held_out={" in card
+    assert all(row[0] in card for row in table.rows)
+    assert "coseek train base '" in card and "'tasks={" in card
     opened = open_generator(GeneratorSettings(model=str(training.trained_folder), max_answer_tokens=8))
     question = training.held_out.questions["test"][0]
     context = opened.context(ReadingInput(question.question, (training.held_out.corpus[0],)))
