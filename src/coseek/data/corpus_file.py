@@ -77,15 +77,15 @@ class CorpusFile(Corpus):
     def write(cls, path: Path, passages: Iterable[Passage], source: str) -> "CorpusFile":
         """Write passages as they come, in 24 bytes of memory each. Raises `DataError` for repeated ids and for none,
         naming `source`."""
-        lengths, ids, sha = array("q"), array("q"), hashlib.sha256()
+        spans, ids, sha, end = array("q"), array("q"), hashlib.sha256(), 0
         with path.open("wb") as file:
             for passage in passages:
-                lengths.append(file.write(json_line(passage.to_json()).encode()))
+                start, end = end, end + file.write(json_line(passage.to_json()).encode())
+                spans.extend((start, end))
                 digest = passage_digest(passage)
                 ids.frombytes(digest[:8])
                 sha.update(digest)
-        ends_N = np.cumsum(np.frombuffer(lengths, dtype=np.int64))
-        spans_N2 = np.stack([ends_N - np.frombuffer(lengths, dtype=np.int64), ends_N], axis=1)
+        spans_N2 = np.frombuffer(spans, dtype=np.int64).reshape(-1, 2)
         return cls._located(path, spans_N2, np.frombuffer(ids, dtype=np.int64), sha.hexdigest(), source)
 
     @classmethod
