@@ -4,8 +4,8 @@
     python -m bench.house --stretches     and every look-alike stretch
 
 A look-alike stretch is a maximal run of at least six code lines that two places share once names, numbers and strings
-are replaced by placeholders, with at least four different lines among them. Imports, comments, docstrings and rows of
-constants, such as the cases of a parametrised test, are not code lines. Each pair of places counts once.
+are replaced by placeholders, with at least four different lines among them. Imports, comments and docstrings are not
+code lines. Each pair of places counts once.
 """
 
 import argparse
@@ -25,8 +25,6 @@ from tests.test_house import FLOORS, NEIGHBOURS
 
 SHORTEST, LEAST_SHAPES = 6, 4
 """Lines of a look-alike stretch, and different lines among them."""
-CONSTANTS, BRACKETS = {"S", "0", "None", "True", "False"}, {*"()[]{}:,-*"}
-"""What a row of a table is made of; a comma is its end."""
 LAYOUT = (token.NEWLINE, tokenize.NL, token.INDENT, token.DEDENT, tokenize.COMMENT, token.ENDMARKER, token.ENCODING)
 
 
@@ -168,13 +166,7 @@ def code_lines(path: Path) -> list[Line]:
     for part in tokenize.generate_tokens(io.StringIO(text).readline):
         if part.type not in LAYOUT and part.start[0] not in left_out:
             shapes[part.start[0]].append(placeholder(part))
-    rows = ((number, " ".join(parts)) for number, parts in sorted(shapes.items()))
-    return [Line(number, shape) for number, shape in rows if not is_row_of_constants(shape)]
-
-
-def is_row_of_constants(shape: str) -> bool:
-    parts = set(shape.split())
-    return shape.endswith(",") and not parts.isdisjoint(CONSTANTS) and parts <= CONSTANTS | BRACKETS
+    return [Line(number, " ".join(parts)) for number, parts in sorted(shapes.items())]
 
 
 def not_code(node: ast.AST) -> range:

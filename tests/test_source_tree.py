@@ -57,9 +57,3 @@ def test_what_begins_sooner_or_repeats_one_line_is_no_stretch(tmp_path: Path) ->
     one, rows = code_lines(tmp_path / "one.py"), code_lines(tmp_path / "rows.py")
     assert stretch(one, 1, one, 1, same=False) == 0
     assert stretch(rows, 0, rows, 10, same=True) == 0
-
-
-def test_the_rows_of_a_table_are_no_code_lines(tmp_path: Path) -> None:
-    cases = "CASES = [\n" + '    ("a", [1], None),\n' * 9 + "    (name, 1),\n]\n"
-    (tmp_path / "table.py").write_text(cases, encoding="utf-8")
-    assert [line.shape for line in code_lines(tmp_path / "table.py")] == ["N = [", "( N , 0 ) ,", "]"]
