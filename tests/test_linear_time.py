@@ -57,8 +57,8 @@ from coseek.retrieval.web.provider import plain
 
 SOURCES = Path(coseek.__file__).parent
 QUICK = (1_000, 10_000)
-LONG = 200_000
-"""What is quadratic takes minutes here."""
+LONG = 1_000_000
+"""What is quadratic takes an hour here."""
 SLOWEST = 5
 LIMIT_S = 1.0
 """For a million characters; a short text is given the tenth of it at least."""
@@ -260,7 +260,7 @@ USES: dict[str, Callable[[str], object]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(module_patterns()))
 def test_a_long_text_costs_every_pattern_a_second_a_million_characters_at_most(name: str) -> None:
-    check(name, partial(use_pattern, module_patterns()[name], name in MATCHED_WHOLE), (*QUICK, LONG))
+    check(name, partial(use_pattern, module_patterns()[name], name in MATCHED_WHOLE), (*QUICK, LONG // 5))
 
 
 @pytest.mark.parametrize("name", [*OURS, "a user's"])
@@ -277,7 +277,7 @@ def test_no_reader_takes_longer_than_its_text_is_long(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*OURS, "a user's"])
-def test_a_long_text_costs_every_protocol_a_second_a_million_characters_at_most(name: str, users: str) -> None:
+def test_a_million_characters_cost_every_protocol_a_second_at_most(name: str, users: str) -> None:
     grammar = grammar_named(name, users)
     limit_s = LIMIT_S if name != "a user's" else 4 * LIMIT_S  # thousands of marks of two letters
     for use in (grammar.escape, grammar.intent):  # which parses
@@ -286,7 +286,7 @@ def test_a_long_text_costs_every_protocol_a_second_a_million_characters_at_most(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(USES))
-def test_a_long_text_costs_every_reader_few_seconds_a_million_characters_at_most(name: str) -> None:
+def test_a_million_characters_cost_every_reader_few_seconds_at_most(name: str) -> None:
     check(name, USES[name], (QUICK[-1], LONG), limit_s=4 * LIMIT_S)  # each of these calls several
 
 

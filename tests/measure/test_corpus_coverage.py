@@ -2,8 +2,9 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_drawn import at_most
 
 from coseek.cli.main import main
 from coseek.data.passage import Corpus, Passage
@@ -20,6 +21,7 @@ PASSAGES = [
 TEXTS = st.text(alphabet="ab c-'.AN", max_size=30)
 
 
+@settings(max_examples=at_most(300))
 @given(st.lists(TEXTS, max_size=4), st.lists(TEXTS, max_size=6))
 def test_an_answer_is_found_exactly_where_cover_em_finds_it(texts: list[str], answers: list[str]) -> None:
     finder = AnswerFinder(tuple(answer_words(answer)) for answer in answers)

@@ -146,7 +146,7 @@ function hitList(search, at, body, gold) {
   const items = search.hits.map((hit, place) => {
     const answer = { 1: "holds a gold answer", 2: "holds its answer", 3: "holds the answer" }[hit.holds];
     const marks = [gold.has(hit.id) && "gold", answer, picked.has(hit.id) && "selected"];
-    const ranks = others.map(([name, found]) => ` · ${name}: ${found[at][place] ? `rank ${found[at][place]}` : "not among the first 100"}`);
+    const ranks = others.map(([name, found]) => ` · ${name}: ${found[at][place] ? `rank ${found[at][place]}` : "lower or not there"}`);
     const line = el(
       "span",
       {},
