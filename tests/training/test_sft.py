@@ -24,6 +24,7 @@ from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
 LEARNER = LearnerSettings(optimiser=OptimiserSettings(lr=1e-2, decay="linear"))
+MUON = LearnerSettings(optimiser=OptimiserSettings(algorithm="muon", lr=1e-2, decay="linear"))
 
 
 def demonstrations() -> list[Trajectory]:
@@ -57,19 +58,22 @@ def first_loss(folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
-    settings = settings_of(checkpoint_every=7, learner=LEARNER)
+@pytest.mark.parametrize("learner", [LEARNER, MUON], ids=["adamw", "muon"])
+def test_a_warm_start_that_was_stopped_and_resumed_ends_with_the_same_weights(
+    learner: LearnerSettings, tmp_path: Path
+) -> None:
+    settings = settings_of(checkpoint_every=7, learner=learner)
     whole, parts = tiny_model(), tiny_model()
-    train_sft(Policy(whole, LEARNER, 0), draw_any(demonstrations()), settings, tmp_path / "whole")
+    train_sft(Policy(whole, learner, 0), draw_any(demonstrations()), settings, tmp_path / "whole")
 
     def stop(step: int) -> Mapping[str, float]:
         raise KeyboardInterrupt
 
     early = settings.model_copy(update={"evaluate_every": 17})
     with pytest.raises(KeyboardInterrupt):
-        train_sft(Policy(parts, LEARNER, 0), draw_any(demonstrations()), early, tmp_path / "parts", evaluate=stop)
+        train_sft(Policy(parts, learner, 0), draw_any(demonstrations()), early, tmp_path / "parts", evaluate=stop)
     again = tiny_model(seed=9)  # what is in the checkpoint counts, not what the caller brings
-    train_sft(Policy(again, LEARNER, 0), draw_any(demonstrations()), settings, tmp_path / "parts", resume=True)
+    train_sft(Policy(again, learner, 0), draw_any(demonstrations()), settings, tmp_path / "parts", resume=True)
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
     logs = [(tmp_path / name / "round-1" / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]

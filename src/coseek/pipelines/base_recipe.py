@@ -34,7 +34,7 @@ class BaseRecipe(ReaderRecipe):
     )
     """The model's shape: 2 M parameters."""
     sft: SftSettings = SftSettings(
-        steps=18000,
+        steps=12000,
         tokens_per_step=4000,
         repeat_steps=120,
         varied_steps=240,
@@ -42,8 +42,8 @@ class BaseRecipe(ReaderRecipe):
         curriculum=(),
         learner=LearnerSettings(
             optimiser=OptimiserSettings(
-                lr=2e-3, betas=(0.9, 0.98), weight_decay=0.02, warmup_updates=20, decay="linear", decay_from=0.4,
-                floor=0.02,
+                algorithm="muon", lr=2e-3, muon_lr=3.0, betas=(0.9, 0.98), weight_decay=0.02, warmup_updates=20,
+                decay="linear", decay_from=0.4, floor=0.02,
             ),
             precision="auto",
             micro_batch_tokens=2000,

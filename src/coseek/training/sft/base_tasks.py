@@ -83,7 +83,7 @@ class BaseTaskSettings(Settings):
     """Settings of a world; each has another seed."""
     passages: tuple[int, int] = (1, 8)
     """Fewest and most passages of an example, gold ones included."""
-    warm_up: float = Field(default=0.16, ge=0.0, lt=0.5)
+    warm_up: float = Field(default=0.1, ge=0.0, lt=0.5)
     """Share of training in which records and copies are alone."""
 
     @model_validator(mode="after")

@@ -101,7 +101,10 @@ class Learner(ABC):
     @cached_property
     def optimiser(self) -> Optimiser:
         """Created on first use: a frozen copy never needs one."""
-        return Optimiser(self._trained.parameters(), self.settings.optimiser, self.updates)
+        entry = self._trained
+        hidden = [weight for layer in layers_of(entry) for weight in layer.parameters()]
+        dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
+        return Optimiser(entry.parameters(), self.settings.optimiser, self.updates, hidden, dtype)
 
     @cached_property
     def _trained(self) -> nn.Module:

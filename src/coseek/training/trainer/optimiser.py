@@ -1,8 +1,9 @@
-"""Optimiser: AdamW with gradient clipping and a schedule that is a pure function of the update's number."""
+"""Optimiser: AdamW, or AdamW and Muon, with gradient clipping and a schedule that is a pure function of the update's
+number."""
 
 import math
-from collections.abc import Iterable
-from typing import TypedDict
+from collections.abc import Collection, Iterable
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from coseek.core.errors import RunError
+from coseek.training.trainer.muon import Muon
 from coseek.training.trainer.settings import OptimiserSettings
 from coseek.training.trainer.workers import whole
 
@@ -30,19 +32,34 @@ class OptimiserState(TypedDict):
     """State of an optimiser in a checkpoint."""
 
     adam: dict[str, object]
+    muon: NotRequired[dict[str, object]]
     update: int
 
 
 class Optimiser:
-    """Updates a set of parameters. The schedule's position is the number of updates made."""
+    """Updates a set of parameters. The schedule's position is the number of updates made.
 
-    def __init__(self, parameters: Iterable[Parameter], settings: OptimiserSettings, updates: int) -> None:
+    Muon updates the matrices among `hidden`, if the settings ask for it, and AdamW all others.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        settings: OptimiserSettings,
+        updates: int,
+        hidden: Collection[Parameter] = (),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`hidden`: the parameters of a model's layers; `dtype`: the precision of Muon's updates."""
         self.settings = settings
         self.updates = updates
         self.update = 0
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        matrices = [parameter for parameter in self._parameters if parameter.ndim >= 2]
-        others = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        inner = {id(one) for one in hidden if one.ndim == 2} if settings.algorithm == "muon" else set[int]()
+        muon = [parameter for parameter in self._parameters if id(parameter) in inner]
+        self._adams = [parameter for parameter in self._parameters if id(parameter) not in inner]
+        matrices = [parameter for parameter in self._adams if parameter.ndim >= 2]
+        others = [parameter for parameter in self._adams if parameter.ndim < 2]
         groups = [
             {"params": matrices, "weight_decay": settings.weight_decay},
             {"params": others, "weight_decay": 0.0},
@@ -54,6 +71,7 @@ class Optimiser:
             eps=settings.eps,
             fused=True,
         )
+        self._muon = Muon(muon, settings.lr, weight_decay=settings.weight_decay, dtype=dtype) if muon else None
 
     def step(self) -> float:
         """Make one update from the accumulated gradients and clear them. Returns their norm before clipping."""
@@ -63,10 +81,12 @@ class Optimiser:
                 f"the gradient of update {self.update} is {norm}; start again from the last good weights "
                 f"with a learning rate below {self.settings.lr}"
             )
-        for group in self._adam.param_groups:
-            group["lr"] = self.rate
-        self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
+        for optimiser, factor in ((self._adam, 1.0), (self._muon, self.settings.muon_lr)):
+            if optimiser is not None:
+                for group in optimiser.param_groups:
+                    group["lr"] = factor * self.rate
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
         self.update += 1
         return norm
 
@@ -83,17 +103,24 @@ class Optimiser:
     def state(self) -> OptimiserState:
         """Return the state for a checkpoint: live tensors, sharded like their parameters.
 
-        A parameter without a gradient so far has the moments that Adam begins with, so all states have the same names.
+        A parameter without a gradient so far has the moments that an optimiser begins with, so all states have the same
+        names.
         """
-        for parameter in self._parameters:
+        for parameter in self._adams:
             if not self._adam.state[parameter]:
                 self._adam.state[parameter] = {
                     "step": torch.zeros((), device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 }
-        return {"adam": self._adam.state_dict(), "update": self.update}
+        state: OptimiserState = {"adam": self._adam.state_dict(), "update": self.update}
+        if self._muon is not None:
+            self._muon.prepare()
+            state["muon"] = self._muon.state_dict()
+        return state
 
     def load_state(self, state: OptimiserState) -> None:
         self._adam.load_state_dict(state["adam"])
+        if self._muon is not None:
+            self._muon.load_state_dict(state["muon"])
         self.update = state["update"]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coseek.core.settings import Settings
 from coseek.hardware.precision import TrainingPrecision
@@ -11,10 +11,14 @@ Decay: TypeAlias = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class OptimiserSettings(Settings):
-    """AdamW and its schedule."""
+    """AdamW or Muon, and the schedule."""
 
+    algorithm: Literal["adamw", "muon"] = "adamw"
+    """`muon` updates the matrices inside the layers by Muon and all else by AdamW: for networks from nothing."""
     lr: float = Field(default=3e-4, ge=0.0)
     """Peak learning rate."""
+    muon_lr: float = Field(default=1.0, gt=0.0)
+    """Factor on the learning rate of what Muon updates."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of the two moments."""
     eps: float = Field(default=1e-8, ge=0.0)
@@ -50,7 +54,7 @@ class LearnerSettings(Settings):
     """Optimiser, precision, memory and parallelism of a module in training."""
 
     optimiser: OptimiserSettings = OptimiserSettings()
-    """AdamW and its schedule."""
+    """Optimiser and its schedule."""
     precision: TrainingPrecision = "float32"
     """Precision of the forward pass; weights and optimiser stay float32. `auto`: the fastest on this machine."""
     micro_batch_tokens: int = Field(default=1024, ge=1)
@@ -66,3 +70,9 @@ class LearnerSettings(Settings):
     workers: Literal["ddp", "fsdp2"] = "ddp"
     """How the workers of `torchrun` hold weights, gradients and moments: `ddp` replicates them, `fsdp2` shards them. It
     does not change the result, and has no effect with one worker."""
+
+    @model_validator(mode="after")
+    def _can_be_sharded(self) -> "LearnerSettings":
+        if self.optimiser.algorithm == "muon" and self.workers == "fsdp2":
+            raise ValueError("Muon needs whole matrices; set workers=ddp, or optimiser.algorithm=adamw")
+        return self
