@@ -21,7 +21,7 @@ def test_a_run_is_a_data_set_with_its_searches_and_scores(world: Path, index: Pa
     run = coseek.run_agent(world, "expert", index, tmp_path / "run", split="test")
     rows = runs_dataset(run.folder)
     stored = list(run.trajectories())
-    assert [*rows["question_id"]] == [one.question.id for one in stored] and len(rows) == 5
+    assert [*rows["question_id"]] == [one.question.id for one in stored] != []
     for row, one in zip(rows, stored, strict=True):
         assert row["em"] == score_trajectory(one)["em"] and row["answer"] == one.answer
         assert [search["query"] for search in row["searches"]] == [search.query for search in one.searches]
