@@ -23,6 +23,9 @@ T = TypeVar("T")
 PATIENCE = timedelta(days=1)
 """Timeout of collectives: in some stages one worker works alone. (`torchrun` ends all workers if one fails.)"""
 
+BUCKET = 4_000_000
+"""Numbers that are summed in one message: small weights each in their own would wait for each other."""
+
 
 class Workers:
     """This process and its rank among the processes that train together."""
@@ -76,11 +79,23 @@ class Workers:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         used = self.add_up(torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32))
+        bucket: list[Tensor] = []
         for parameter, users in zip(trained, used.tolist(), strict=True):
             if users:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                self.add_up(parameter.grad)
+                bucket.append(parameter.grad)
+            if sum(grad.numel() for grad in bucket) >= BUCKET:
+                self._add_up_together(bucket)
+                bucket = []
+        self._add_up_together(bucket)
+
+    def _add_up_together(self, tensors: Sequence[Tensor]) -> None:
+        """Sum these tensors of all workers in one message, in place. They have one type and one device."""
+        if tensors:
+            summed = self.add_up(torch.cat([tensor.flatten() for tensor in tensors]))
+            for tensor, part in zip(tensors, summed.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
 
 ALONE = Workers()
