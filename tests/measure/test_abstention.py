@@ -22,6 +22,7 @@ from coseek.measure.intervals import bootstrap_ratio
 from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_runs, score_trajectory
 from coseek.measure.table import abstention_tables, scores_json
+from coseek.pipelines.agent_results import calibration_sections
 
 SHARE = st.integers(0, 4).map(lambda quarters: quarters / 4)
 
@@ -152,6 +153,13 @@ def test_a_right_decline_is_shown_as_right_and_a_wrong_one_as_not() -> None:
     assert "right</b> · gold: unanswerable" in trajectory_html(asked(gone("e"), None))
     for wrong in (asked(gone("e"), "Velora"), asked(QUESTION, None), asked(gone("e"), NOT_FOUND)):
         assert "not right</b>" in trajectory_html(wrong)
+
+
+def test_the_report_draws_the_calibration_of_both_policies_where_there_is_something_to_decline() -> None:
+    (section,) = calibration_sections("test", score_runs({"before": runs(), "after": runs(), "rules": runs()}))
+    page = section.html(1)
+    assert all(name in page for name in ("as right as sure", "before", "after")) and "rules" not in page
+    assert calibration_sections("test", score_runs({"before": runs()[:2], "after": runs()[:2]})) == []
 
 
 def test_where_there_is_nothing_to_decline_tables_and_files_are_as_they_were() -> None:

@@ -337,7 +337,7 @@ def sections_of(
             if groups:
                 bars = _bars(training, found, groups, metric)
                 sections.append(PlotSection(f"Before and after, {heading}: {name}", bars, f"{metric}, greedy"))
-        sections += _calibration(name, found)
+        sections += calibration_sections(name, found)
         shown = {heading: one for heading, one in tables[name].items() if heading != "Means"}
         sections += [TableSection(f"{heading}: {name}", one) for heading, one in shown.items()]
     command = f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"
@@ -382,7 +382,7 @@ def _curve(stage: Stage) -> list[ReportSection]:
     return [PlotSection(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
 
 
-def _calibration(name: str, found: Scores) -> list[ReportSection]:
+def calibration_sections(name: str, found: Scores) -> list[ReportSection]:
     """How often answers of each confidence are right, where there is something to decline."""
     lines = [
         Series(
