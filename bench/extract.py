@@ -18,7 +18,6 @@ from bench.real_sets import RAW, ROOT, SETS, boundless, questions_of
 
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.rollout import rollout
-from coseek.agents.sources import is_not_found
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
@@ -60,7 +59,7 @@ def ask(retriever: Bm25, questions: Sequence[Question]) -> list[Trajectory]:
 
 
 def declines(run: Trajectory) -> bool:
-    return is_not_found(run.answer)
+    return run.declined
 
 
 def quotes(run: Trajectory) -> bool:

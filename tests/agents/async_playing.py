@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tests.agents.playing import CORPUS, QUESTION, Shelf, Typist, script
 
+from coseek.agents.actions import NOT_FOUND
 from coseek.agents.async_driver import AsyncDriver, Sampled, Sampling
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
@@ -58,6 +59,7 @@ class Improviser(Typist):
         super().__init__(ByteTokenizer(protocol.grammar.special_tokens), ())
         good = script(protocol.name)
         self.texts = [*good * 4, *(text.replace("Ada", "a bad one") for text in good), "".join(good)]
+        self.texts += [text.replace("1815", NOT_FOUND) for text in good if "1815" in text]
         self.texts += [text.replace("Ada", "Eve") for text in good] + ["hm", "", "</think>", "x" * 999, *more]
         if "visit" in protocol.grammar.tools:  # `id` and `url` in the two protocols that have it
             page = good[0].replace('"search"', '"visit"').replace('"query": "Ada"', '"id": "p1", "url": "p1"')

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coseek.agents.actions import NOT_FOUND
 from coseek.agents.factory import limits_for, limits_of, open_agent, settings_for
 from coseek.agents.rollout import rollout
 from coseek.agents.scripted.extract import LONGEST, ExtractAgent, extract
 from coseek.agents.scripted_agent import Move
-from coseek.agents.sources import NOT_FOUND, holds, is_not_found, sources_of
+from coseek.agents.sources import holds, reply_of, sources_of
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
@@ -73,7 +74,7 @@ def test_an_answer_is_quoted_from_a_passage_that_is_its_source(question: str, wo
 )
 def test_a_question_that_the_documents_do_not_answer_gets_no_source(question: str) -> None:
     run = ask(question)
-    assert run.answer == NOT_FOUND and is_not_found(run.answer)
+    assert (run.declined, run.valid, run.answer, reply_of(run)) == (True, True, None, NOT_FOUND)
     assert sources_of(run) == []
 
 

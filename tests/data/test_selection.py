@@ -77,6 +77,15 @@ def test_questions_are_chosen_by_data_set_hops_and_type() -> None:
     assert EVERY.apply(questions) == questions
 
 
+def test_questions_are_chosen_by_whether_the_corpus_answers_them() -> None:
+    there, gone = Question("a", "?", ("x",)), Question("b", "?", meta={"unanswerable": True})
+    unknown = Question("c", "?")  # nobody says that it has no answer
+    rows = [there, gone, unknown]
+    assert make_settings(QuestionFilter, {"answerable": True}).apply(rows) == [there, unknown]
+    assert make_settings(QuestionFilter, {"answerable": False}).apply(rows) == [gone]
+    assert EVERY.apply(rows) == rows
+
+
 def test_a_misspelt_data_set_or_type_is_refused_and_not_an_empty_choice() -> None:
     with pytest.raises(SettingError, match="no question is of the data set 'set2'; did you mean 'set1'"):
         QuestionFilter(sources=("set2",)).apply(asked(2, 2))

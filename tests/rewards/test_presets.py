@@ -60,6 +60,7 @@ PRESETS = {name: make_reward({"preset": name}) for name in preset_names()}
 FACTS = st.builds(Facts, *[st.booleans()] * 9)
 
 FORMULAS: Mapping[str, Callable[[Facts], float]] = {
+    "abstention": lambda f: 1 if f.right and f.wrote else 0,
     "search-r1": lambda f: 1 if f.right and f.wrote else 0,
     "search-r1-format": lambda f: (1 if f.valid else 0.8) if f.right and f.wrote else (0.2 if f.valid else 0),
     "search-r1-format-code": lambda f: (

@@ -51,7 +51,7 @@ def row(**changes: float) -> dict[str, float]:
 
 def history(**ends: float) -> list[dict[str, float]]:
     """Ten healthy rows, then ten in which the named metrics go to where they end."""
-    start = row()
+    start = row(**dict.fromkeys(ends.keys() - row().keys(), 0.0))
     moving = [{name: start[name] + (end - start[name]) * part / 10 for name, end in ends.items()} for part in range(11)]
     return [row()] * 10 + [start | moved for moved in moving] + [start | ends] * 5
 
@@ -85,6 +85,7 @@ def test_each_collapse_raises_its_alarm_alone_and_advises(ends: dict[str, float]
     [
         {"exact_match": 0.9, "reward": 0.9, "zero_spread": 1.0},  # solved: nothing left to learn, and rightly so
         {"searches": 1.0},  # one search where there were two
+        {"answered": 0.5, "declined": 0.45},  # it learnt to decline
         {"truncated": 0.5, "searches": 0.5},  # cut off while writing, not while searching
         {"exact_match": 0.1, "reward": 0.1},  # it gets worse, but is not paid for it
         {"exact_match": 0.1, "reward": 0.6},  # paid for something that is not the form

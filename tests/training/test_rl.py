@@ -41,8 +41,8 @@ def test_a_step_says_what_happened_in_it(tmp_path: Path, algorithm: str) -> None
     changes = {"steps": 1, "kl": 0.01, "kl_in": "loss" if algorithm == "grpo" else "reward"}
     _, (row,) = train(tmp_path, settings_of(algorithm, **changes))
     for name in (
-        "reward", "reward/exact_match", "exact_match", "answered", "valid", "truncated", "searches", "tokens",
-        "agent_tokens",
+        "reward", "reward/exact_match", "exact_match", "answered", "declined", "valid", "truncated", "searches",
+        "tokens", "agent_tokens",
         "faults",
         "zero_spread", "updates", "loss", "grad_norm", "ratio_max", "outside_clip", "kl_old", "kl_reference",
         "logprob_gap", "sampled_nll", "staleness", "staleness_max", "lr",

@@ -11,6 +11,10 @@ from enum import StrEnum
 from coseek.agents.tool import ParsedAction, Tool
 from coseek.core.files import Json
 from coseek.core.strict_json import InvalidJson, parse_lenient
+from coseek.retrieval.lexical.analyzer import words
+
+NOT_FOUND = "not in these documents"
+"""What an agent answers where the documents do not say."""
 
 
 class QueryFormat(StrEnum):
@@ -136,6 +140,12 @@ def first_sentence(text: str) -> str:
     text = text.strip()
     end = _SENTENCE_END.search(text)
     return text[: end.end()] if end else text
+
+
+def says_one_of(text: str, phrases: Sequence[str]) -> bool:
+    """Whether a text is one of the phrases and nothing else; case and marks are ignored. An empty text is none."""
+    said = words(text)
+    return bool(said) and any(said == words(phrase) for phrase in phrases)
 
 
 def _from_json(text: str) -> Json:

@@ -31,7 +31,19 @@ from coseek.agents.unwritable import checked_turn
 from coseek.core.concurrency import concurrency_of
 from coseek.core.files import Json
 from coseek.data.evidence import ranked
-from coseek.data.trajectory import MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Call, Segment, StopReason, Trajectory
+from coseek.data.trajectory import (
+    MISSING,
+    PAGE,
+    PROMPT,
+    RETRY,
+    TOOL,
+    Author,
+    Call,
+    Segment,
+    StopReason,
+    Trajectory,
+    stop_of_decline,
+)
 from coseek.models.model import EpisodeState, Ranking, Request, Tokenizer, Turn, TurnEnd
 from coseek.retrieval.retriever import Retriever
 
@@ -95,6 +107,9 @@ class Environment:
             return End(StopReason.MODEL_ERROR, detail=turn.fault)
         row.select(intent.selected)
         if intent.action is Action.ANSWER and intent.span is not None:
+            if self.protocol.grammar.is_decline(intent.span):
+                stop, detail = stop_of_decline(row.searches)
+                return End(stop, detail=detail)
             return End(StopReason.ANSWERED, answer=intent.span.text.strip())
         if intent.action is Action.COMPLETE:
             return End(StopReason.COMPLETE)

@@ -14,12 +14,14 @@ from typing import Literal
 
 from coseek.agents.actions import (
     FLAGS,
+    NOT_FOUND,
     QueryFormat,
     numbers_in,
     parse_flag,
     parse_numbers,
     parse_queries,
     parse_tool_call,
+    says_one_of,
 )
 from coseek.agents.tool import ParsedAction, Tool, ToolCall, open_tool
 from coseek.agents.tools.search import SearchSettings, arguments_for
@@ -74,6 +76,8 @@ class Tag:
     """Which of several selections in one turn counts."""
     true_words: tuple[str, ...] = FLAGS
     """What a true flag says, in lower case."""
+    declines: tuple[str, ...] = (NOT_FOUND,)
+    """Answers that decline: the run then has none. Where it is empty the agent cannot decline."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -342,6 +346,10 @@ class Grammar:
         for span in self.parse(text):
             if self.action_of(span) is not Action.NONE:
                 yield span, self.by_name[span.tag]
+
+    def is_decline(self, span: Span) -> bool:
+        """Whether the agent declines to answer with this span: a whole answer that says one of its tag's phrases."""
+        return self.action_of(span) is Action.ANSWER and says_one_of(span.text, self.by_name[span.tag].declines)
 
     def lost_stop(self, text: str) -> str:
         """The stop string that a server cut off the end of a turn: that of the tag which is still open, or ""."""

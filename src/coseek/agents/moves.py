@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-from coseek.agents.actions import QueryFormat
+from coseek.agents.actions import NOT_FOUND, QueryFormat, says_one_of
 from coseek.agents.document_block import latest_block, shown_documents
 from coseek.agents.grammar import END, FALSE, START, TRUE, Action, Grammar, Tag
 from coseek.agents.protocol import Protocol
@@ -95,7 +95,10 @@ def _inside(protocol: Protocol, tag: Tag, move: Move, searches: Sequence[Search]
     if tag.action is Action.COMPLETE:
         return tokenizer.encode(str(move.answer is not None))
     if tag.action is Action.ANSWER:
-        return tokenizer.encode_data(grammar.escape(move.answer or ""))
+        answer = move.answer or ""
+        if tag.declines and says_one_of(answer, (NOT_FOUND,)):
+            answer = f" {tag.declines[0]}"
+        return tokenizer.encode_data(grammar.escape(answer))
     if move.call is not None:
         name, arguments = move.call
         return tokenizer.encode_data(grammar.escape(_json({"name": name, "arguments": arguments})))

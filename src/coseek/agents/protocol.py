@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 from pydantic import Field
 
-from coseek.agents.actions import FLAGS, QueryFormat
+from coseek.agents.actions import FLAGS, NOT_FOUND, QueryFormat
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile
@@ -49,6 +49,8 @@ class TagFile(Settings):
     """Which of several selections in one turn counts."""
     true_words: tuple[str, ...] = FLAGS
     """What a true flag says, in lower case."""
+    declines: tuple[str, ...] = (NOT_FOUND,)
+    """Answers that decline to answer, case and marks ignored. With an empty list the agent cannot decline."""
 
 
 class ProtocolFile(Settings):
@@ -148,9 +150,9 @@ def load_protocol(
 ) -> Protocol:
     """Load a protocol by name (`search-r1`, `qagent`, `s3`, …) or by the path of a YAML file.
 
-    `prompt_template` is one by name (`default`, `base`, `data`, `laptop`) or a user's YAML file; only the latter
-    overrides templates in the protocol file. `chat_template` overrides the prompt template's own setting unless it is
-    `auto`. `run_files` runs the `.py` files of its tools: pass it only where the user named the protocol, never
+    `prompt_template` is one by name (`default`, `declining`, `base`, `data`, `laptop`) or a user's YAML file; only the
+    latter overrides templates in the protocol file. `chat_template` overrides the prompt template's own setting unless
+    it is `auto`. `run_files` runs the `.py` files of its tools: pass it only where the user named the protocol, never
     where a stored run does. Without it those tools are left out, which is enough to read stored trajectories.
     """
     path, file, root = _read(name)
@@ -229,6 +231,7 @@ def _grammar(file: ProtocolFile, path: Path, tools: Mapping[str, Tool]) -> Gramm
             *(name, tag.author, tag.action, tag.open, tag.close, tag.query_format, tag.item, tag.max_items, tag.stop),
             of_several=tag.of_several,
             true_words=tag.true_words,
+            declines=tag.declines,
         )
         for name, tag in file.tags.items()
     )

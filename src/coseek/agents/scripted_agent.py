@@ -21,6 +21,7 @@ class Move:
     thought: str
     queries: tuple[str, ...] = ()
     answer: str | None = None
+    """`NOT_FOUND` declines, in the words of any protocol."""
     call: tuple[str, JsonObject] | None = None
     """A tool of the protocol by its name, and the arguments to call it with."""
     selected: tuple[str, ...] | None = None

@@ -261,8 +261,8 @@ def _ending(trajectory: Trajectory) -> Iterator[str]:
     stop, last = trajectory.stop, trajectory.segments[-1].author if trajectory.segments else None
     if (trajectory.answer is not None) != (stop is StopReason.ANSWERED):
         yield f"it stopped with {stop!s}, and the answer is {trajectory.answer!r}; only answered runs have an answer"
-    if stop is StopReason.ANSWERED and last is Author.ENVIRONMENT:
-        yield "it was answered, and the environment wrote last"
+    if stop in (StopReason.ANSWERED, StopReason.DECLINED) and last is Author.ENVIRONMENT:
+        yield f"it was {stop!s}, and the environment wrote last"
     if stop is StopReason.COMPLETE and last is Author.ENVIRONMENT:
         yield "it was complete, which the agent says, and the environment wrote last"
     if trajectory.valid == bool(trajectory.format_error):

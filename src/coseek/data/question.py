@@ -14,6 +14,8 @@ ANSWERS = {"answers", "golden_answers"}
 """Either holds the gold answers."""
 KEYS = {"id", "question", "gold_ids", "hops", "meta"} | ANSWERS
 """Keys that are read."""
+UNANSWERABLE = "unanswerable"
+"""Key of a question's `meta`: true where the corpus lacks a passage that the answer needs."""
 NEAR = 0.85
 """difflib ratio from which an unknown key counts as misspelt: `answer` does, `metadata` does not."""
 
@@ -29,6 +31,12 @@ class Question:
     hops: int | None = None
     """How many facts must be chained; `None` when the data set does not say."""
     meta: dict[str, Json] = field(default_factory=dict)
+
+    @property
+    def answerable(self) -> bool:
+        """False for a question that is marked as having no answer in its corpus. One without gold answers and without
+        the mark may have an answer that nobody wrote down."""
+        return self.meta.get(UNANSWERABLE) is not True
 
     @property
     def dataset(self) -> str | None:
@@ -56,7 +64,8 @@ class Question:
     def from_json(cls, row: JsonObject) -> "Question":
         """Read a row of `questions.<split>.jsonl`; `golden_answers` is read as `answers`.
 
-        Unknown keys are ignored, except near misses of a missing key. Raises `DataError`.
+        A question marked as unanswerable has no gold answers, whatever the row says. Unknown keys are ignored, except
+        near misses of a missing key. Raises `DataError`.
         """
         lacking = KEYS - row.keys() - (ANSWERS if row.keys() & ANSWERS else set())
         for odd in row.keys() - KEYS:
@@ -78,10 +87,12 @@ class Question:
         ident, question = read_id(row), row["question"]
         if not isinstance(question, str):
             raise DataError(f"question {ident!r}: the question is a text, not {question!r}")
+        golds = tuple(_said(answer, "an answer", ident) for answer in answers)
         return cls(
             id=ident,
             question=question,
-            answers=tuple(_said(answer, "an answer", ident) for answer in answers),
+            # Twins of coseek 0.2 hold the phrase that declines, which no answer is to be compared with.
+            answers=() if meta.get(UNANSWERABLE) is True else golds,
             gold_ids=tuple(_said(gold, "a gold id", ident) for gold in gold_ids),
             hops=hops,
             meta=meta,

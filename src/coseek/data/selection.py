@@ -23,6 +23,8 @@ class QuestionFilter(Settings):
     """Only questions with these numbers of hops."""
     types: tuple[str, ...] | None = None
     """Only questions of these types: `bridge`, `comparison` … (HotpotQA), `composition` … (laptop worlds)."""
+    answerable: bool | None = None
+    """Only questions that are not marked as unanswerable, or only those that are."""
 
     @field_validator("sources", "hops", "types", mode="before")
     @classmethod
@@ -41,6 +43,7 @@ class QuestionFilter(Settings):
             if (self.sources is None or one.dataset in self.sources)
             and (self.hops is None or one.hops in self.hops)
             and (self.types is None or one.kind in self.types)
+            and (self.answerable is None or one.answerable == self.answerable)
         ]
         if questions and not chosen:
             raise DataError(f"none of the {len(questions)} questions is left; ask for less in `select`")

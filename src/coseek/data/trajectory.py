@@ -4,7 +4,7 @@ Token truth: the ids in here are what a model sampled or what was tokenised once
 A segment's text is the decoding of its ids, never the other way round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -39,6 +39,8 @@ class StopReason(StrEnum):
     """Why a run ended."""
 
     ANSWERED = "answered"
+    DECLINED = "declined"
+    """The agent says that it has no answer, in a form that its protocol's grammar knows."""
     COMPLETE = "complete"
     TURN_LIMIT = "turn_limit"
     TOKEN_LIMIT = "token_limit"
@@ -228,6 +230,11 @@ class Trajectory:
         return self.stop in (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT)
 
     @property
+    def declined(self) -> bool:
+        """Whether the agent declined to answer. A run that a generator answers afterwards has an answer."""
+        return self.stop is StopReason.DECLINED and self.answer is None
+
+    @property
     def fault(self) -> tuple[StopReason, str] | None:
         """Which part failed, and its message. The fault ended the run, or one of a turn's searches has no result, so
         the agent read less than it had asked for: the run says nothing about the agent and is not scored."""
@@ -292,6 +299,13 @@ class Trajectory:
             evidence=_idents(row.get("evidence")),
             messages=tuple(cast(list[JsonObject], row.get("messages", []))),
         )
+
+
+def stop_of_decline(searches: Sequence[Search]) -> tuple[StopReason, str]:
+    """Why a run ends whose agent declines, and the detail. After a failed search it is a fault: the retriever, and not
+    the corpus, may be what lacks the answer."""
+    lost = next((search.fault for search in searches if search.fault is not None), None)
+    return (StopReason.DECLINED, "") if lost is None else (StopReason.RETRIEVER_ERROR, lost)
 
 
 def upgraded(row: JsonObject) -> JsonObject:

@@ -45,7 +45,10 @@ def component_run(
             elif entry is not None and entry.fault is not None:
                 yield question, GENERATOR_FAULT, None
             elif entry is not None:
-                scores = score_trajectory(replace(trajectory, answer=entry.answer), verdicts, budget)
+                answered = replace(
+                    trajectory, answer=entry.answer, exact=False
+                )  # the agent was not sure of this answer
+                scores = score_trajectory(answered, verdicts, budget)
                 shown = {
                     "context_passages": float(len(entry.passage_ids)),
                     "context_tokens": float(entry.context_tokens),

@@ -76,6 +76,39 @@ def bootstrap_mean(
     return _percentiles(mean, _resampled_means(data, rng, resamples), level, data.size)
 
 
+def bootstrap_ratio(
+    parts: Sequence[float],
+    wholes: Sequence[float],
+    rng: np.random.Generator,
+    resamples: int = RESAMPLES,
+    level: float = 0.95,
+) -> Interval | None:
+    """Σ parts / Σ wholes and its percentile-bootstrap interval over pairs; `None` where the wholes add up to 0.
+
+    Neither may be negative. There is no interval where its upper end has no whole, as with one right answer in twenty.
+    """
+    pairs = np.array([parts, wholes], dtype=np.float64)
+    if not np.isfinite(pairs).all() or (pairs < 0).any():
+        raise ValueError("a ratio needs finite values that are not negative; leave out missing ones")
+    if not pairs[1].sum() > 0:
+        return None
+    ratio, count = float(pairs[0].sum() / pairs[1].sum()), pairs.shape[1]
+    if count == 1:
+        return Interval(ratio, None, None, 1)
+    rows = max(1, _CHUNK // count)
+    sums = np.concatenate([
+        pairs[:, rng.integers(count, size=(min(rows, resamples - start), count))].sum(axis=2)
+        for start in range(0, resamples, rows)
+    ], axis=1)  # fmt: skip
+    sums = sums[:, sums.any(axis=0)]  # 0 / 0 says nothing
+    there = sums[1] > 0
+    if (~there).sum() + 1 > (sums.shape[1] - 1) * (1 - level) / 2:
+        return Interval(ratio, None, None, count)
+    finite = sums[0, there] / sums[1, there]
+    # Infinite ratios lie above the upper end; where exactly does not move it.
+    return _percentiles(ratio, np.append(finite, np.full((~there).sum(), finite.max())), level, count)
+
+
 def paired_difference(
     a: Mapping[str, float],
     b: Mapping[str, float],

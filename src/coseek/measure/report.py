@@ -15,7 +15,7 @@ import yaml
 
 from coseek.core.files import Json, JsonObject, atomic_write
 from coseek.data.trajectory import Author, Call, Search, Segment, Trajectory
-from coseek.measure.answers import exact_match
+from coseek.measure.abstention import ended_right
 from coseek.measure.plots import Svg, with_id_prefix
 from coseek.measure.table import Table
 
@@ -137,15 +137,14 @@ def trajectory_html(trajectory: Trajectory) -> str:
     """One run: question, outcome, and every segment in order."""
     question = trajectory.question
     facts = [
-        f"gold: {' | '.join(question.answers) or '–'}",
+        f"gold: {' | '.join(question.answers) or ('–' if question.answerable else 'unanswerable')}",
         f"answer: {trajectory.answer if trajectory.answer is not None else '–'}",
         f"stop: {trajectory.stop}",
         "valid form" if trajectory.valid else f"not valid: {trajectory.format_error}",
         *(() if question.hops is None else (f"{question.hops} hop" + "s" * (question.hops != 1),)),
         *((trajectory.stop_detail,) if trajectory.stop_detail else ()),
     ]
-    right = exact_match(trajectory.answer, question.answers)
-    verdict = '<b class="right">right</b>' if right else '<b class="wrong">not right</b>'
+    verdict = '<b class="right">right</b>' if ended_right(trajectory) else '<b class="wrong">not right</b>'
     found = [_search_html(search, question.gold_ids) for search in trajectory.searches]
     called = [_call_html(call) for call in trajectory.calls]
     return (

@@ -26,6 +26,7 @@ from coseek.data.grade_cache import Verdict
 from coseek.data.question import Question
 from coseek.data.trajectory import MISSING, PAGE, Author, Trajectory
 from coseek.measure import retrieval
+from coseek.measure.abstention import Abstention, QuestionOutcome, abstention_of, confidence, outcome_of
 from coseek.measure.answers import cover_match, exact_match, f1
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, macro_mean, paired_difference
 from coseek.measure.question_groups import ALL, check_groups, datasets_of, groups_of, macro_groups
@@ -72,9 +73,14 @@ def score_trajectory(
         scores["wall_s"] = trajectory.timings["wall_s"]
     if trajectory.cost_usd is not None:
         scores["cost_usd"] = trajectory.cost_usd
+    if (sure := confidence(trajectory)) is not None:
+        scores["confidence"] = sure
     if question.answers:
         scores["answer_hit"] = retrieval.answer_hit(trajectory)
-    if question.answers and (trajectory.answer is not None or answers_itself(trajectory.protocol)):
+    answers = trajectory.answer is not None or answers_itself(trajectory.protocol)
+    if answers:
+        scores["declined"] = trajectory.declined
+    if question.answers and answers:
         scores["em"] = exact_match(trajectory.answer, question.answers)
         scores["cover_em"] = cover_match(trajectory.answer, question.answers)
         scores["f1"] = f1(trajectory.answer, question.answers)
@@ -139,6 +145,8 @@ METRICS: dict[str, str] = {
     "wall_s": "seconds from question to end, while other runs share the machine",
     "cost_usd": "price of the model's server in dollars",
     "answered": "runs with an answer",
+    "declined": "runs that decline to answer",
+    "confidence": "geometric mean probability of the tokens of the turn that answers",
     "valid": "runs in the protocol's format",
     "truncated": "runs that reached a limit",
 }
@@ -206,6 +214,8 @@ class Scores:
     """Run → stop reason → trajectories."""
     by_dataset: tuple[str, ...] = ()
     """The groups that are data sets, then their macro means; empty for questions of one data set."""
+    abstention: Mapping[str, Abstention] = field(default_factory=dict)
+    """By run; empty where every question is answerable and no run declines one."""
 
     def of(self, run: str, group: str = ALL) -> MetricSummary:
         """The means of a run over a group. Raises `KeyError` for an unknown pair."""
@@ -319,7 +329,19 @@ def summaries_of(
         ),
         {run.name: run.stops for run in scored},
         (*datasets, *macro_groups(datasets)),
+        _abstention(scored, questions, seed),
     )
+
+
+def _abstention(scored: Sequence[ScoredRun], asked: Sequence[Question], seed: int) -> dict[str, Abstention]:
+    """The abstention of every run over `asked`; empty where there is nothing to decline and no run declines."""
+    outcomes: dict[str, list[QuestionOutcome]] = {}
+    for run in scored:
+        rows = [run.questions[one.id] for one in asked if one.id in run.questions and run.questions[one.id].rows]
+        outcomes[run.name] = [one for row in rows if (one := outcome_of(row.question, row.metrics)) is not None]
+    if not any(one.declined > 0 or not one.answerable for some in outcomes.values() for one in some):
+        return {}
+    return {name: abstention_of(some, seed) for name, some in outcomes.items() if some}
 
 
 def summarise(run: ScoredRun, group: str, idents: Sequence[str], metrics: Sequence[str], seed: int) -> MetricSummary:

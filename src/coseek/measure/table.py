@@ -7,6 +7,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from coseek.core.files import Json, JsonObject
+from coseek.measure.abstention import Abstention
 from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO
 from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
@@ -19,8 +20,18 @@ MAIN = (
 PAIRED = ("em", "f1", "recall", "searches", "agent_tokens")
 """Default metrics of a comparison."""
 _COUNTS = frozenset(
-    {"searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s"}
+    ("searches", "turns", "agent_tokens", "read_tokens", "passages", "context_passages", "context_tokens", "wall_s",
+     "tokens_per_right")
+)  # fmt: skip
+ABSTENTION = (
+    ("answered", "answered"),
+    ("right when answered", "right_when_answered"),
+    ("tokens per right answer", "tokens_per_right"),
+    ("declined, unanswerable", "declined_unanswerable"),
+    ("invented", "invented"),
+    ("declined, answerable", "declined_answerable"),
 )
+"""Columns of the table of abstention, and the measures that they show."""
 _COUNTED = ("run", "group", "questions", "rows", "faults", "missing")
 """Fields of a summary in JSON, before its metrics."""
 
@@ -99,6 +110,25 @@ def _columns(scores: Scores, metric: str, groups: Mapping[str, str]) -> Table:
     return Table((metric, *groups.values()), tuple(rows))
 
 
+def abstention_tables(scores: Scores) -> dict[str, Table]:
+    """Heading → table of what every run declines, and of how well it knows; none where there is nothing to decline."""
+    if not scores.abstention:
+        return {}
+    columns = ("run", "questions", "unanswerable", *(name for name, _ in ABSTENTION), "calibration error")
+    rows, bins = [], []
+    for run, one in scores.abstention.items():
+        cells = [_cell(getattr(one, field), field) for _, field in ABSTENTION]
+        error = one.calibration_error
+        rows.append((run, str(one.questions), str(one.unanswerable), *cells, "–" if error is None else f"{error:.3f}"))
+        for part in one.bins:
+            shares = (f"{share:.3f}" for share in (part.confidence, part.right))
+            bins.append((run, f"{part.low:.3f}–{part.high:.3f}", f"{part.answers:g}", *shares))
+    note = "Right is strict EM; answers to unanswerable questions are wrong. Confidence: of the turn that answers."
+    found = {"Declining": Table(columns, tuple(rows), (note,))}
+    calibrated = Table(("run", "confidence", "answers", "mean confidence", "right"), tuple(bins))
+    return {**found, "Calibration": calibrated} if bins else found
+
+
 def comparison_table(scores: Scores, metrics: Sequence[str] = PAIRED, group: str = ALL) -> Table:
     """One row per later run and metric: difference from the first run, interval and p-values.
 
@@ -145,7 +175,19 @@ def scores_json(scores: Scores) -> JsonObject:
         for one in scores.comparisons
     ]
     stops: JsonObject = {run: dict(counts) for run, counts in scores.stops.items()}
-    return {"summaries": summaries, "comparisons": comparisons, "stops": stops}
+    abstention: JsonObject = {run: _abstention_json(one) for run, one in scores.abstention.items()}
+    found: JsonObject = {"summaries": summaries, "comparisons": comparisons, "stops": stops}
+    return {**found, "abstention": abstention} if abstention else found
+
+
+def _abstention_json(one: Abstention) -> JsonObject:
+    measures: dict[str, Interval | None] = {field: getattr(one, field) for _, field in ABSTENTION}
+    bins: list[Json] = [
+        {name: getattr(part, name) for name in ("low", "high", "answers", "confidence", "right")} for part in one.bins
+    ]
+    counts: JsonObject = {"questions": one.questions, "unanswerable": one.unanswerable}
+    shown: JsonObject = {name: None if value is None else interval_json(value) for name, value in measures.items()}
+    return {**counts, **shown, "calibration_error": one.calibration_error, "bins": bins}
 
 
 def metrics_json(summary: MetricSummary) -> JsonObject:

@@ -19,8 +19,8 @@ from coseek.core.settings import Settings, dump_settings
 from coseek.data.run import Run
 from coseek.data.selection import draw
 from coseek.data.trajectory import Trajectory
-from coseek.measure.answers import exact_match
-from coseek.measure.plots import BarSeries, Svg, bar_plot, line_plot, series_of, smoothed
+from coseek.measure.abstention import ended_right
+from coseek.measure.plots import BarSeries, Series, Svg, bar_plot, line_plot, series_of, smoothed
 from coseek.measure.question_groups import ALL
 from coseek.measure.report import (
     FilesSection,
@@ -33,7 +33,17 @@ from coseek.measure.report import (
     write_report,
 )
 from coseek.measure.score import METRICS, ScoredRun, Scores, answers_itself, score_run, summaries_of
-from coseek.measure.table import MAIN, PAIRED, Table, comparison_table, grouped_tables, main_table, scores_json, show
+from coseek.measure.table import (
+    MAIN,
+    PAIRED,
+    Table,
+    abstention_tables,
+    comparison_table,
+    grouped_tables,
+    main_table,
+    scores_json,
+    show,
+)
 from coseek.models.pretrained import load_model
 from coseek.pipelines import generator_table as served
 from coseek.pipelines.agent import AgentTraining, QuestionSet
@@ -278,7 +288,7 @@ def tables_of(training: AgentTraining, column: QuestionSet, found: Scores) -> di
     if any(one.group == served.CHAIN for one in found.comparisons):
         paired = served.PAIRED if by_generator(training) else PAIRED
         tables[f"Differences, {served.CHAIN}"] = comparison_table(found, paired, served.CHAIN)
-    tables |= grouped_tables(found, metric_of(training), "By hops")
+    tables |= grouped_tables(found, metric_of(training), "By hops") | abstention_tables(found)
     if by_generator(training) and training.graders.generator is not None:
         runs = {row.label: _trajectories(training, row, column) for row in rows_of(training)}
         tables["What the generator is given"] = served.selection_table(training.graders.generator, runs, found)
@@ -327,6 +337,7 @@ def sections_of(
             if groups:
                 bars = _bars(training, found, groups, metric)
                 sections.append(PlotSection(f"Before and after, {heading}: {name}", bars, f"{metric}, greedy"))
+        sections += calibration_sections(name, found)
         shown = {heading: one for heading, one in tables[name].items() if heading != "Means"}
         sections += [TableSection(f"{heading}: {name}", one) for heading, one in shown.items()]
     command = f"coseek train agent {training.folder}/recipe.yaml --out ANOTHER"
@@ -348,8 +359,8 @@ def _examples(training: AgentTraining) -> TrajectorySection:
         text += " The answer is the generator's."
     drawn = {one.id for one in draw([run.question for run in runs], 5 * EXAMPLES, training.recipe.table.seed)}
     shown = sorted((run for run in runs if run.question.id in drawn), key=lambda run: -len(run.searches))
-    right = [run for run in shown if exact_match(run.answer, run.question.answers)]
-    wrong = [run for run in shown if not exact_match(run.answer, run.question.answers)]
+    right = [run for run in shown if ended_right(run)]
+    wrong = [run for run in shown if not ended_right(run)]
     examples = (*right[: EXAMPLES // 2], *wrong[: EXAMPLES // 2])
     return TrajectorySection("Runs of the trained agent, right and wrong", examples, text)
 
@@ -369,6 +380,23 @@ def _curve(stage: Stage) -> list[ReportSection]:
     looks = [series_of(rows, key, name, markers=True) for key, name in zip(keys, names, strict=True)]
     plot = line_plot([*lines, *looks], "step", "reward")
     return [PlotSection(f"Learning curve{name}", plot, "Mean reward of each step, and of the dev questions.")]
+
+
+def calibration_sections(name: str, found: Scores) -> list[ReportSection]:
+    """How often answers of each confidence are right, where there is something to decline."""
+    lines = [
+        Series(
+            run, tuple(100 * part.confidence for part in one.bins), tuple(part.right for part in one.bins), markers=True
+        )
+        for run, one in found.abstention.items()
+        if one.bins and run in ("before", "after")
+    ]
+    if not lines:
+        return []
+    plot = line_plot([Series("as right as sure", (0.0, 100.0), (0.0, 1.0)), *lines], "confidence, %", "right")
+    return [
+        PlotSection(f"Calibration: {name}", plot, "Answers in bins of equal size, by the confidence of their turn.")
+    ]
 
 
 def _bars(training: AgentTraining, found: Scores, groups: Sequence[str], metric: str) -> Svg:

@@ -18,7 +18,9 @@ def needs_of(accuracy: Accuracy) -> tuple[Need, ...]:
 
 
 def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) -> bool:
-    """Whether the judge has to decide, because matching does not."""
+    """Whether the judge has to decide, because matching does not. No answer to an unanswerable question is right."""
+    if not question.answerable:
+        return False
     found = _SPANS.get(accuracy)
     return accuracy == "judge" or (found is not None and not found(response, question.answers))
 
@@ -26,7 +28,9 @@ def left_to_judge(accuracy: Accuracy, question: Question, response: str | None) 
 def is_right(accuracy: Accuracy, question: Question, response: str | None, grades: Grades) -> bool:
     """`cover_match`, `span_match`: the response contains a gold answer; `exact_match`: it equals one; `judge`: the
     judge says yes; `gen_acc`: `cover_match`, and where that fails the judge (s3, eq. 3). A missing answer is never
-    right."""
+    right, nor is any to an unanswerable question."""
+    if not question.answerable:
+        return False
     if accuracy == "exact_match":
         return answers.exact_match(response, question.answers)
     if accuracy == "cover_match":

@@ -254,7 +254,9 @@ def _check_signature(name: str, module: _PartModule | _GradedModule) -> None:
 
 
 def needs_answers(trajectory: Trajectory, name: str) -> tuple[str, ...]:
-    """The gold answers. Raises `DataError` for a question without any."""
+    """The gold answers; none of an unanswerable question. Raises `DataError` for any other question without."""
+    if not trajectory.question.answerable:
+        return ()
     return _needed(trajectory.question.answers, "has no gold answers", trajectory, name)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coseek.agents.sources import sources_of
+from coseek.agents.sources import reply_of, sources_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Passage
 from coseek.data.trajectory import Author, Search, StopReason, Trajectory
@@ -57,7 +57,7 @@ class ChatAnswer:
     def whole(self, run: Trajectory) -> JsonObject:
         message: JsonObject = {
             "role": "assistant",
-            "content": run.answer or "",
+            "content": reply_of(run),
             "reasoning_content": reasoning(run),
             "annotations": _annotations(run),
         }
@@ -76,7 +76,7 @@ class ChatAnswer:
 
     def end(self, run: Trajectory) -> bytes:
         """The answer with its sources, why the run ended, and the counts where they are wanted."""
-        answered = self._chunk({"content": run.answer or "", "annotations": _annotations(run)})
+        answered = self._chunk({"content": reply_of(run), "annotations": _annotations(run)})
         rows = [answered, {**self._chunk({}, finish_of(run)), "coseek": details(run)}]
         rows += [{**self._body("chat.completion.chunk", []), "usage": usage(run)}] if self.with_usage else []
         return b"".join(map(_event, rows)) + _DONE

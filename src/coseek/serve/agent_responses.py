@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import Author, Search, Trajectory
 from coseek.serve.agent_chat import citations, details, finish_of, source, usage
@@ -157,7 +158,7 @@ class ResponsesAnswer:
 
     def _message(self, run: Trajectory, status: str) -> bytes:
         self._item = _new_id("msg")
-        text = run.answer or ""
+        text = reply_of(run)
         cited: list[Json] = [{"type": "url_citation", **one} for one in citations(run)]
         empty: JsonObject = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         part: JsonObject = {**empty, "text": text, "annotations": cited}

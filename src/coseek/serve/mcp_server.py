@@ -20,7 +20,7 @@ from mcp.types import ToolAnnotations
 from coseek import __version__
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
-from coseek.agents.sources import is_not_found
+from coseek.agents.sources import reply_of
 from coseek.core.errors import CoseekError, DataError
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -101,9 +101,9 @@ class KnowledgeTools:
             trajectory = rollout(self.agent, self.retriever, [asked], [0], self.limits)[0]
         if trajectory.stop.is_fault:
             raise DataError(f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}")
-        served = [] if is_not_found(trajectory.answer) else served_context(trajectory)
+        served = [] if trajectory.declined else served_context(trajectory)
         self._remember(served)
-        return AgentAnswer(trajectory.answer or "", str(trajectory.stop), [_found(passage) for passage in served])
+        return AgentAnswer(reply_of(trajectory), str(trajectory.stop), [_found(passage) for passage in served])
 
     def _passage(self, ident: str) -> Passage:
         corpus = self.retriever.corpus

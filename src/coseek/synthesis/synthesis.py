@@ -16,12 +16,12 @@ from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, save_questions
+from coseek.data.unanswerable import twins, withhold
 from coseek.graders.generator import Generator
 from coseek.synthesis.graph import HopGraph
 from coseek.synthesis.maker import QuestionMaker, Tell, by_hops
 from coseek.synthesis.question_writer import QuestionWriter
 from coseek.synthesis.settings import SynthesisSettings
-from coseek.synthesis.unanswerable import twins, withhold
 
 RECORD = "synthesis.json"
 UNANSWERABLE = "unanswerable"
@@ -77,7 +77,7 @@ def synthesize(
         len(corpus),
         {split: by_hops(asked) for split, asked in questions.items()},
         dict(maker.dropped.most_common()),
-        sum("unanswerable" in question.meta for asked in pairs.values() for question in asked),
+        sum(not question.answerable for asked in pairs.values() for question in asked),
     )
 
     def fill(part: Path) -> None:

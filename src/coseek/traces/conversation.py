@@ -13,12 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coseek.agents.actions import texts_of
+from coseek.agents.grammar import Span
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.core.files import Json, JsonObject
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.data.evidence import ranked
 from coseek.data.question import Question
-from coseek.data.trajectory import MESSAGE, PROMPT, TOOL, Author, Call, Search, Segment, StopReason, Trajectory
+from coseek.data.trajectory import (
+    MESSAGE,
+    PROMPT,
+    TOOL,
+    Author,
+    Call,
+    Search,
+    Segment,
+    StopReason,
+    Trajectory,
+    stop_of_decline,
+)
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.traces.found_passages import hits_by_query
 
@@ -242,13 +254,15 @@ class _Writer:
         if chat.answer is not None and self.segments[-1].author is Author.ENVIRONMENT:
             self.segments.append(Segment(Author.AGENT, "answer", self._answered(chat.answer), ()))
         self.answer = chat.answer or self.answer
+        grammar = self.reader.protocol.grammar
         if chat.fault:
             stop, detail, self.answer = StopReason.MODEL_ERROR, chat.fault, None
+        elif self.answer is not None and grammar.is_decline(Span(Author.AGENT, "answer", self.answer)):
+            (stop, detail), self.answer = stop_of_decline(self.searches), None
         elif self.answer is not None:
             stop, detail = StopReason.ANSWERED, ""
         else:
             stop, detail = StopReason.INVALID if self.ending == _EMPTY else StopReason.TURN_LIMIT, self.ending
-        grammar = self.reader.protocol.grammar
         format_error = grammar.format_error(grammar.spans(self.segments))
         return Trajectory(
             question=chat.question,

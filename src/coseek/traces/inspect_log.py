@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import cast
 
+from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject, make_folder
 from coseek.data.trajectory import Trajectory
 from coseek.measure.score import score_trajectory
@@ -56,14 +57,14 @@ def write_inspect_log(path: Path, task: str, record: JsonObject, runs: Sequence[
 def sample_of(run: Trajectory, epoch: int, model: str) -> JsonObject:
     """The sample of a trajectory. One that a fault ended has an error and no scores."""
     scores = {} if run.fault else {key: value for key, value in score_trajectory(run).items() if key in SHOWN}
-    said: Json = {"role": "assistant", "content": run.answer or ""}
+    said: Json = {"role": "assistant", "content": reply_of(run)}
     sample: JsonObject = {
         "id": run.question.id,
         "epoch": epoch,
         "input": run.question.question,
         "target": [*run.question.answers],
         "messages": [_message(message) for message in messages_of(run)],
-        "output": {"model": model, "choices": [] if run.answer is None else [{"message": said}]},
+        "output": {"model": model, "choices": [] if run.answer is None and not run.declined else [{"message": said}]},
         "scores": {name: {"value": value, "answer": run.answer} for name, value in scores.items()},
         "metadata": {"protocol": run.protocol, "stop": str(run.stop), "seed": run.seed, "exact": run.exact},
     }

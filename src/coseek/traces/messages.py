@@ -8,6 +8,7 @@ result of a turn has the text that the agent was shown, for all its searches; `h
 import json
 from collections.abc import Sequence
 
+from coseek.agents.sources import reply_of
 from coseek.core.files import Json, JsonObject
 from coseek.data.trajectory import MESSAGE, MISSING, PAGE, PROMPT, RETRY, TOOL, Author, Segment, Trajectory
 
@@ -37,7 +38,8 @@ def message_row(run: Trajectory) -> JsonObject:
 
 def about(run: Trajectory) -> JsonObject:
     """What a conversation does not say of its run. Importing the file again reads it."""
-    ended: JsonObject = {"protocol": run.protocol, "seed": run.seed, "stop": str(run.stop), "answer": run.answer}
+    answer = reply_of(run) if run.declined else run.answer  # a declined run is read back by what it said
+    ended: JsonObject = {"protocol": run.protocol, "seed": run.seed, "stop": str(run.stop), "answer": answer}
     if run.stop.is_fault:
         ended["fault"] = run.stop_detail or str(run.stop)
     return {"question": run.question.to_json(), "run": ended}

@@ -66,6 +66,8 @@ class WorldSettings(Settings):
     """Share of people with the name of another person."""
     outdated: float = Field(default=0.10, ge=0, le=1)
     """Share of changeable facts (mayor, employer …) with an outdated value in the text, marked as such."""
+    unanswerable: float = Field(default=0.0, ge=0, lt=1)
+    """Share of questions that lose a passage they need: it is in no corpus, and they are marked as unanswerable."""
     short_names: float = Field(default=0.30, ge=0, le=1)
     """Probability that a question omits the type of an ambiguous title where the relation disambiguates."""
 

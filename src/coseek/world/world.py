@@ -11,11 +11,12 @@ from coseek.core.settings import dump_settings, make_settings
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question, save_questions
+from coseek.data.unanswerable import twins, withhold
 from coseek.world.drawn_lexicon import lexicon_of
 from coseek.world.facts import make_facts
 from coseek.world.oracle import Oracle
 from coseek.world.passages import write_passages
-from coseek.world.questions import make_questions
+from coseek.world.questions import make_questions, plan_of
 from coseek.world.settings import SPLITS, WorldSettings
 
 SCHEMA = 1
@@ -69,11 +70,22 @@ def make_world(settings: WorldSettings) -> World:
     facts = make_facts(settings, lexicon, _stage(settings, "facts"))
     told = write_passages(facts, settings, lexicon, _stage(settings, "passages"))
     questions = make_questions(told, settings, lexicon, _stage(settings, "questions"))
+    withheld = _withheld(questions, settings)
     passages = [*told.passages.values(), *(stale.passage for stale in told.stale)]
     # Ties in a ranking keep corpus order, so the order must carry no information.
     _stage(settings, "order").shuffle(passages)
     oracle = Oracle(told.facts, {stale.passage.id: stale.entity_id for stale in told.stale})
-    return World(settings, Corpus(passages, "the laptop world"), questions, oracle)
+    corpus = Corpus((one for one in passages if one.id not in withheld), "the laptop world")
+    return World(settings, corpus, twins(questions, withheld) if withheld else questions, oracle)
+
+
+def _withheld(questions: Mapping[str, list[Question]], settings: WorldSettings) -> set[str]:
+    """Ids of the passages that the corpus lacks. Those of marriages stay: the spouse's passage states them, too."""
+    if not settings.unanswerable:
+        return set()
+    everything = [question for asked in questions.values() for question in asked]
+    needed = {step.gold_id for one in everything for step in plan_of(one) if step.relation == "spouse"}
+    return withhold(everything, settings.unanswerable, _stage(settings, "withheld"), needed)
 
 
 def _stage(settings: WorldSettings, name: str) -> random.Random:

@@ -2,7 +2,8 @@
 
 It states a fact only after a search has found the passage with it, one hop per search, in short sentences of one form:
 what was found, then what is needed next. Its mistakes are deliberate and can be set, so that a policy warm-started on
-its demonstrations can still improve.
+its demonstrations can still improve. It declines only what the world has marked as unanswerable, after searches that
+missed.
 """
 
 import random
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
+from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted_agent import Move
 from coseek.core.settings import Settings
 from coseek.data.question import Question
@@ -66,8 +68,7 @@ class ExpertAgent:
         done, _ = progress(plan, so_far.searches)
         if done == len(plan):
             return _conclude(so_far.question, plan)
-        answer = _last_resort(so_far.question, plan, done, so_far.searches, rng)
-        return Move(spaced(f"I can not find {wanted(so_far.question, plan[done])} ."), answer=spaced(answer))
+        return _give_up(so_far.question, plan, done, so_far.searches, rng)
 
     def _move(self, so_far: EpisodeState, rng: random.Random) -> Move:
         question, searches = so_far.question, so_far.searches
@@ -78,8 +79,7 @@ class ExpertAgent:
         if done == len(plan):
             return _conclude(question, plan)
         if len(searches) >= self.settings.max_searches or self._gives_up(misses, rng):
-            thought = f"I can not find {wanted(question, plan[done])} ."
-            return Move(spaced(thought), answer=spaced(_last_resort(question, plan, done, searches, rng)))
+            return _give_up(question, plan, done, searches, rng)
         if done and not misses and rng.random() < self._stops_here(len(plan)):
             answer = _last_resort(question, plan, done, searches, rng)
             return Move(spaced(_found(question, plan[done - 1])), answer=spaced(answer))
@@ -164,6 +164,13 @@ def _compare(question: Question, plan: Sequence[Step]) -> tuple[str, str]:
         return ("They are the same .", "yes") if alike else ("They are not the same .", "no")
     first, last = sorted(plan, key=lambda step: step.sub_answer)
     return f"{first.sub_answer} is before {last.sub_answer} .", first.mention
+
+
+def _give_up(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],
+             rng: random.Random) -> Move:  # fmt: skip
+    """Decline a question that is marked as unanswerable, and guess the answer of any other."""
+    answer = _last_resort(question, plan, done, searches, rng) if question.answerable else NOT_FOUND
+    return Move(spaced(f"I can not find {wanted(question, plan[done])} ."), answer=spaced(answer))
 
 
 def _last_resort(question: Question, plan: Sequence[Step], done: int, searches: Sequence[Search],

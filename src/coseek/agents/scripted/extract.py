@@ -20,9 +20,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar
 
+from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted.rules import RuleAgent
 from coseek.agents.scripted_agent import Move
-from coseek.agents.sources import NOT_FOUND
 from coseek.agents.subject import STOP_WORDS
 from coseek.data.passage import Passage
 from coseek.models.model import EpisodeState

@@ -2,6 +2,7 @@
 
 import random
 
+from coseek.agents.actions import NOT_FOUND
 from coseek.agents.scripted_agent import Move
 from coseek.core.errors import DataError
 from coseek.models.model import EpisodeState
@@ -11,10 +12,12 @@ NEEDS = "gold answers"
 
 
 class GoldAnswerAgent:
-    """Answers in the first turn with the first gold answer."""
+    """Answers in the first turn with the first gold answer, and declines what is marked as unanswerable."""
 
     def write(self, so_far: EpisodeState, rng: random.Random) -> Move:
         """Return the answer with a leading space, so that its first word has the same token as inside a sentence."""
+        if not so_far.question.answerable:
+            return Move("", answer=f" {NOT_FOUND}")
         if not so_far.question.answers:
             raise DataError(
                 f"question {so_far.question.id!r} has no gold answers, and the scripted agent `gold` needs one"

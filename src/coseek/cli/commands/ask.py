@@ -10,7 +10,7 @@ from rich.text import Text
 from coseek.agents.factory import CONTRACT, SCRIPTED, is_scripted, limits_for, open_agent, settings_for, settled_for
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
-from coseek.agents.sources import MOST, holds, sources_of
+from coseek.agents.sources import MOST, holds, reply_of, sources_of
 from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
 from coseek.core.errors import SettingError
@@ -87,11 +87,11 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
         console.print(
             f"complete: this protocol only searches; {served} passages are ready for a generator", markup=False
         )
-    elif trajectory.answer is None:
+    elif trajectory.answer is None and not trajectory.declined:
         detail = f" ({trajectory.stop_detail})" if trajectory.stop_detail else ""
         console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
     else:
-        print(trajectory.answer, flush=True)
+        print(reply_of(trajectory), flush=True)
         show_sources(trajectory, console)
 
 

@@ -31,7 +31,15 @@ from coseek.measure.component_scores import SUFFIX, component_table
 from coseek.measure.question_groups import GROUPS, check_groups
 from coseek.measure.score import JUDGED, METRICS, ScoredRun, Scores, questions_of, summaries_of
 from coseek.measure.score_files import ROWS, SUMMARY, write_scores
-from coseek.measure.table import MAIN, Table, comparison_table, grouped_tables, main_table, scores_json
+from coseek.measure.table import (
+    MAIN,
+    Table,
+    abstention_tables,
+    comparison_table,
+    grouped_tables,
+    main_table,
+    scores_json,
+)
 
 app = new_app()
 
@@ -139,7 +147,7 @@ class ScoreReport:
             found["As a component"] = replace(table, notes=table.notes + notes)
         if self.agreements:
             found["Judges"] = agreement_table(self.agreements)
-        found |= grouped_tables(self.own, self.metrics[0])
+        found |= grouped_tables(self.own, self.metrics[0]) | abstention_tables(self.own)
         if self.component is not None:
             grouped = grouped_tables(self.component, shown_of(self.metrics)[0])
             found |= {f"{heading}, as a component": one for heading, one in grouped.items()}
@@ -185,6 +193,7 @@ def show_tables(tables: Mapping[str, Table]) -> None:
 def print_tables(scores: Scores, metrics: list[str], main: Table | None = None) -> None:
     """Print the main table, the first metric by group, and the differences from the first run."""
     tables = {"Runs": main or main_table(scores, metrics), **grouped_tables(scores, metrics[0])}
+    tables |= abstention_tables(scores)
     if scores.comparisons:
         tables["Run against run"] = comparison_table(scores, metrics)
     show_tables(tables)

@@ -32,5 +32,5 @@ def reward(trajectory: Trajectory, settings: GenAccSettings, grades: Grades) -> 
     span = (cover_match if settings.span == "cover_match" else span_match)(response, golds)
     if span:
         return PartValue(1.0, {"span": 1.0})
-    judged = float(grades.right(response))
+    judged = float(trajectory.question.answerable and grades.right(response))
     return PartValue(judged, {"span": 0.0, "judge": judged})

@@ -59,8 +59,8 @@ def synthetic_labels(world: World, split: str, settings: SyntheticSettings, seed
     names, weights = list(settings.kinds), list(settings.kinds.values())
     drawn: list[tuple[str, Question, int, Step]] = []
     for question in world.questions[split]:
-        if kind_of(question) == "constraint":
-            continue  # its plan has no mention: the query would be the question itself
+        if kind_of(question) == "constraint" or not question.answerable:
+            continue  # no mention, so that the query would be the question itself; or no passage to find
         for hop, step in enumerate(plan_of(question)):
             drawn.append((rng.choices(names, weights)[0], question, hop, step))
     queries = [KINDS[kind](step) for kind, _, _, step in drawn]

@@ -134,6 +134,7 @@ def _means(runs: Sequence[Trajectory]) -> dict[str, float]:
     return {
         **({"exact_match": fmean(right)} if right else {}),
         "answered": fmean(run.answer is not None for run in runs),
+        "declined": fmean(run.declined for run in runs),
         "valid": fmean(run.valid for run in runs),
         "truncated": fmean(run.truncated for run in runs),
         "searches": fmean(len(run.searches) for run in runs),

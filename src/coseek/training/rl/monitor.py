@@ -3,7 +3,7 @@
 | alarm | condition on the mean of the last window, against the best or lowest window mean of the run |
 |---|---|
 | no-search | `search_rate` is below half of its best |
-| no-answer | `answered` is below three quarters of its best |
+| no-answer | `answered` + `declined` is below three quarters of its best |
 | endless-search | `truncated` rose by a quarter of all runs, and `searches` did not fall |
 | format-hacking | the outcome fell by a third from its best; reward and `valid` rose |
 | likelihood-decay | `right_shift` is negative in nearly every step, and its sum is large |
@@ -61,9 +61,9 @@ class AlarmWindow:
     settings: MonitorSettings
 
     def means(self, name: str) -> list[float]:
-        """Moving averages over `steps` consecutive rows, oldest first."""
+        """Moving averages over `steps` consecutive rows, oldest first. What a check does not need may be missing: 0."""
         name = self.settings.outcome if name == OUTCOME else name
-        sums = [0.0, *accumulate(row[name] for row in self.rows)]
+        sums = [0.0, *accumulate(row.get(name, 0.0) for row in self.rows)]
         return [(sums[end] - sums[end - self.steps]) / self.steps for end in range(self.steps, len(sums))]
 
     def exceeds_noise(self, before: float, now: float) -> bool:
@@ -138,13 +138,13 @@ def _no_search(window: AlarmWindow) -> str | None:
 
 
 def _no_answer(window: AlarmWindow) -> str | None:
-    means = window.means("answered")
+    means = [sum(both) for both in zip(window.means("answered"), window.means("declined"), strict=True)]
     now, level = means[-1], max(means)
     if now >= window.settings.answer_share * level or not window.exceeds_noise(level, now):
         return None
     return (
-        f"{now:.0%} of the runs answer, down from {level:.0%}; check how the others end (`truncated`, `valid`): give "
-        "no reward to runs without an answer, and raise the token limits so that an answer fits"
+        f"{now:.0%} of the runs answer or decline, down from {level:.0%}; check how the others end (`truncated`, "
+        "`valid`): give no reward to runs without an answer, and raise the token limits so that an answer fits"
     )
 
 

@@ -23,7 +23,7 @@ def make_drills(
     world: World, protocol: Protocol, tokenizer: Tokenizer, count: int, rng: random.Random
 ) -> Iterator[Trajectory]:
     """Make `count` drills over a laptop world. Half of them pair two entities of one kind, told apart by name."""
-    entities = [entity for entity in world.oracle.facts.values() if entity.facts]
+    entities = [one for one in world.oracle.facts.values() if one.facts and world.corpus.has(one.id)]
     alike: dict[str, list[Entity]] = {}
     for entity in entities:
         alike.setdefault(entity.kind, []).append(entity)

@@ -51,7 +51,7 @@ class WorldSampler:
 
     @cached_property
     def questions(self) -> list[Question]:
-        return self.world.questions[self.split]
+        return [question for question in self.world.questions[self.split] if question.answerable]
 
     @cached_property
     def found(self) -> dict[str, list[Passage]]:
@@ -61,10 +61,10 @@ class WorldSampler:
 
     @cached_property
     def entities(self) -> dict[str, list[Entity]]:
-        """Entities with facts, by kind."""
+        """Entities with facts and a passage, by kind."""
         kinds: dict[str, list[Entity]] = {}
         for entity in self.world.oracle.facts.values():
-            if entity.facts:
+            if entity.facts and self.world.corpus.has(entity.id):
                 kinds.setdefault(entity.kind, []).append(entity)
         return kinds
 

@@ -1,0 +1,148 @@
+"""Abstention: what an agent declines, how right its answers are, what a right one costs, how well it knows.
+
+Right is strict EM; no answer to an unanswerable question is right. Questions that name no gold answers, and are not
+marked as unanswerable either, are left out. Several runs of one question are averaged first.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from coseek.data.question import Question
+from coseek.data.trajectory import Author, Trajectory
+from coseek.measure.answers import exact_match
+from coseek.measure.intervals import Interval, bootstrap_mean, bootstrap_ratio
+
+BINS = 10
+"""Bins of the calibration, each with as many answers as the others as far as equal confidences allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionOutcome:
+    """What became of one question: shares of its runs."""
+
+    answerable: bool
+    answered: float
+    declined: float
+    right: float
+    tokens: float | None
+    """Tokens that the agent wrote, a run; `None` where they are not known."""
+    confidence: float | None
+    """Mean confidence of its answers; `None` where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBin:
+    """Answers of similar confidence."""
+
+    low: float
+    high: float
+    """The lowest and the highest confidence."""
+    answers: float
+    """Questions answered; a question that some of its runs answer counts as their share."""
+    confidence: float
+    right: float
+    """Share of right answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abstention:
+    """The measures of one run. `None`: not defined, such as the accuracy of no answers."""
+
+    questions: int
+    unanswerable: int
+    answered: Interval | None
+    """Share of all questions that get an answer."""
+    right_when_answered: Interval | None
+    """Share of the answers that are right."""
+    tokens_per_right: Interval | None
+    """Tokens that the agent wrote over all questions, for each right answer."""
+    declined_unanswerable: Interval | None
+    invented: Interval | None
+    """Share of the unanswerable questions that get an answer."""
+    declined_answerable: Interval | None
+    bins: tuple[CalibrationBin, ...]
+    """By rising confidence; empty where none is known."""
+
+    @property
+    def calibration_error(self) -> float | None:
+        """ECE: mean over the answers of |share of right ones − mean confidence| in their bin; 0 is calibrated."""
+        whole = math.fsum(one.answers for one in self.bins)
+        apart = math.fsum(one.answers * abs(one.right - one.confidence) for one in self.bins)
+        return apart / whole if whole else None
+
+
+def ended_right(trajectory: Trajectory) -> bool:
+    """Whether a run gives a right answer, or declines a question that has none."""
+    question = trajectory.question
+    return exact_match(trajectory.answer, question.answers) or (trajectory.declined and not question.answerable)
+
+
+def confidence(trajectory: Trajectory) -> float | None:
+    """How sure the agent was of its answer: the geometric mean probability of the tokens of the turn that gave it.
+
+    `None` without an answer, and where log-probabilities are not known: of servers that give text only, and of scripted
+    agents, which draw nothing.
+    """
+    logprobs = [segment.logprobs for segment in trajectory.segments if segment.author is Author.AGENT]
+    if trajectory.answer is None or not trajectory.exact or not any(map(any, logprobs)) or not logprobs[-1]:
+        return None
+    return math.exp(min(0.0, fmean(logprobs[-1])))
+
+
+def outcome_of(question: Question, metrics: Mapping[str, float]) -> QuestionOutcome | None:
+    """The outcome of a question by its metrics (`measure.score`); `None` where its agent writes no answers, or where
+    it does not tell what a right one is."""
+    if "declined" not in metrics or (question.answerable and "em" not in metrics):
+        return None
+    right = metrics["em"] if question.answerable else 0.0
+    known = metrics.get("agent_tokens"), metrics.get("confidence")
+    return QuestionOutcome(question.answerable, metrics["answered"], metrics["declined"], right, *known)
+
+
+def abstention_of(outcomes: Sequence[QuestionOutcome], seed: int = 0) -> Abstention:
+    """The measures of a run, with bootstrap intervals over questions."""
+    possible = [one for one in outcomes if one.answerable]
+    impossible = [one for one in outcomes if not one.answerable]
+    counted = [(one.tokens, one.right) for one in outcomes if one.tokens is not None]
+
+    def mean(values: Sequence[float]) -> Interval | None:
+        return bootstrap_mean(values, np.random.default_rng(seed))
+
+    def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Interval | None:
+        return bootstrap_ratio(parts, wholes, np.random.default_rng(seed))
+
+    return Abstention(
+        questions=len(outcomes),
+        unanswerable=len(impossible),
+        answered=mean([one.answered for one in outcomes]),
+        right_when_answered=ratio([one.right for one in outcomes], [one.answered for one in outcomes]),
+        tokens_per_right=ratio([tokens for tokens, _ in counted], [right for _, right in counted]),
+        declined_unanswerable=mean([one.declined for one in impossible]),
+        invented=mean([one.answered for one in impossible]),
+        declined_answerable=mean([one.declined for one in possible]),
+        bins=calibration(outcomes),
+    )
+
+
+def calibration(outcomes: Sequence[QuestionOutcome], bins: int = BINS) -> tuple[CalibrationBin, ...]:
+    """Bins of the answers by rising confidence. Equal confidences share a bin, so that their order does not matter."""
+    known = [(one.confidence, one) for one in outcomes if one.confidence is not None and one.answered > 0]
+    known.sort(key=lambda pair: pair[0])
+    members: dict[int, list[tuple[float, QuestionOutcome]]] = {}
+    place = 0
+    for rank, pair in enumerate(known):
+        if rank and pair[0] > known[rank - 1][0]:
+            place = rank
+        members.setdefault(place * bins // len(known), []).append(pair)
+    return tuple(_bin(some) for some in members.values())
+
+
+def _bin(members: Sequence[tuple[float, QuestionOutcome]]) -> CalibrationBin:
+    answers = math.fsum(one.answered for _, one in members)
+    sure = math.fsum(own * one.answered for own, one in members)
+    right = math.fsum(one.right for _, one in members)
+    return CalibrationBin(members[0][0], members[-1][0], answers, sure / answers, right / answers)

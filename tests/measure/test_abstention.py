@@ -1,0 +1,183 @@
+"""The measures of declining: their arithmetic against sums by hand, and what must not move because of them."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.measure.samples import ORBO, QUESTION, found, run
+
+from coseek.agents.actions import NOT_FOUND
+from coseek.core.files import JsonObject
+from coseek.data.question import Question
+from coseek.data.trajectory import StopReason, Trajectory
+from coseek.measure.abstention import QuestionOutcome, abstention_of, calibration, confidence
+from coseek.measure.intervals import bootstrap_ratio
+from coseek.measure.report import trajectory_html
+from coseek.measure.score import score_runs, score_trajectory
+from coseek.measure.table import abstention_tables, scores_json
+from coseek.pipelines.agent_results import calibration_sections
+
+SHARE = st.integers(0, 4).map(lambda quarters: quarters / 4)
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> QuestionOutcome:
+    answerable, answered = draw(st.booleans()), draw(SHARE)
+    right = draw(SHARE.filter(lambda share: share <= answered)) if answerable else 0.0
+    declined = draw(SHARE.filter(lambda share: share <= 1 - answered))
+    sure = draw(st.floats(0, 1)) if answered and draw(st.booleans()) else None
+    return QuestionOutcome(answerable, answered, declined, right, draw(st.integers(0, 99)), sure)
+
+
+@given(st.lists(outcomes(), min_size=1, max_size=20))
+def test_every_measure_is_the_ratio_of_sums_that_it_says(rows: list[QuestionOutcome]) -> None:
+    found = abstention_of(rows)
+    gone, there = [one for one in rows if not one.answerable], [one for one in rows if one.answerable]
+    answered, right = math.fsum(one.answered for one in rows), math.fsum(one.right for one in rows)
+    wanted = {
+        "answered": fmean(one.answered for one in rows),
+        "right_when_answered": right / answered if answered else None,
+        "tokens_per_right": math.fsum(one.tokens or 0 for one in rows) / right if right else None,
+        "declined_unanswerable": fmean(one.declined for one in gone) if gone else None,
+        "invented": fmean(one.answered for one in gone) if gone else None,
+        "declined_answerable": fmean(one.declined for one in there) if there else None,
+    }
+    for name, value in wanted.items():
+        interval = getattr(found, name)
+        assert (interval is None) == (value is None), name
+        if interval is not None:
+            assert interval.mean == pytest.approx(value), name
+            assert interval.low is None or interval.low <= interval.mean <= interval.high
+    assert (found.questions, found.unanswerable) == (len(rows), len(gone))
+
+
+@given(st.lists(outcomes(), max_size=40), st.randoms(use_true_random=False))
+def test_the_calibration_counts_every_answer_once_in_any_order(rows: list[QuestionOutcome], rng: random.Random) -> None:
+    bins = calibration(rows)
+    sure = [one for one in rows if one.confidence is not None and one.answered]
+    assert len(bins) <= 10
+    assert math.fsum(one.answers for one in bins) == pytest.approx(math.fsum(one.answered for one in sure))
+    assert math.fsum(one.answers * one.right for one in bins) == pytest.approx(math.fsum(one.right for one in sure))
+    assert all(one.low <= one.confidence + 1e-12 and one.confidence <= one.high + 1e-12 for one in bins)
+    assert all(below.high < above.low for below, above in pairwise(bins))
+    error = abstention_of(rows).calibration_error
+    assert error is None if not sure else error is not None and -1e-12 <= error <= 1 + 1e-12
+    shuffled = calibration(rng.sample(rows, len(rows)))
+    assert [(one.low, one.high) for one in shuffled] == [(one.low, one.high) for one in bins]
+    assert [one.right for one in shuffled] == pytest.approx([one.right for one in bins])
+
+
+def test_an_agent_that_is_right_as_often_as_it_is_sure_has_no_calibration_error() -> None:
+    def rows(sure: float, right: int, wrong: int) -> list[QuestionOutcome]:
+        return [QuestionOutcome(True, 1, 0, float(place < right), 1, sure) for place in range(right + wrong)]
+
+    assert abstention_of([*rows(0.75, 3, 1), *rows(0.25, 1, 3)]).calibration_error == pytest.approx(0)
+    assert abstention_of(rows(1.0, 1, 3)).calibration_error == pytest.approx(0.75)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=12))
+def test_a_ratio_has_an_interval_where_its_ends_are_numbers(pairs: list[tuple[int, int]]) -> None:
+    parts, wholes = zip(*pairs, strict=True)
+    ratio = bootstrap_ratio(parts, wholes, np.random.default_rng(0), resamples=200)
+    if not sum(wholes):
+        assert ratio is None
+        return
+    assert ratio is not None and ratio.mean == pytest.approx(sum(parts) / sum(wholes))
+    assert (ratio.low is None) == (ratio.high is None)
+    if ratio.low is not None and ratio.high is not None:
+        assert 0 <= ratio.low <= ratio.mean <= ratio.high < math.inf
+
+
+def test_the_interval_of_a_ratio_to_ones_is_that_of_the_mean() -> None:
+    values = [0.0, 1.0, 1.0, 0.0, 1.0] * 20
+    ratio = bootstrap_ratio(values, [1.0] * 100, np.random.default_rng(0))
+    assert ratio is not None and ratio.low is not None and ratio.high is not None
+    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((0.6, 0.5, 0.7), abs=0.02)
+    with pytest.raises(ValueError, match="not negative"):
+        bootstrap_ratio([-1.0], [1.0], np.random.default_rng(0))
+
+
+def gone(ident: str) -> Question:
+    return replace(QUESTION, id=ident, answers=(), meta={**QUESTION.meta, "unanswerable": True})
+
+
+def asked(question: Question, answer: str | None, seed: int = 0) -> Trajectory:
+    """A run with an answer; without one it declines."""
+    stop = StopReason.DECLINED if answer is None else None
+    return run(found("x", ORBO), answer=answer, question=question, stop=stop, seed=seed)
+
+
+def runs() -> list[Trajectory]:
+    ids = ["a", "b", "c", "d"]
+    there = [replace(QUESTION, id=ident) for ident in ids]
+    answers: Sequence[str | None] = ("Velora", "Zun", None, "Velora")
+    own = [asked(one, answer) for one, answer in zip(there, answers, strict=True)]
+    return [*own, asked(gone("e"), None), asked(gone("f"), "Velora"), asked(gone("g"), NOT_FOUND)]
+
+
+def test_a_table_worked_by_hand() -> None:
+    scores = score_runs({"agent": runs()})
+    one = scores.abstention["agent"]
+    means = {name: getattr(one, name).mean for name in ("answered", "right_when_answered", "invented")}
+    assert means == pytest.approx({"answered": 5 / 7, "right_when_answered": 2 / 5, "invented": 2 / 3})
+    assert one.declined_unanswerable is not None and one.declined_unanswerable.mean == pytest.approx(1 / 3)
+    assert one.declined_answerable is not None and one.declined_answerable.mean == pytest.approx(1 / 4)
+    tokens = sum(each.agent_tokens for each in runs())
+    assert one.tokens_per_right is not None and one.tokens_per_right.mean == pytest.approx(tokens / 2)
+    tables = abstention_tables(scores)
+    assert tables["Declining"].rows[0][:3] == ("agent", "7", "3")
+    assert tables["Calibration"].rows == (("agent", "0.779–0.779", "5", "0.779", "0.400"),)
+    assert "abstention" in scores_json(scores)
+
+
+def test_em_and_f1_are_those_of_the_answerable_questions_alone() -> None:
+    whole, there = score_runs({"agent": runs()}), score_runs({"agent": runs()[:4]})
+    for metric in ("em", "f1", "cover_em"):
+        assert whole.of("agent").metrics[metric] == there.of("agent").metrics[metric]
+    assert whole.of("agent").metrics["em"].mean == 0.5  # the wrong decline counts as wrong
+
+
+def test_a_wrong_decline_is_not_counted_as_an_answer() -> None:
+    scores = score_trajectory(asked(QUESTION, None))
+    assert (scores["answered"], scores["declined"], scores["em"], "confidence" in scores) == (0, 1, 0, False)
+
+
+def test_a_right_decline_is_shown_as_right_and_a_wrong_one_as_not() -> None:
+    assert "right</b> · gold: unanswerable" in trajectory_html(asked(gone("e"), None))
+    for wrong in (asked(gone("e"), "Velora"), asked(QUESTION, None), asked(gone("e"), NOT_FOUND)):
+        assert "not right</b>" in trajectory_html(wrong)
+
+
+def test_the_report_draws_the_calibration_of_both_policies_where_there_is_something_to_decline() -> None:
+    (section,) = calibration_sections("test", score_runs({"before": runs(), "after": runs(), "rules": runs()}))
+    page = section.html(1)
+    assert all(name in page for name in ("as right as sure", "before", "after")) and "rules" not in page
+    assert calibration_sections("test", score_runs({"before": runs()[:2], "after": runs()[:2]})) == []
+
+
+def test_where_there_is_nothing_to_decline_tables_and_files_are_as_they_were() -> None:
+    scores = score_runs({"agent": runs()[:2]})
+    assert not scores.abstention and not abstention_tables(scores) and "abstention" not in scores_json(scores)
+
+
+def test_a_twin_of_an_earlier_version_is_read_without_its_phrase_for_an_answer() -> None:
+    row: JsonObject = {"id": "t", "question": "Who?", "answers": [NOT_FOUND], "meta": {"unanswerable": True}}
+    twin = Question.from_json(row)
+    assert (twin.answers, twin.answerable) == ((), False)
+    assert "em" not in score_trajectory(asked(twin, NOT_FOUND))
+    assert Question.from_json({**row, "meta": {}}).answers == (NOT_FOUND,)  # a gold answer like any other
+
+
+def test_an_agent_is_sure_of_its_answer_as_of_the_tokens_that_gave_it() -> None:
+    sampled = asked(QUESTION, "Velora")
+    assert confidence(sampled) == pytest.approx(math.exp(-0.25))
+    silent = [replace(part, logprobs=(0.0,) * len(part.logprobs)) for part in sampled.segments]
+    for unknown in (replace(sampled, exact=False), asked(QUESTION, None), replace(sampled, segments=tuple(silent))):
+        assert confidence(unknown) is None

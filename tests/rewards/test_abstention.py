@@ -1,0 +1,89 @@
+"""The reward of declining: what each case pays, and that unanswerable questions change no other part."""
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.measure.samples import MIRA, ORBO, QUESTION, fault, found, run
+
+from coseek.core.errors import DataError
+from coseek.data.question import Question
+from coseek.data.trajectory import Search, StopReason, Trajectory
+from coseek.rewards.grades import Grades
+from coseek.rewards.reward import Reward, RewardFault, RewardSpec, make_reward
+
+GONE = replace(QUESTION, answers=(), meta={"unanswerable": True})
+
+
+def ended(question: Question, answer: str | None, declined: bool) -> Trajectory:
+    stop = StopReason.DECLINED if declined else None
+    return run(found("x", ORBO), answer=None if declined else answer, question=question, stop=stop)
+
+
+def paid(spec: RewardSpec, question: Question, answer: str | None = None, declined: bool = False) -> Reward:
+    reward = make_reward(spec)(ended(question, answer, declined))
+    assert reward is not None
+    return reward
+
+
+PAY = st.floats(-2, 2, allow_nan=False)
+
+
+@given(PAY, PAY, PAY, st.booleans(), st.sampled_from(["Velora", "Zun", "", " ", None]), st.booleans())
+def test_each_case_pays_its_own_setting_and_every_other_run_nothing(
+    right: float, wrong: float, invented: float, answerable: bool, answer: str | None, declined: bool
+) -> None:
+    spec = cast(RewardSpec, {"abstention": {"right_decline": right, "wrong_decline": wrong, "invented": invented}})
+    made = paid(spec, QUESTION if answerable else GONE, answer, declined)
+    if declined:
+        wanted = wrong if answerable else right
+    else:
+        wanted = invented if not answerable and (answer or "").strip() else 0.0
+    assert made.value == wanted
+    cases = [made.parts[f"abstention/{name}"] for name in ("right_decline", "wrong_decline", "invented")]
+    assert set(cases) <= {0.0, 1.0} and sum(cases) <= 1
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "declined", "value"),
+    [
+        (QUESTION, "Velora", False, 1.0),
+        (QUESTION, "Zun", False, 0.0),
+        (QUESTION, None, True, -0.5),
+        (QUESTION, None, False, 0.0),
+        (GONE, None, True, 1.0),
+        (GONE, "Velora", False, -0.5),
+        (GONE, "not in these documents, I think", False, -0.5),
+        (GONE, None, False, 0.0),
+    ],
+)
+def test_the_preset_pays_an_honest_decline_like_a_right_answer(
+    question: Question, answer: str | None, declined: bool, value: float
+) -> None:
+    assert paid({"preset": "abstention"}, question, answer, declined).value == value
+
+
+PARTS = ["exact_match", "cover_match", "f1", "hit", "answer_hit", "gen_acc"]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_no_answer_to_an_unanswerable_question_is_right_and_no_judge_is_asked(name: str) -> None:
+    spec: RewardSpec = {"gen_acc": {"of": "own"}} if name == "gen_acc" else {name: 1.0}
+    reward = make_reward(spec)
+    for answer in ("Velora", "not in these documents"):
+        made = reward(ended(GONE, answer, False), Grades(verdicts={}))
+        assert made is not None and made.value == 0
+
+
+def test_a_question_that_does_not_say_whether_it_has_an_answer_is_refused() -> None:
+    with pytest.raises(DataError, match="'q1' has no gold answers, and the reward 'abstention' needs them"):
+        make_reward({"abstention": 1.0})(ended(replace(QUESTION, answers=()), None, True))
+
+
+def test_a_fault_is_paid_nothing_not_even_as_a_decline() -> None:
+    reward = make_reward({"preset": "abstention"})
+    half = replace(ended(GONE, None, True), searches=(found("x", MIRA), Search("y", fault="away")))
+    for broken in (fault(GONE), half):
+        assert isinstance(reward.pay(broken), RewardFault)
