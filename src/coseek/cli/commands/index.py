@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, tell
 from coseek.core.errors import SettingError
 from coseek.retrieval.index import IndexCard, build_index, verify_index
 from coseek.retrieval.index_update import update_index
@@ -64,7 +64,7 @@ def index(
     if as_json:
         print_json(card.to_json())
     else:
-        print(f"{out}: {card.retriever} over {card.passages:,} passages{how}. Try: coseek search {out} 'some words'")
+        tell(f"{out}: {card.retriever} over {card.passages:,} passages{how}. Try: coseek search {out} 'some words'")
 
 
 def verified(folder: Path, as_json: bool) -> None:
@@ -76,4 +76,4 @@ def verified(folder: Path, as_json: bool) -> None:
         print_json({"index": str(folder), "files": found.files, "bytes": found.bytes, "corpus": corpus})
         return
     also = " (its corpus was in memory and is not checked)" if corpus is None else f", and so is {corpus}"
-    print(f"{folder}: {found.files} files, {found.bytes:,} bytes, as they were written{also}.")
+    tell(f"{folder}: {found.files} files, {found.bytes:,} bytes, as they were written{also}.")
