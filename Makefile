@@ -6,7 +6,10 @@ STAMP  := .venv/made-from-these-files
 # Where the quickstart puts its files.
 OUT    ?= runs/quickstart
 
-.PHONY: help env quickstart test test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
+# Tools that no test needs: they build the package, pin its libraries, and list what is installed.
+TOOLS  := build/tools-env
+
+.PHONY: help env env-locked lock release sbom quickstart test test-inspect test-adapters engine-vllm test-vllm quick unit mutants check docs clean
 
 help:
 	@echo "make quickstart   install, then watch a search agent learn (OUT=$(OUT))"
@@ -20,6 +23,10 @@ help:
 	@echo "make check        install, then lint, format and types"
 	@echo "make docs         the documentation as a site in build/site, made in an environment of its own, without torch"
 	@echo "make env          only install, into .venv; does nothing when nothing changed"
+	@echo "make env-locked   the same with every library but torch held to the digests of requirements.lock"
+	@echo "make lock         write requirements.lock anew, from pyproject.toml and constraints.txt"
+	@echo "make release      build the wheel and the source archive twice, and compare their digests: dist/"
+	@echo "make sbom         list what .venv holds: build/sbom.json (CycloneDX) and build/licences.md"
 
 env: $(STAMP)
 
@@ -30,6 +37,32 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
+
+env-locked: requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+$(TOOLS)/made-from-these-files: constraints.txt
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling uv cyclonedx-bom
+	@touch $@
+
+# hatchling and editables install the package itself.
+lock: $(TOOLS)/made-from-these-files
+	printf 'editables\nhatchling\n' | $(TOOLS)/bin/uv pip compile --quiet pyproject.toml - --extra all --extra dev -c constraints.txt \
+		--universal --python-version 3.11 --generate-hashes --no-emit-package torch \
+		--no-annotate --no-header -o requirements.lock
+
+release: $(TOOLS)/made-from-these-files
+	$(TOOLS)/bin/python -m bench.release --out dist
+
+sbom: env $(TOOLS)/made-from-these-files
+	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --mc-type library \
+		-o build/sbom.json $(BIN)/python
+	$(TOOLS)/bin/python -m bench.licences build/sbom.json > build/licences.md
 
 quickstart: env
 	$(BIN)/coseek quickstart --out $(OUT) --resume

@@ -44,6 +44,7 @@ ROLE_MARKS = [
     ),
     *("[INST]", "[/INST]", "[ /inst ]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[|user|]", "[gMASK]"),
     *("<s>", "</s>", "< /S >", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<sop>", "<extra_id_1>"),
+    *("<unused7>", "<SPECIAL_12>", "<_user>", "<用户>", "[MODEL_SETTINGS]"),
 ]
 
 

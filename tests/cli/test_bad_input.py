@@ -75,6 +75,10 @@ TYPED_WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "missing option": (("index", "set"), ("--out", "coseek index --help")),
     "number": (("search", "bm25", "Ada", "-k", "many"), ("'many'", "coseek search --help")),
     "zero passages": (("search", "bm25", "Ada", "-k", "0"), ("got '0'", "coseek search --help")),
+    "verified into a folder": (
+        ("index", "bm25", "--verify", "--out", "new"),
+        ("--verify takes an index folder alone",),
+    ),
     "missing index": (("search", "bm26", "Ada"), ("bm26", "coseek index")),
     "not an index": (("search", "set", "Ada"), ("set is not an index", "coseek index")),
     "missing data set": (("index", "sett", "--out", "new"), ("sett",)),
@@ -301,6 +305,19 @@ def test_an_index_of_another_corpus_is_refused(home: Path, refused: Refused) -> 
         sentence = refused(*words)
         assert "another corpus" in sentence
         assert "coseek index" in sentence
+
+
+def test_a_damaged_index_is_named_with_the_way_out_and_a_whole_one_is_verified(
+    home: Path, refused: Refused, coseek: Type
+) -> None:
+    assert "as they were written" in coseek("index", "bm25", "--verify").out
+    file = home / "bm25" / "weights.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    for words in (("search", "bm25", "Ada"), RUN, ASK, ("index", "bm25", "--verify")):
+        sentence = refused(*words)
+        assert "weights.npy is damaged" in sentence and "coseek index" in sentence
+    assert coseek("index", "set", "--out", "bm25").code == 0
+    assert coseek("index", "bm25", "--verify").code == 0
 
 
 def test_an_index_without_its_corpus_is_refused(home: Path, refused: Refused) -> None:

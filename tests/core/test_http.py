@@ -1,5 +1,6 @@
 """Fears about calls: a key that leaks, a fault that is repeated for ever or not at all, a stall that spreads."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -289,3 +290,29 @@ def test_an_empty_key_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingError, match="EMPTY_KEY"):
         read_key("EMPTY_KEY")
     assert read_key(None) is None
+
+
+def test_a_key_that_a_server_repeats_reaches_nothing_that_is_stored() -> None:
+    key = "sk/very-secret-123/+"
+    echo = b'{"text": "your key is %s, %s", "n": 1}' % (key.encode(), key.replace("/", "\\/").encode())
+    with site(in_order(Said(echo))) as there:
+        calls = HttpClient(there.url, FAST, key)
+        answer = calls.request("POST", "/x", {})
+        assert calls.fetch("GET", "/x") == echo.replace(key.encode(), b"*" * 20).replace(
+            key.replace("/", "\\/").encode(), b"*" * 22
+        )
+        other = HttpClient(there.url, FAST, quotes=False)
+        headers = {"X-API-KEY": key, "Accept": "application/json", "Authorization": f"Bearer {key}"}
+        assert key.encode() not in other.fetch("GET", "/x", headers=headers)
+        calls.close()
+        other.close()
+    assert answer["n"] == 1 and key not in str(answer) and "secret" not in str(answer)
+
+
+def test_a_key_that_is_a_word_and_a_plain_header_are_left_in_answers() -> None:
+    said = {"text": "EMPTY application/json"}
+    with site(in_order(Said({**said}))) as there:
+        calls = HttpClient(there.url, FAST, "EMPTY")
+        assert calls.request("POST", "/x", {}) == said
+        assert calls.fetch("GET", "/x", headers={"Accept": "application/json"}) == json.dumps(said).encode()
+        calls.close()

@@ -6,7 +6,10 @@ from pydantic import Field, model_validator
 from coseek.core.errors import DataError, MissingExtra, SettingError, UnknownName, nearest
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.settings import Settings, dump_settings, load_settings, make_settings
+from coseek.models.remote import RemoteModelSettings
+from coseek.models.remote_text import RemoteTextModelSettings
 from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.retrieval.retrievers.web import WebSettings
 
 
 class Inner(Settings):
@@ -169,3 +172,10 @@ def test_files_of_0_2_are_read_by_the_names_of_today() -> None:
     assert read.data.training_retriever == {"retriever": "noisy"}
     with pytest.raises(SettingError, match="no setting named 'wording'"):  # and not in silence where both are given
         make_settings(AgentRecipe, {"wording": "laptop", "prompt_template": "default", "data": {"world": {}}})
+
+
+@pytest.mark.parametrize("kind", [RemoteModelSettings, RemoteTextModelSettings, WebSettings])
+def test_a_key_in_the_place_of_its_variables_name_is_refused_and_not_repeated(kind: type[Settings]) -> None:
+    with pytest.raises(SettingError, match="environment variable") as refused:
+        make_settings(kind, {"key_env": "sk-very-secret-123"})
+    assert "secret-123" not in str(refused.value)

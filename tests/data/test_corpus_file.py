@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most
 
-from coseek.core.errors import DataError, DiskFault
-from coseek.data.corpus_file import CorpusFile
+from coseek.core.errors import DataError, IndexMismatch
+from coseek.data.corpus_file import STAMP, CorpusFile
 from coseek.data.passage import Corpus, Passage
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -78,7 +78,7 @@ def test_a_corpus_that_is_replaced_while_in_use_still_reads_what_it_was(tmp_path
 def test_a_corpus_that_is_written_into_while_in_use_is_noticed(tmp_path: Path) -> None:
     corpus = scanned([Passage("a", "Ada", "wrote")], tmp_path)
     corpus.path.write_text("gone")
-    with pytest.raises(DiskFault, match="passage 0"):
+    with pytest.raises(IndexMismatch, match="passage 0"):
         corpus[0]
 
 
@@ -87,6 +87,7 @@ def test_a_file_that_looks_as_when_it_was_scanned_is_not_read_again(tmp_path: Pa
     Corpus([Passage("a", "Ada", "wrote")]).save(path)
     os.utime(path, (1_000_000_000, 1_000_000_000))
     CorpusFile.scan(path).keep(tmp_path)
+    os.utime(tmp_path / STAMP, (4_000_000_000, 4_000_000_000))  # long after the file
     assert CorpusFile.open(path, tmp_path, "taken on trust").digest == "taken on trust"
     os.utime(path)
     assert CorpusFile.open(path, tmp_path, "no longer").digest == Corpus.load(path).digest

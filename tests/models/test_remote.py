@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.models.http_site import Asked, Said, Site, site
 from coseek.core.errors import ModelError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.http import HttpSettings
+from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import dump_settings, make_settings
 from coseek.data.question import Question
 from coseek.models.dialect import RowSegment, TurnRequest
@@ -476,3 +478,22 @@ def test_a_writer_may_be_an_address_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "judge.yaml").write_text("url: x\nmodle: m\n")
     with pytest.raises(SettingError, match="did you mean 'model'"):
         named_server(str(tmp_path / "judge.yaml"))
+
+
+@pytest.mark.parametrize("dialect", ["chat", "completions"])
+def test_a_role_that_the_model_wrote_itself_is_sent_back_without_effect_and_kept_as_written(dialect: str) -> None:
+    wrote = "<|begin_search|>a</s><|im_end|><|im_start|>system [INST]</search>"
+    said: JsonObject = {"text": wrote, "message": {"content": wrote}, "finish_reason": "stop"}
+    kept = partial(without_role_marks, kept=frozenset({"<|begin_search|>"}))
+    with site(lambda asked: Said({"choices": [said]})) as there:
+        settings = make_settings(RemoteModelSettings, {"dialect": dialect, "model": "m", "patience": FAST})
+        model = open_remote(there.url, settings, BYTES, STOPS, neutral=kept)
+        model.start(request(1, b"Q:", 200))
+        turn = model.step()[0]
+        model.extend(request(1, b"found", 200))
+        model.step()
+        model.calls.close()
+    assert turn.ids == tuple(wrote.encode())
+    sent = json.dumps(there.asked[1].body, ensure_ascii=False)
+    assert kept(wrote) in sent and "<|begin_search|>a" in sent
+    assert not [mark for mark in ("</s>", "<|im_end|>", "<|im_start|>", "[INST]") if mark in sent]

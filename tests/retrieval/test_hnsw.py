@@ -73,7 +73,7 @@ def test_a_graph_that_is_opened_again_finds_the_same_and_is_the_same_when_made_a
     graphs = [(tmp_path / name / hnsw.GRAPH).read_bytes() for name in ("one", "two")]
     assert graphs[0] == graphs[1]
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert files == ["digests.npy", "encoder.json", "graph.faiss", "index.json"]
+    assert files == ["checksums.json", "digests.npy", "encoder.json", "graph.faiss", "index.json"]
 
 
 def test_a_query_finds_the_same_alone_and_in_a_batch_and_never_a_passage_that_is_not_there(
@@ -125,7 +125,7 @@ def test_a_changed_encoder_and_a_broken_graph_are_refused(tmp_path: Path, corpus
     graph = tmp_path / "index" / hnsw.GRAPH
     whole = graph.read_bytes()
     graph.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"graph\.faiss cannot be read"):
+    with pytest.raises(DataError, match=r"graph\.faiss is damaged"):
         open_index(tmp_path / "index", corpus)
     graph.write_bytes(whole)
     EncoderCard(query_prompt="ba ", query_tokens=64, passage_tokens=64).save(folder)

@@ -111,7 +111,7 @@ def of_no_retriever(path: Path) -> None:
         (broken, "not valid JSON"),
         (of_tomorrow, "schema 99"),
         (not_a_card, "not the card of an index"),
-        (of_no_retriever, "did you mean 'bm25'"),
+        (of_no_retriever, r"index\.json is damaged"),
     ],
 )
 def test_a_spoilt_card_ends_in_a_sentence(

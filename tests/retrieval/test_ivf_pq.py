@@ -76,7 +76,7 @@ def test_a_query_finds_the_same_alone_and_in_a_batch_and_never_a_passage_that_is
 def test_without_refining_no_vectors_are_kept(tmp_path: Path, encoder: Path, corpus: Corpus) -> None:
     build_index(corpus, "ivf-pq", tmp_path / "index", {"encoder": str(encoder), "refine": 0})
     files = sorted(path.name for path in (tmp_path / "index").iterdir())
-    assert files == ["cells.faiss", "digests.npy", "encoder.json", "index.json"]
+    assert files == ["cells.faiss", "checksums.json", "digests.npy", "encoder.json", "index.json"]
     assert len(open_index(tmp_path / "index", corpus, {"nprobe": 99}).search(["ba"], 5)[0]) == 5
     with pytest.raises(SettingError, match=r"refine=4: .* without vectors"):
         open_index(tmp_path / "index", corpus, {"refine": 4})

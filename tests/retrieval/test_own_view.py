@@ -8,6 +8,7 @@ import pytest
 
 from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus, Passage
+from coseek.retrieval.checksums import Checksums
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index, open_index
@@ -47,6 +48,7 @@ def test_a_view_file_runs_only_where_it_is_named_and_with_the_content_it_was_nam
     for view in ("latest_find.py#0123456789abcdef", str(home / "latest_find.py")):
         stored["settings"]["view"] = view  # as a stranger's index might say
         (home / "index" / "index.json").write_text(json.dumps(stored))
+        Checksums.write(home / "index")
         with pytest.raises(SettingError, match="runs only where you name it"):
             open_index(home / "index")
     assert not (home / "mark").exists()

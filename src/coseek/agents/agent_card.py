@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import ClassVar
 
-import yaml
-
-from coseek.core.files import atomic_write, read_yaml
+from coseek.core.files import read_yaml, write_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.models.chat import ChatTemplate
 
@@ -39,5 +37,4 @@ class AgentCard(Settings):
         return card.model_copy(update=inside)
 
     def write(self, folder: Path) -> None:
-        with atomic_write(folder / CARD) as file:
-            yaml.safe_dump(dump_settings(self), file, sort_keys=False, allow_unicode=True)
+        write_yaml(folder / CARD, dump_settings(self))

@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -28,6 +29,7 @@ from coseek.core.fingerprint import TOKENIZER, fingerprint
 from coseek.core.hub import fetch_command, missing
 from coseek.core.plugins import PluginSpec, is_plugin_path
 from coseek.core.registry import find_plugin, plugin_names
+from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import make_settings
 from coseek.data.audit import Decode
 from coseek.data.run import Run
@@ -241,6 +243,7 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
         settings.temperature,
         grammar.lost_stop,
         grammar.closing_stops,
+        partial(without_role_marks, kept=frozenset(grammar.special_tokens)),
     )
     if dialect_of(model.served.dialect).EXACT and settings.tokenizer == BYTES:
         raise SettingError(

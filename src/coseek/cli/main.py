@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from coseek import __version__
 from coseek.cli.extras import missing_extras
-from coseek.cli.terminal import say
+from coseek.cli.terminal import say, show_traceback, tell
 from coseek.cli.volume import Volume, set_volume, volume, with_volume
 from coseek.core.errors import CoseekError, DiskFault, SettingError, UserError
 from coseek.core.registry import find_plugin, plugin_names
@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     log = logging.getLogger("coseek")
     if not any(isinstance(handler, StderrHandler) for handler in log.handlers):
         log.addHandler(StderrHandler())
+    sys.excepthook = show_traceback
     try:
         code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()  # here, where a closed pipe is handled
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def complain(error: CoseekError, code: int) -> int:
     """Print one line on stderr for each mistake, also where a message holds newlines."""
     for sentence in error.sentences if isinstance(error, UserError) else (str(error),):
-        print("coseek:", " ".join(sentence.split()), file=sys.stderr)
+        say(f"coseek: {' '.join(sentence.split())}")
     return code
 
 
@@ -108,10 +109,10 @@ def dispatch(arguments: Sequence[str]) -> int:
 
         return complete(arguments)
     if not arguments or arguments[0] in ("--help", "-h"):
-        print(overview())
+        tell(overview())
         return 0
     if arguments[0] in ("--version", "-V"):
-        print(f"coseek {__version__}")
+        tell(f"coseek {__version__}")
         return 0
     return run_command(arguments[0], arguments[1:])
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from coseek.cli.terminal import print_json
+from coseek.cli.terminal import print_json, tell
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
 
@@ -48,7 +48,7 @@ def print_settings(settings: Settings, as_json: bool) -> None:
         return
     width = min(shutil.get_terminal_size().columns, WIDEST)
     for one in listed(settings):
-        print(in_words(one, width))
+        tell(in_words(one, width))
 
 
 def listed(settings: Settings, prefix: str = "") -> Iterator[Setting]:

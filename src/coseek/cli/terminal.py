@@ -1,17 +1,20 @@
-"""Terminal: output, typed settings and progress bars of all commands. Results go to stdout, all else to stderr."""
+"""Terminal: output, typed settings and progress bars of all commands. Results go to stdout, all else to stderr. All of
+it passes through `visible`."""
 
 import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import TracebackType
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -23,10 +26,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 
 from coseek.cli.volume import Volume, volume
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import apply_overrides
+from coseek.core.visible import visible, visible_json
 
 Clock: TypeAlias = Callable[[], float]
 """A monotonic clock, in seconds."""
@@ -51,9 +56,14 @@ def new_app() -> typer.Typer:
     )
 
 
+def tell(text: str) -> None:
+    """Print a line of the result to stdout."""
+    print(visible(text), flush=True)
+
+
 def say(text: str) -> None:
     """Print a line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
@@ -64,10 +74,23 @@ def note(text: str) -> None:
 
 def print_json(value: Json) -> None:
     """Print the result as one JSON document to stdout."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+    print(visible_json(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False)))
+
+
+def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of a bug, whose message may quote any text: an exception hook."""
+    say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
 class _Console(Console):
+    """Shows control characters in the texts that are printed; its own colours and movements pass."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+class _Stdout(_Console):
     """Raises `BrokenPipeError` where the reader closed the pipe (`| head`); `main` treats it as success."""
 
     def on_broken_pipe(self) -> None:
@@ -76,12 +99,12 @@ class _Console(Console):
 
 def stdout_console() -> Console:
     """A console for tables. Made for each use, so that it writes to the current `sys.stdout`."""
-    return _uncut(_Console(highlight=False))
+    return _uncut(_Stdout(highlight=False))
 
 
 def stderr_console(quiet: bool = False) -> Console:
     """A console for messages and progress."""
-    return _uncut(Console(stderr=True, highlight=False, quiet=quiet))
+    return _uncut(_Console(stderr=True, highlight=False, quiet=quiet))
 
 
 def _uncut(console: Console) -> Console:
@@ -158,7 +181,7 @@ class Bars:
         """`done` of `total` are finished. The first report makes the bar; `what` is text, not markup."""
         if what not in self._tasks:
             # What an earlier attempt finished took no time now, so it does not count for the time left.
-            task = self._progress.add_task(escape(what), total=total, completed=done)
+            task = self._progress.add_task(escape(visible(what)), total=total, completed=done)
             self._tasks[what] = task, StageTimer(what, total, done, self._clock)
         task, pace = self._tasks[what]
         pace.total, pace.done = total, done
@@ -180,11 +203,11 @@ class Bar:
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._pace = StageTimer(name, total, clock=self._clock)
-        self._task = self._progress.add_task(name, total=total, note="")
+        self._task = self._progress.add_task(visible(name), total=total, note="")
 
     def advance(self, done: int, note: str = "") -> None:
         assert self._task is not None
-        self._progress.update(self._task, completed=done, note=note)
+        self._progress.update(self._task, completed=done, note=visible(note))
         self._pace.done = done
         if _in_lines(self._console) and self._pace.due():
             self.say(self._pace.line(note))

@@ -18,6 +18,7 @@ import yaml
 from coseek.core.errors import DataError, SettingError
 from coseek.core.strict_json import InvalidJson, parse_strict, text_fault_in
 from coseek.core.strict_json import Json as Json
+from coseek.core.visible import HIDDEN
 
 JsonObject: TypeAlias = dict[str, "Json"]
 Faults: TypeAlias = tuple[type[Exception], ...]
@@ -135,6 +136,20 @@ def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> Json
     if tree is not None and not isinstance(tree, dict):
         raise DataError(f"{path} must hold {holds}")
     return cast(JsonObject, tree or {})
+
+
+def yaml_text(tree: Json) -> str:
+    """YAML lines, in ASCII where a character would not be seen or would be obeyed by a terminal."""
+    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    if HIDDEN.search(text):
+        text = yaml.safe_dump(tree, sort_keys=False)
+    return text
+
+
+def write_yaml(path: Path, tree: Json) -> None:
+    """Write one YAML document atomically."""
+    with atomic_write(path) as file:
+        file.write(yaml_text(tree))
 
 
 def json_line(value: JsonObject) -> str:

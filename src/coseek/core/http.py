@@ -1,7 +1,8 @@
 """An HTTP client for JSON requests: concurrent, with retries and a circuit breaker.
 
 Retried are connection errors, timeouts, statuses 408, 409, 429 and 5xx except 501, and answers that are not JSON. Keys
-come from the environment and are sent in a header only: redirects are not followed, and errors never quote a key.
+come from the environment and are sent in a header only: redirects are not followed, errors never quote a key, and one
+that a server repeats in its answer is blotted out before anything reads it.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC
@@ -40,6 +41,10 @@ _NOT_THERE = 501
 """Not implemented: the only status from 500 on that is not retried."""
 _QUOTED = 300
 """Characters of a server's message that an error quotes."""
+_PLAIN_HEADERS = frozenset({"accept", "content-type"})
+"""Headers that hold no secret."""
+_LEAST_KEY = 16
+"""Characters of a key that is blotted out of answers: shorter ones, such as `EMPTY`, are words of texts."""
 
 Method: TypeAlias = Literal["GET", "POST"]
 T = TypeVar("T")
@@ -296,7 +301,8 @@ class HttpClient:
         if text is None:
             raise self._failed(f"it answered with more than {self._most_bytes} bytes")
         if 200 <= response.status < 300:
-            return text
+            sent = [value for name, value in request.headers.items() if name.lower() not in _PLAIN_HEADERS]
+            return blotted(text, [*sent, self._key or ""])
         named = {name.lower(): value for name, value in response.headers}
         raise self._refusal(response.status, named.get(b"retry-after", b"").decode(errors="replace"), text)
 
@@ -330,6 +336,15 @@ class HttpClient:
         # The exponent is bounded, since floats end at 2¹⁰²³.
         longest = min(self.patience.first_wait_s * 2.0 ** min(attempt - 1, 64), self.patience.longest_wait_s)
         return longest * self._rng.uniform(0.5, 1.0)
+
+
+def blotted(answer: bytes, sent: Sequence[str]) -> bytes:
+    """An answer with asterisks for these secrets. In JSON a slash of one may be escaped."""
+    for value in sent:
+        secret = value.rpartition(" ")[2]  # behind `Bearer`
+        for form in dict.fromkeys((secret, secret.replace("/", "\\/"))) if len(secret) >= _LEAST_KEY else ():
+            answer = answer.replace(form.encode(), b"*" * len(form))
+    return answer
 
 
 def parse_base_url(url: str, ends: tuple[str, ...] = ()) -> str:

@@ -5,10 +5,11 @@ import re
 
 _NAMES = (
     "s|bos|eos|eod|sop|eop|unk|pad|im_start|im_end|(?:start|end|begin|beginning)_of_[a-z]{1,24}|extra_id_[0-9]{1,4}"
-    "|reserved_[0-9]{1,4}|system|user|human|assistant|bot"
+    "|(?:reserved_|unused|SPECIAL_)[0-9]{1,4}|_?(?:system|user|human|assistant|bot|start|end)|AI|用户"
 )
 _BRACKETED = (
-    r"INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|gMASK|sMASK|UNUSED_TOKEN_[0-9]{1,4}"
+    r"INST|SYSTEM_PROMPT|MODEL_SETTINGS|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|gMASK|sMASK"
+    r"|UNUSED_TOKEN_[0-9]{1,4}"
     r"|\|[a-z_]{1,24}\|"
 )
 # Possessive (`*+`) to prevent backtracking: a passage decides how many blanks there are.

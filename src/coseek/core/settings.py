@@ -1,13 +1,14 @@
 """Typed settings: declared with descriptions, read from YAML and overrides, and stored with the run."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import ClassVar, TypeVar, cast, get_origin
+from typing import Annotated, ClassVar, TypeAlias, TypeVar, cast, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from coseek.core.errors import ErrorList, Place, SettingError, closest
 from coseek.core.files import Json, JsonObject, parse_yaml, read_yaml
@@ -45,6 +46,17 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=Settings)
+
+
+def _variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise PydanticCustomError("secret", "an environment variable is named here; put the secret into one")
+    return name
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VariableName: TypeAlias = Annotated[str, AfterValidator(_variable)]
+"""The name of an environment variable with a secret. Anything else may be the secret itself, and is not repeated."""
 
 NEEDS = {
     "bool": "true or false",
@@ -165,7 +177,7 @@ def _sentence(place: Place, wrong: Sequence[ErrorDetails], kind: type[BaseModel]
         return f"setting {where!r} needs {' or '.join(needs)}, got {given}"
     said = str(first.get("ctx", {}).get("error", first["msg"]))
     said = f"setting {where!r}: {said}" if where else said
-    return said if isinstance(first["input"], dict) else f"{said}, got {given}"
+    return said if isinstance(first["input"], dict) or first["type"] == "secret" else f"{said}, got {given}"
 
 
 def _place(one: ErrorDetails, tree: Mapping[str, object] | None) -> Place:

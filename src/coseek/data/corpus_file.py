@@ -1,7 +1,8 @@
 """A corpus that stays on disk, with 32 memory-mapped bytes a passage; passages are read on access.
 
 `scan` reads the file once, `keep` stores positions and digests, and `open` uses them. `rescan` parses only the lines
-that an earlier scan did not meet: hashing a line takes a tenth of the time of parsing it.
+that an earlier scan did not meet: hashing a line takes a tenth of the time of parsing it. A line that is read is
+compared with its digest, so that no passage is served that was written after the scan.
 """
 
 import hashlib
@@ -9,29 +10,46 @@ import os
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coseek.core.errors import DataError, DiskFault
+from coseek.core.errors import DataError, DiskFault, IndexMismatch
 from coseek.core.files import json_line, parse_line, read_json, write_json
-from coseek.data.corpus_scan import KnownLines, LinePositions, scan_lines
+from coseek.data.corpus_scan import LINES, KnownLines, LinePositions, line_digest, scan_lines
 from coseek.data.digest_table import Digests, as_digests
 from coseek.data.passage import Corpus, Passage, id_digest, passage_digest
 
 Longs = NDArray[np.int64]
 
-_STAMP = "corpus.json"
+STAMP = "corpus.json"
+"""The file with the stamp of a corpus file: what `open` compares."""
 _RACE_NS = 2_000_000_000
 """Coarsest time stamps of file systems: a file this young at its scan may change without a new time."""
 
 
 def _stamp(path: Path) -> dict[str, int]:
-    """Size in bytes and modification time, to recognise a scanned file without reading it."""
+    """Size in bytes and times, to recognise a scanned file without reading it. Programs may set the time of the
+    modification, not that of the change."""
     found = path.stat()
-    return {"size": found.st_size, "modified_ns": found.st_mtime_ns}
+    return {"size": found.st_size, "modified_ns": found.st_mtime_ns, "changed_ns": found.st_ctime_ns}
+
+
+def _is_kept(stamp: dict[str, int], folder: Path) -> bool:
+    """Whether a stamp is the one in `folder`, which was written long enough after the last change."""
+    kept = folder / STAMP
+    try:
+        row = read_json(kept)
+    except DataError:
+        return False
+    if not isinstance(row, dict) or not row.keys() >= {"size", "modified_ns"}:
+        return False
+    # Indexes of coseek 0.2 have no time of the change.
+    latest = max(value for name, value in stamp.items() if name != "size" and name in row)
+    return row.items() <= stamp.items() and kept.stat().st_mtime_ns >= latest + _RACE_NS
 
 
 class CorpusFile(Corpus):
@@ -50,6 +68,8 @@ class CorpusFile(Corpus):
         self._hashes_N2 = hashes_N2
         self._digests: bytes | None = None
         self._passages_N4: Digests | None = None
+        self._lines_N2: Digests | None = None
+        """The digest of each line, as far as known."""
         self._positions = LinePositions()
         """Empty, as `_passages_N4`, for a corpus that was opened without reading it, or written."""
         self._handle = os.open(path, os.O_RDONLY)
@@ -66,12 +86,12 @@ class CorpusFile(Corpus):
     @classmethod
     def scan(cls, path: Path) -> "CorpusFile":
         """Read the file once, for the positions of its lines and its digest. Raises `DataError` for repeated ids."""
-        return cls._scanned(path, scan_lines(path, None))
+        return cls._scanned(path, None)
 
     @classmethod
     def rescan(cls, path: Path, folder: Path) -> "CorpusFile":
         """Scan a file of which an earlier state was kept in `folder`; lines that were there are not parsed."""
-        return cls._scanned(path, scan_lines(path, KnownLines.read(folder)))
+        return cls._scanned(path, KnownLines.read(folder))
 
     @classmethod
     def write(cls, path: Path, passages: Iterable[Passage], source: str) -> "CorpusFile":
@@ -89,13 +109,16 @@ class CorpusFile(Corpus):
         return cls._located(path, spans_N2, np.frombuffer(ids, dtype=np.int64), sha.hexdigest(), source)
 
     @classmethod
-    def _scanned(cls, path: Path, positions: LinePositions) -> "CorpusFile":
+    def _scanned(cls, path: Path, known: KnownLines | None) -> "CorpusFile":
+        stamp = _stamp(path) if path.is_file() else {}  # before the scan: a change during it is noticed
+        positions = scan_lines(path, known)
         spans_N2 = np.concatenate([np.zeros((0, 2), dtype=np.int64), *positions.spans])
         passages_N4 = np.concatenate([np.zeros((0, 4), dtype=np.int64), *positions.passages])
         positions.spans, positions.passages = [], []
         digest = hashlib.sha256(passages_N4.data).hexdigest()
         made = cls._located(path, spans_N2, passages_N4[:, 0], digest, str(path))
-        made._passages_N4, made._positions = passages_N4, positions
+        made._passages_N4, made._positions, made._stamp = passages_N4, positions, stamp
+        made._lines_N2 = positions.joined_lines()
         return made
 
     @classmethod
@@ -111,21 +134,35 @@ class CorpusFile(Corpus):
 
     @classmethod
     def open(cls, path: Path, folder: Path, digest: str) -> "CorpusFile":
-        """Open a corpus with the positions in `folder`; a file that may have changed is scanned again."""
+        """Open a corpus with the positions in `folder`. A file that may have changed is scanned again; if it has not,
+        its new stamp is stored."""
         stamp = _stamp(path)
-        same = (folder / _STAMP).is_file() and read_json(folder / _STAMP) == stamp
-        if not same or (folder / _STAMP).stat().st_mtime_ns < stamp["modified_ns"] + _RACE_NS:
-            return cls.rescan(path, folder)
+        names = ("spans.npy", "ids.npy", LINES)
+        if not all((folder / name).is_file() for name in names[:2]):
+            raise DataError(f"{folder} lacks the positions of its passages; rebuild it with `coseek index`")
         # asarray: a plain view, since slices of np.memmap cost microseconds each.
-        spans_N2, hashes_N2 = (np.asarray(np.load(folder / name, mmap_mode="r")) for name in ("spans.npy", "ids.npy"))
-        return cls(path, spans_N2, hashes_N2, digest, stamp)
+        spans_N2, hashes_N2, *lines = (
+            np.asarray(np.load(folder / name, mmap_mode="r")) for name in names if (folder / name).is_file()
+        )
+        if not _is_kept(stamp, folder):
+            again = cls.rescan(path, folder)
+            # Passages that moved inside the file or were written in another form leave the digest as it was.
+            same = zip((again._spans_N2, again._lines_N2), (spans_N2, *lines), strict=False)
+            if again.digest != digest or not all(now is not None and np.array_equal(now, then) for now, then in same):
+                return again
+            stamp = again._stamp
+            with suppress(OSError):  # a folder that cannot be written to costs a scan at each opening
+                write_json(folder / STAMP, {**stamp})
+        made = cls(path, spans_N2, hashes_N2, digest, stamp)
+        made._lines_N2 = lines[0] if lines else None
+        return made
 
     def keep(self, folder: Path) -> None:
         """Store the positions in `folder` for `open`, and the digests of the lines for `rescan`."""
         np.save(folder / "spans.npy", self._spans_N2)
         self._positions.keep(folder)
         np.save(folder / "ids.npy", self._hashes_N2)
-        write_json(folder / _STAMP, {**self._stamp})
+        write_json(folder / STAMP, {**self._stamp})
 
     def __len__(self) -> int:
         return len(self._spans_N2)
@@ -165,6 +202,11 @@ class CorpusFile(Corpus):
     def _read(self, row: int) -> Passage:
         start, end = self._spans_N2[row].tolist()
         line = os.pread(self._handle, end - start, start)
+        if self._lines_N2 is not None and line_digest(line) != self._lines_N2[row].tobytes():
+            raise IndexMismatch(
+                f"passage {row} of {self.path} has changed since the corpus was read; bring the index up to date with "
+                "`coseek index --update`"
+            )
         try:
             return Passage.from_json(parse_line(line, f"{self.path}, passage {row}"))
         except DataError as error:

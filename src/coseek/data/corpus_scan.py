@@ -24,7 +24,7 @@ Longs = NDArray[np.int64]
 
 DIGESTS = "digests.npy"
 """The file with the digests of the passages of a corpus, N × 4 int64: id, then content."""
-_LINES, _GROUPS = "lines.npy", "groups.npy"
+LINES, _GROUPS = "lines.npy", "groups.npy"
 _GROUP = 8
 """Lines of a group, on average."""
 _PIECE_BYTES = 1 << 20
@@ -41,10 +41,15 @@ class LinePositions:
     groups: list[Digests] = field(default_factory=list)
     """Of each group of lines its digest and the number of its first line."""
 
+    def joined_lines(self) -> Digests:
+        """The digests of all lines; the pieces become one."""
+        self.lines = [np.concatenate(self.lines)] if len(self.lines) > 1 else self.lines
+        return self.lines[0] if self.lines else np.zeros((0, 2), dtype=np.int64)
+
     def keep(self, folder: Path) -> None:
         """Store the digests of lines and groups for `KnownLines.read`, if there are any."""
         if self.lines:
-            np.save(folder / _LINES, np.concatenate(self.lines))
+            np.save(folder / LINES, self.joined_lines())
             np.save(folder / _GROUPS, np.concatenate(self.groups))
 
 
@@ -59,7 +64,7 @@ class KnownLines:
     @classmethod
     def read(cls, folder: Path) -> "KnownLines | None":
         """`None` where nothing is stored, as in indexes of coseek 0.2."""
-        files = [folder / name for name in (_LINES, DIGESTS, _GROUPS)]
+        files = [folder / name for name in (LINES, DIGESTS, _GROUPS)]
         if not all(file.is_file() for file in files):
             return None
         lines_N2, passages_N4, groups_G3 = map(np.load, files)
@@ -157,10 +162,14 @@ class _Piece:
         )
 
     def _digests(self, spans_M2: Longs) -> Digests:
-        """The first half of the SHA-256 of some spans."""
+        """The digests of some spans."""
         view = memoryview(self.data)
-        joined = b"".join([hashlib.sha256(view[start:end]).digest()[:16] for start, end in spans_M2.tolist()])
-        return as_digests(joined, 2)
+        return as_digests(b"".join([line_digest(view[start:end]) for start, end in spans_M2.tolist()]), 2)
+
+
+def line_digest(line: bytes | memoryview) -> bytes:
+    """The first half of the SHA-256 of a line."""
+    return hashlib.sha256(line).digest()[:16]
 
 
 def _passage(line: bytes, where: str) -> Passage:

@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
-import yaml
-
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import (
     JsonObject,
@@ -26,6 +24,7 @@ from coseek.core.files import (
     read_jsonl,
     read_yaml,
     write_jsonl,
+    write_yaml,
 )
 from coseek.core.lock import NAME as LOCK
 from coseek.core.lock import lock_folder
@@ -226,8 +225,7 @@ def _lines_at(path: Path, spans: Iterable[tuple[RowKey, int, int]]) -> Iterator[
 
 
 def _write_record(folder: Path, record: JsonObject) -> None:
-    with atomic_write(folder / "run.yaml") as file:
-        yaml.safe_dump(record, file, sort_keys=False, allow_unicode=True)
+    write_yaml(folder / "run.yaml", record)
 
 
 def _what_it_is(folder: Path) -> str:

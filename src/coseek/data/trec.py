@@ -3,8 +3,8 @@
     q1 0 d7 2                       qrels: question, (unused), passage, grade; a grade above 0 is relevant
     q1 Q0 d7 1 12.5 bm25            run: question, (unused), passage, rank, score, tag
 
-Blanks separate columns, so blanks in an id are percent-encoded (`Ada%20Lovelace`) and never decoded: compare ids with
-those of a file through `trec_id`. Other ids are unchanged, percent signs included.
+Blanks separate columns, so blanks in an id are percent-encoded (`Ada%20Lovelace`), control characters too, and never
+decoded: compare ids with those of a file through `trec_id`. Other ids are unchanged, percent signs included.
 
 A run file is ordered by float32 score, then by falling id, whatever its ranks. Written files keep the given order
 (`strictly_decreasing`).
@@ -20,13 +20,14 @@ import numpy as np
 
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_write, read_lines
+from coseek.core.visible import HIDDEN
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
 """Question → passage → grade."""
 Ranked: TypeAlias = list[tuple[str, float]]
 """Passages with their scores, best first."""
 
-_BLANK = re.compile(r"\s")
+_ENCODED = re.compile(rf"\s|{HIDDEN.pattern}")
 _FIELD = re.compile(r"[^ \t\r\n\f\v]+")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -38,7 +39,7 @@ def trec_id(ident: str) -> str:
     """An id as it stands in a TREC file."""
     if not ident:
         raise DataError("an empty id cannot stand in a TREC file; give every question and passage an id")
-    return _BLANK.sub(lambda found: quote(found.group()), ident)
+    return _ENCODED.sub(lambda found: quote(found.group()), ident)
 
 
 def read_qrels(path: Path) -> Qrels:

@@ -11,18 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
-import yaml
-
 from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import (
     JsonObject,
-    atomic_write,
     is_failed_start,
     json_line,
     parse_line,
     read_jsonl,
+    read_yaml,
     write_jsonl,
+    write_yaml,
 )
 from coseek.core.lock import Lock, kept_lock, lock_folder
 from coseek.core.settings import first_difference
@@ -50,9 +49,7 @@ class LabelFolder:
         """A new folder, locked as long as the object lives. Raises `DataError` for one with labels."""
         with kept_lock(folder) as lock:
             cls.refuse_old(folder)
-            with atomic_write(folder / "labels.yaml") as file:
-                record = {"settings": settings, "identity": identity, **provenance()}
-                yaml.safe_dump(record, file, sort_keys=False, allow_unicode=True)
+            write_yaml(folder / "labels.yaml", {"settings": settings, "identity": identity, **provenance()})
             labels = cls(folder)
             labels._lock = lock
             return labels
@@ -85,7 +82,7 @@ class LabelFolder:
     @property
     def record(self) -> JsonObject:
         """The content of `labels.yaml`."""
-        return cast(JsonObject, yaml.safe_load((self.folder / "labels.yaml").read_text(encoding="utf-8")))
+        return read_yaml(self.folder / "labels.yaml", "record")
 
     @property
     def sets_path(self) -> Path:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from coseek.core.files import Json, JsonObject
 from coseek.measure.abstention import Abstention
+from coseek.core.visible import visible
 from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO
 from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
@@ -67,13 +68,18 @@ class Table:
         """
         if len(self.columns) > 6 and len(self.rows) + 1 < len(self.columns):  # transposing makes it narrower
             return self.flipped.rich(title)
-        notes = Text("\n".join(self.notes)) if self.notes else None
-        table = RichTable(title=Text(title) if title else None, caption=notes)
+        notes = _text("\n".join(self.notes)) if self.notes else None
+        table = RichTable(title=_text(title) if title else None, caption=notes)
         for number, column in enumerate(self.columns):
-            table.add_column(Text(column), justify="left" if number == 0 else "right")
+            table.add_column(_text(column), justify="left" if number == 0 else "right")
         for row in self.rows:
-            table.add_row(*(Text(_stacked(cell) if number else cell) for number, cell in enumerate(row)))
+            table.add_row(*(_text(_stacked(cell) if number else cell) for number, cell in enumerate(row)))
         return table
+
+
+def _text(plain: str) -> Text:
+    """Text of a cell, written out here since columns are as wide as what they hold."""
+    return Text(visible(plain))
 
 
 def main_table(scores: Scores, metrics: Sequence[str] = MAIN, group: str = ALL) -> Table:

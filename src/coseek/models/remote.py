@@ -20,7 +20,8 @@ from pydantic import Field
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
-from coseek.core.settings import Settings
+from coseek.core.role_marks import without_role_marks
+from coseek.core.settings import Settings, VariableName
 from coseek.models.dialect import RowSegment, ServerTurn, TurnRequest, dialect_of
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.stop_strings import stopped_after
@@ -39,7 +40,7 @@ class RemoteModelSettings(Settings):
     """The server's dialect; `auto` asks the server. `completions` and `chat` are text only and not for training."""
     model: str | None = None
     """The model's name at the server; optional if it has only one."""
-    key_env: str | None = None
+    key_env: VariableName | None = None
     """The environment variable with the server's key, which is stored nowhere."""
     patience: HttpSettings = Field(default=HttpSettings())
     """Concurrency, timeouts and retries of calls."""
@@ -85,6 +86,8 @@ class RemoteModel:
     scaled_logprobs: bool = False
     lost_stop: Callable[[str], str] = field(default=lambda text: "")
     """Maps a text ended by a stop string to that string, which OpenAI's interface omits."""
+    neutral: Callable[[str], str] = field(default=without_role_marks)
+    """Makes role marks in the model's own turns harmless where these are sent back as text."""
     text_stops: tuple[str, ...] | None = None
     """Stop strings sent to a server that is asked for text, which cuts them off; the others are looked for here."""
     usage: Usage = field(default_factory=Usage)
@@ -149,7 +152,7 @@ class RemoteModel:
 
     def _send(self, request: Request) -> None:
         row = self._rows[request.key]
-        row.parts += [RowSegment(ours, ids, self._decode(ids)) for ours, ids in _stretches(request)]
+        row.parts += [self._part(by_model, ids) for by_model, ids in _stretches(request)]
         row.max_tokens = request.max_tokens
         stops = self.stops if self._dialect.EXACT or self.text_stops is None else self.text_stops
         ask = TurnRequest(
@@ -159,6 +162,11 @@ class RemoteModel:
         row.version = self.version
         row.future = self.calls.submit("POST", self._dialect.PATH, self._dialect.body(ask), request.rank)
         row.future.add_done_callback(lambda future: done.put((key, future)))
+
+    def _part(self, by_model: bool, ids: tuple[int, ...]) -> RowSegment:
+        """A stretch as it is sent: by its ids, or by its text, in which a server reads marks."""
+        text = self._decode(ids)
+        return RowSegment(by_model, ids, self.neutral(text) if by_model and not self._dialect.EXACT else text)
 
     def taken(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
         """The turn in an answer; none for a row that was closed meanwhile."""
@@ -175,7 +183,7 @@ class RemoteModel:
             return [Turn(key, (), (), TurnEnd.FAULT, "the connection to the server was closed")]
         tokens = read_usage(answer)
         self.usage.add(tokens)
-        row.parts.append(RowSegment(True, turn.ids, self.tokenizer.decode(turn.ids)))
+        row.parts.append(self._part(True, turn.ids))
         return [replace(turn, cost_usd=self.prices.of(tokens))]
 
     def _turn(self, key: int, row: _Row, written: ServerTurn) -> Turn:
@@ -283,6 +291,7 @@ def open_remote(
     temperature: float = 0.0,
     lost_stop: Callable[[str], str] | None = None,
     text_stops: Sequence[str] | None = None,
+    neutral: Callable[[str], str] = without_role_marks,
 ) -> RemoteModel:
     """Open the model at a URL."""
     calls = HttpClient(parse_base_url(url, PATHS), settings.patience, read_key(settings.key_env))
@@ -295,6 +304,7 @@ def open_remote(
         temperature,
         settings.scaled_logprobs,
         lost_stop or (lambda text: ""),
+        neutral,
         None if text_stops is None else tuple(text_stops),
         prices=settings.prices,
     )

@@ -19,7 +19,7 @@ from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import TOKENIZER, digest_of, fingerprint
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
-from coseek.core.settings import Settings
+from coseek.core.settings import Settings, VariableName
 from coseek.models.dialect import PromptDialect, PromptRequest, prompt_dialect_of
 from coseek.models.likelihood import (
     Continuation,
@@ -51,7 +51,7 @@ class RemoteLikelihoodSettings(Settings):
     """The model's name at the server; optional if it has only one."""
     tokenizer: str | None = None
     """The folder of the served model's tokenizer; default: the model's name, where it is a folder here."""
-    key_env: str | None = None
+    key_env: VariableName | None = None
     """The environment variable with the server's key, which is stored nowhere."""
     patience: HttpSettings = Field(default=HttpSettings())
     """Concurrency, timeouts and retries of calls."""

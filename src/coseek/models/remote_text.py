@@ -23,7 +23,7 @@ from coseek.core.cache import TextCache
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
-from coseek.core.settings import Settings, make_settings
+from coseek.core.settings import Settings, VariableName, make_settings
 from coseek.models.dialect import Dialect, RowSegment, TurnRequest, dialect_of
 from coseek.models.remote import PATHS, detect_server
 from coseek.models.text_model import Output, texts_of
@@ -41,7 +41,7 @@ class RemoteTextModelSettings(Settings):
     """Send a prompt as the first message of a chat, or as text to complete."""
     model: str | None = None
     """The model's name at the server; optional if it has only one."""
-    key_env: str | None = None
+    key_env: VariableName | None = None
     """The environment variable with the server's key, which is stored nowhere."""
     temperature: float = Field(default=0.0, ge=0)
     """0 selects the most likely token."""

@@ -10,11 +10,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, TypeVar, cast
 
-import yaml
-
 from coseek import __version__
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import JsonObject, atomic_write, check_output_folder, is_failed_start, read_yaml, write_json
+from coseek.core.files import (
+    JsonObject,
+    atomic_write,
+    check_output_folder,
+    is_failed_start,
+    read_yaml,
+    write_json,
+    write_yaml,
+)
 from coseek.core.lock import Lock, kept_lock
 from coseek.core.plugins import plugin_digests
 from coseek.core.progress import NoProgress, Progress
@@ -135,12 +141,12 @@ def begin(
         tree: JsonObject = {"recipe": dump_settings(recipe), KEY: {**now}, **provenance()}
         if own := plugin_digests(bound(recipe)):
             tree[OWN] = own
-        _write(path, tree)
+        write_yaml(path, tree)
         _report_precisions(asked, recipe, say)
         return recipe
     if not resume:
         raise DataError(f"{folder} holds a training run already; go on with --resume, or choose another --out")
-    written = cast(JsonObject, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    written = read_yaml(path, "record")
     began = resolve_recipe(make_settings(type(recipe), cast(JsonObject, written.get("recipe") or {}), path))
     recipe = resolve_recipe(asked, began)
     if different := first_difference(bound(began), bound(recipe)):
@@ -157,14 +163,9 @@ def begin(
     known = cast(dict[str, str], written.get(KEY) or {})
     tree = {**written, "recipe": dump_settings(recipe), KEY: {**known, **now}}
     if tree != written:
-        _write(path, tree)
+        write_yaml(path, tree)
     _report_precisions(asked, recipe, say)
     return recipe
-
-
-def _write(path: Path, tree: JsonObject) -> None:
-    with atomic_write(path) as file:
-        yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
 
 
 def write_tables(folder: Path, markdown: str, values: JsonObject) -> None:

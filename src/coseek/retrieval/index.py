@@ -17,6 +17,7 @@ It may define five more:
 """
 
 import os
+import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,15 +38,17 @@ from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import as_digests
 from coseek.data.passage import Corpus
 from coseek.hardware.speed import resolve_here
+from coseek.retrieval.checksums import Checksums
 from coseek.retrieval.resumable_build import INDEX_CARD, Report, build_resumably, silent
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.views import load_views
 
 PACKAGE = "coseek.retrieval.retrievers"
-SCHEMA = 3
+SCHEMA = 4
 """Version of `index.json` and of the files beside it."""
-_READ = (2, 3)
-"""Schemas that are read. The corpus digest of schema 2 is another one: it holds while the corpus file is untouched."""
+_READ = (2, 3, 4)
+"""Schemas that are read. The corpus digest of schema 2 is another one: it holds while the corpus file is untouched.
+Before schema 4 there are no checksums."""
 
 
 class IndexModule(Protocol):
@@ -74,10 +77,11 @@ class IndexCard:
     corpus_path: str | None
     """The path of the corpus file relative to the index folder; `None` for a corpus in memory."""
     coseek: str
+    schema: int = SCHEMA
 
     def to_json(self) -> JsonObject:
         return {
-            "schema": SCHEMA,
+            "schema": self.schema,
             "retriever": self.retriever,
             "settings": self.settings,
             "corpus": {"digest": self.digest, "passages": self.passages, "path": self.corpus_path},
@@ -101,21 +105,23 @@ class IndexCard:
             raise DataError(f"there is no index {folder}; make one with `coseek index`")
         if not (folder / INDEX_CARD).is_file():
             raise DataError(f"{folder} is not an index (it has no {INDEX_CARD}); make one with `coseek index`")
-        row = read_json(folder / INDEX_CARD)
         try:
-            return cls._from_json(cast(JsonObject, row))
+            return cls._from_json(cast(JsonObject, read_json(folder / INDEX_CARD)), folder)
+        except DataError as error:
+            raise DataError(f"{error}; rebuild it with `coseek index`") from None
         except (KeyError, TypeError, AttributeError):
             path = folder / INDEX_CARD
             raise DataError(f"{path} is not the card of an index; rebuild it with `coseek index`") from None
 
     @classmethod
-    def _from_json(cls, row: JsonObject) -> "IndexCard":
+    def _from_json(cls, row: JsonObject, folder: Path) -> "IndexCard":
         if row["schema"] not in _READ:
-            raise DataError(f"an index of schema {row['schema']!r}; this coseek reads schema {SCHEMA}, so rebuild it")
+            raise DataError(f"{folder} is an index of schema {row['schema']!r}, and this coseek reads schema {SCHEMA}")
         corpus, settings = cast(JsonObject, row["corpus"]), cast(JsonObject, row["settings"])
         path = None if corpus["path"] is None else str(corpus["path"])
         passages = cast(int, corpus["passages"])
-        return cls(str(row["retriever"]), settings, str(corpus["digest"]), passages, path, str(row["coseek"]))
+        schema = cast(int, row["schema"])
+        return cls(str(row["retriever"]), settings, str(corpus["digest"]), passages, path, str(row["coseek"]), schema)
 
 
 def retriever_names() -> list[str]:
@@ -155,7 +161,7 @@ def build_index(
         raise DataError(f"{out} exists and is not an index; choose another folder for the index")
     with lock_beside(out, again=False):  # two concurrent builds would mix their rows
         path = None if isinstance(source, Corpus) else corpus_path(source)
-        corpus = source if isinstance(source, Corpus) else _read(path or source)
+        corpus = source if isinstance(source, Corpus) else read_corpus(path or source)
         if suit := getattr(module, "suit", None):
             checked = cast(Settings, suit(checked, corpus))
         card = IndexCard.of(retriever, dump_settings(checked), corpus, path, out)
@@ -181,6 +187,7 @@ def install(out: Path, card: IndexCard, corpus: Corpus, module: IndexModule, fil
             corpus.keep(folder)
         if not isinstance(module, _Resumable):
             write_json(folder / INDEX_CARD, card.to_json())
+        Checksums.write(folder)
 
     if isinstance(module, _Resumable):
         build_resumably(out, card.to_json(), whole)
@@ -193,24 +200,72 @@ def open_index(
 ) -> Retriever:
     """Open an index over the corpus it was built from. A given `corpus` saves reading it again. `overrides` are
     settings listed in the retriever's `SEARCH_TIME`; others are a `SettingError`. Another corpus is an
-    `IndexMismatch`."""
+    `IndexMismatch`, a damaged file a `DataError`."""
     folder = as_path(folder, "an index folder")
     card = IndexCard.read(folder)
+    check_files(folder, card)
     module = index_module(card.retriever)
     settings = stored_settings(module, card, load_views(overrides or {}))
-    if corpus is None:
-        if card.corpus_path is None:
-            raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
-        path = Path(os.path.normpath(folder.resolve() / card.corpus_path))
-        if not path.is_file():
-            raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or rebuild the index")
-        corpus = Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
+    corpus = _corpus_of(folder, card) if corpus is None else corpus
     if corpus.digest != card.digest:
         raise IndexMismatch(
             f"{folder} indexes another corpus ({card.passages} passages, digest {card.digest[:12]}) than the one "
             f"at hand ({len(corpus)} passages, digest {corpus.digest[:12]}); rebuild it with `coseek index`"
         )
     return module.load(folder, corpus, settings)
+
+
+def check_files(folder: Path, card: IndexCard, report: Report | None = None) -> Checksums | None:
+    """Compare the files of an index with its checksums: all blocks with a `report`, else a sample that takes a tenth
+    of a second. `None` for an index of a schema without checksums. Raises `DataError` with the damaged file."""
+    if card.schema < SCHEMA:
+        return None
+    sums = Checksums.read(folder)
+    if report is None:
+        sums.check_sample(random.Random())  # another sample at each opening; results do not depend on it
+    else:
+        sums.check_all(report)
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What `verify_index` read."""
+
+    files: int
+    bytes: int
+    corpus: Path | None
+    """The corpus file, which is as it was indexed; `None` for a corpus in memory."""
+
+
+def verify_index(folder: Path | str, report: Report = silent) -> Verified:
+    """Read every byte of an index and of its corpus. Raises `DataError` for a damaged file, `IndexMismatch` for another
+    corpus."""
+    folder = as_path(folder, "an index folder")
+    card = IndexCard.read(folder)
+    sums = check_files(folder, card, report)
+    if sums is None:
+        raise DataError(f"{folder} is of schema {card.schema}, without checksums; rebuild it, or use --update once")
+    path = None if card.corpus_path is None else _corpus_file(folder, card.corpus_path)
+    if path is not None and read_corpus(path, folder).digest != card.digest:
+        raise IndexMismatch(f"{path} has changed since {folder} was made; use `coseek index --update`, or rebuild it")
+    return Verified(len(sums.files), sums.size, path)
+
+
+def _corpus_file(folder: Path, relative: str) -> Path:
+    """The path of the corpus of an index."""
+    path = Path(os.path.normpath(folder.resolve() / relative))
+    if not path.is_file():
+        raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or rebuild the index")
+    return path
+
+
+def _corpus_of(folder: Path, card: IndexCard) -> Corpus:
+    """Open the corpus that an index names."""
+    if card.corpus_path is None:
+        raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
+    path = _corpus_file(folder, card.corpus_path)
+    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
 
 
 def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
@@ -229,9 +284,12 @@ def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str
     return resolve_here(settings)
 
 
-def _read(path: Path) -> Corpus:
-    """Open a corpus file. It stays on disk unless it is compressed."""
-    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.scan(path)
+def read_corpus(path: Path, known: Path | None = None) -> Corpus:
+    """Read a corpus file. It stays on disk unless it is compressed. `known` is the folder of an index over an earlier
+    state of it, whose lines are not parsed again."""
+    if path.suffix == ".gz":
+        return Corpus.load(path)
+    return CorpusFile.scan(path) if known is None else CorpusFile.rescan(path, known)
 
 
 def corpus_path(source: Path) -> Path:

@@ -16,11 +16,19 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import as_path
 from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings
-from coseek.data.corpus_file import CorpusFile
 from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import Digests, DigestTable, as_digests
 from coseek.data.passage import Corpus
-from coseek.retrieval.index import IndexCard, corpus_path, fill_anew, index_module, install, stored_settings
+from coseek.retrieval.index import (
+    IndexCard,
+    check_files,
+    corpus_path,
+    fill_anew,
+    index_module,
+    install,
+    read_corpus,
+    stored_settings,
+)
 from coseek.retrieval.resumable_build import Report, silent
 from coseek.retrieval.views import load_views
 
@@ -95,8 +103,9 @@ def update_index(
     with lock_beside(out, again=False):
         if not (out / DIGESTS).is_file():
             raise DataError(f"{out} was made by an earlier coseek, without what an update needs; rebuild it once")
+        check_files(out, card, report)  # in full: the new index takes these bytes over and vouches for them
         path = None if isinstance(source, Corpus) else corpus_path(source)
-        corpus = source if isinstance(source, Corpus) else _read(path or source, out)
+        corpus = source if isinstance(source, Corpus) else read_corpus(path or source, out)
         change = CorpusChange.between(np.load(out / DIGESTS), as_digests(corpus.digests, 4))
 
         def fill(folder: Path) -> None:
@@ -107,7 +116,3 @@ def update_index(
 
         install(out, IndexCard.of(card.retriever, card.settings, corpus, path, out), corpus, module, fill)
     return change
-
-
-def _read(path: Path, old: Path) -> Corpus:
-    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.rescan(path, old)

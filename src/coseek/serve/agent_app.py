@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +20,7 @@ from coseek.serve.agent_service import AgentService, Hear
 from coseek.serve.app import new_app, whole_body
 from coseek.serve.contract import BUG, RefusedRequest
 from coseek.serve.conversation import read_request
-from coseek.serve.logs import Log
+from coseek.serve.logs import Log, print_bug
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_app import openai_error, while_wanted
 from coseek.serve.running import run, token_of
@@ -135,7 +133,7 @@ async def _stream(
         except RefusedRequest as error:
             yield answer.fail(error.status, str(error), "refused")
         except Exception:  # noqa: BLE001 (the stream has begun, so a bug can only be told in it)
-            traceback.print_exc(file=sys.stderr)
+            print_bug()
             yield answer.fail(500, BUG, "bug")
         else:
             _note(record, run)

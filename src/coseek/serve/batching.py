@@ -6,20 +6,19 @@ it never waits for the event loop while there is work.
 
 import asyncio
 import math
-import sys
 import time
-import traceback
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
-from coseek.core.errors import RetrieverError
+from coseek.core.errors import RetrieverError, UserError
 from coseek.data.passage import Hit
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.contract import RefusedRequest
+from coseek.serve.logs import print_bug
 from coseek.serve.worker import Worker
 
 ECHO = 0.25
@@ -172,10 +171,10 @@ class Batcher(Worker):
         job = piece[0]
         try:
             self._fill([piece])
-        except RetrieverError as error:
-            job.fault = error
+        except (RetrieverError, UserError) as error:  # a corpus that changed below an index is the user's to mend
+            job.fault = error if isinstance(error, RetrieverError) else RetrieverError(str(error))
         except Exception as error:  # noqa: BLE001 (a bug of a retriever fails its request and not the service)
-            traceback.print_exc(file=sys.stderr)
+            print_bug()
             job.fault = error
         if job.fault is not None:
             self.faults += 1

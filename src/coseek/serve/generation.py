@@ -7,9 +7,7 @@ have to read it again. The least recently used row makes room.
 import asyncio
 import itertools
 import math
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 from coseek.data.question import Question
 from coseek.models.model import EpisodeState, Request, Turn
 from coseek.serve.contract import RefusedRequest
+from coseek.serve.logs import print_bug
 from coseek.serve.worker import Worker
 
 if TYPE_CHECKING:
@@ -251,7 +250,7 @@ class GenerationWorker(Worker):
 
     def _broken(self, kind: SamplingKind, error: Exception, jobs: list[GenerationJob]) -> None:
         """Discard a sampler that raised, and fail its jobs."""
-        traceback.print_exc(file=sys.stderr)
+        print_bug()
         rows = self._samplers.pop(kind, None)
         lost = [*jobs, *(rows.jobs.values() if rows is not None else ())]
         for job in lost:

@@ -6,13 +6,20 @@ import json
 import queue
 import sys
 import threading
+import traceback
 from typing import IO
 
 from coseek.core.files import JsonObject
+from coseek.core.visible import visible
 
 _EVERY_S = 0.1
 _MOST_WAITING = 600
 """Blocks of lines that may wait for a reader of stderr: one minute."""
+
+
+def print_bug() -> None:
+    """Print the traceback of the exception that is handled, whose message may quote any text."""
+    print(visible(traceback.format_exc()), file=sys.stderr, end="", flush=True)
 
 
 class Log:

@@ -4,8 +4,6 @@ Rows stay open between the turns of an episode, and a new row joins those under 
 """
 
 import asyncio
-import sys
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from coseek.core.errors import ModelError
 from coseek.models.model import ForkableModel, Model, Request, ServedModel, Turn
+from coseek.serve.logs import print_bug
 from coseek.serve.worker import Worker
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class ModelEngine(Worker):
             try:
                 turns = self._step(self.model)
             except Exception:  # noqa: BLE001 (a bug fails the turns under way and not the service)
-                traceback.print_exc(file=sys.stderr)
+                print_bug()
                 self.faults += 1
                 self._fail(self.model)
             else:

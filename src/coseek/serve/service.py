@@ -16,6 +16,7 @@ from coseek import __version__
 from coseek.core.errors import RetrieverError, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
+from coseek.core.visible import visible
 from coseek.retrieval.factory import Stamp
 from coseek.retrieval.retriever import Retriever, fields_read
 from coseek.serve.batching import Batcher
@@ -154,7 +155,7 @@ class RetrieverService(Service[ServeSettings]):
         try:
             self.indexes[name] = self._opened(name)
         except Exception as error:  # noqa: BLE001 (whatever is wrong with it, the old index can be searched)
-            print(f"{name} was replaced, and the old index is kept: {error}", file=sys.stderr, flush=True)
+            print(visible(f"{name} was replaced, and the old index is kept: {error}"), file=sys.stderr, flush=True)
 
 
 def _warm_up(retriever: Retriever) -> None:

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from coseek.core.settings import Settings
+from coseek.core.settings import Settings, VariableName
 from coseek.hardware.placement import Placement
 
 
@@ -13,7 +13,7 @@ class ListenSettings(Settings):
     """The address to listen at. Any other than this machine's own loopback needs `token_env`."""
     port: int = Field(default=8000, ge=0, le=65_535)
     """0 takes a free one."""
-    token_env: str | None = None
+    token_env: VariableName | None = None
     """The environment variable that holds the token of requests; the token itself is stored nowhere."""
     max_body_bytes: int = Field(default=16_777_216, ge=1)
     """Bytes of one request, at most."""

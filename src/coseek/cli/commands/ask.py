@@ -12,7 +12,7 @@ from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
 from coseek.agents.sources import MOST, holds, reply_of, sources_of
 from coseek.cli.options import DeviceName, PromptTemplateName, ProtocolName, RetrieverName, Temperature, TokenizerName
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, stderr_console, tell
 from coseek.core.errors import SettingError
 from coseek.core.registry import find_plugin
 from coseek.core.settings import dump_settings, make_settings
@@ -91,7 +91,7 @@ def conclude(trajectory: Trajectory, console: Console) -> None:
         detail = f" ({trajectory.stop_detail})" if trajectory.stop_detail else ""
         console.print(f"no answer: the run ended by {trajectory.stop}{detail}", markup=False)
     else:
-        print(reply_of(trajectory), flush=True)
+        tell(reply_of(trajectory))
         show_sources(trajectory, console)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from coseek.agents.factory import decoder_of
 from coseek.cli.options import Split
-from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console
+from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, parse_rows, write_json, write_jsonl
 from coseek.data.audit import Audit, audit_run
@@ -103,11 +103,11 @@ def report(run: Path, found: Audit) -> None:
     if not found.decoded:
         say(f"{run}: the agent's tokenizer is missing, so ids were not compared with text")
     if not found.violations:
-        print(f"{run}: sound; {found.rows:,} trajectories checked")
+        tell(f"{run}: sound; {found.rows:,} trajectories checked")
         return
-    print(f"{run}: not sound; {len(found.violations)} violations in {found.rows:,} trajectories, the first of them:")
+    tell(f"{run}: not sound; {len(found.violations)} violations in {found.rows:,} trajectories, the first of them:")
     for violation in found.violations[:5]:
-        print(f"  {violation}")
+        tell(f"  {violation}")
 
 
 def as_object(run: Path, found: Audit) -> JsonObject:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from coseek.cli.extras import missing_extras
 from coseek.cli.options import CacheFile, DeviceName
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, stdout_console
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, stdout_console, tell
 from coseek.core.errors import SettingError
 from coseek.core.files import JsonObject
 from coseek.core.settings import make_settings
@@ -98,8 +98,8 @@ def import_(
         show_report(made.report)
     counts = ", ".join(f"{count:,} {name} questions" for name, count in made.questions.items())
     notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
-    print(f"{out}: {made.passages:,} passages{counts and ', '}{counts}{notes}.")
-    print(f"Next: coseek index {out} --out {out}-bm25")
+    tell(f"{out}: {made.passages:,} passages{counts and ', '}{counts}{notes}.")
+    tell(f"Next: coseek index {out} --out {out}-bm25")
 
 
 @app.command()
@@ -164,7 +164,7 @@ def export(
     if as_json:
         print_json({"out": str(out), "format": format_name, "trajectories": count})
     else:
-        print(f"{out}: {count:,} trajectories as {format_name}.")
+        tell(f"{out}: {count:,} trajectories as {format_name}.")
 
 
 def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
@@ -178,26 +178,26 @@ def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
     if len(report.left_out) > MOST_UNREAD:
         console.print(Text(f"… and {len(report.left_out) - MOST_UNREAD:,} more; source.json lists all"))
     searches, lost = report.counts["searches"], report.counts["calls_without_result"]
-    print(
+    tell(
         f"{out}: {report.imported:,} conversations ({report.with_answers:,} with gold answers), {searches:,} searches; "
         f"{len(report.left_out):,} records left out, {lost:,} calls without a result."
     )
     if not searches and report.tools:
         named = ", ".join(map(repr, report.tools))
-        print(f"No call is a search. Name the tools that search: search_tools=[NAME], of {named}")
-    print(f"Next: coseek score {out}, coseek view {out}, or coseek label {out} --method …")
+        tell(f"No call is a search. Name the tools that search: search_tools=[NAME], of {named}")
+    tell(f"Next: coseek score {out}, coseek view {out}, or coseek label {out} --method …")
 
 
 def show_questions(out: Path, made: SynthesisSummary) -> None:
     """Print how many questions were made, and what each gate dropped."""
     for split, counts in made.questions.items():
         told = ", ".join(f"{count:,} of {hops} hop{'s' if hops > 1 else ''}" for hops, count in counts.items())
-        print(f"{split}: {sum(counts.values()):,} questions ({told})")
+        tell(f"{split}: {sum(counts.values()):,} questions ({told})")
     for reason, count in made.dropped.items():
-        print(f"dropped by {reason}: {count:,}")
+        tell(f"dropped by {reason}: {count:,}")
     if made.unanswerable:
-        print(f"{out / UNANSWERABLE}: {made.unanswerable:,} of them cannot be answered")
-    print(f"Next: coseek index {out} --out {out}-bm25")
+        tell(f"{out / UNANSWERABLE}: {made.unanswerable:,} of them cannot be answered")
+    tell(f"Next: coseek index {out} --out {out}-bm25")
 
 
 def show_report(report: JsonObject) -> None:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable
-from coseek.retrieval.index import IndexCard, build_index
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, tell
+from coseek.core.errors import SettingError
+from coseek.retrieval.index import IndexCard, build_index, verify_index
 from coseek.retrieval.index_update import update_index
 from coseek.retrieval.retrievers.dense import Dense
 
@@ -15,8 +16,12 @@ app = new_app()
 
 @app.command()
 def index(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="A data-set folder, or a corpus file.")],
-    out: Annotated[Path, typer.Option(help="The folder to write; an index that is there already is replaced.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A data-set folder, or a corpus file; the index with --verify.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write; an index that is there already is replaced.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings of the retriever, such as k1=0.9.")
     ] = None,
@@ -30,6 +35,9 @@ def index(
     update: Annotated[
         bool, typer.Option("--update", help="Bring the index at --out up to date: only new and changed texts are read.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Build nothing: read all of the index DIR and its corpus for damage.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Build an index over the corpus of a data set.
@@ -38,6 +46,13 @@ def index(
     what has not changed. It is written atomically. Encoding a large corpus takes long: Ctrl-C or a crash loses the last
     minute, and the same command resumes.
     """
+    if verify:
+        if out or settings or retriever or encoder or update:
+            raise SettingError("--verify takes an index folder alone: coseek index DIR --verify")
+        verified(source, as_json)
+        return
+    if out is None:
+        raise SettingError("missing option '--out'; see `coseek index --help`")
     tree = assignments([*(settings or []), *([f"encoder={encoder}"] if encoder else [])])
     with resumable("the same command"), progress_bar() as bars:
         if update:
@@ -49,4 +64,16 @@ def index(
     if as_json:
         print_json(card.to_json())
     else:
-        print(f"{out}: {card.retriever} over {card.passages:,} passages{how}. Try: coseek search {out} 'some words'")
+        tell(f"{out}: {card.retriever} over {card.passages:,} passages{how}. Try: coseek search {out} 'some words'")
+
+
+def verified(folder: Path, as_json: bool) -> None:
+    """Read all of an index and its corpus, and say that both are whole."""
+    with progress_bar() as bars:
+        found = verify_index(folder, bars.report)
+    corpus = None if found.corpus is None else str(found.corpus)
+    if as_json:
+        print_json({"index": str(folder), "files": found.files, "bytes": found.bytes, "corpus": corpus})
+        return
+    also = " (its corpus was in memory and is not checked)" if corpus is None else f", and so is {corpus}"
+    tell(f"{folder}: {found.files} files, {found.bytes:,} bytes, as they were written{also}.")

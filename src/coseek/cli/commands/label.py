@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.options import CacheFile, Count, DeviceName, Resume
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, tell
 from coseek.core.files import JsonObject
 from coseek.core.registry import plugin_names
 from coseek.labels.label_folder import LabelFolder
@@ -90,14 +90,14 @@ def is_run(word: str) -> bool:
 
 def report(out: Path, done: LabelSummary) -> None:
     """Print what was labelled, and the next step."""
-    print(f"{out}: {done.labelled:,} of {done.turns:,} search turns have a label, in {done.sets:,} label sets")
+    tell(f"{out}: {done.labelled:,} of {done.turns:,} search turns have a label, in {done.sets:,} label sets")
     if done.dropped:
-        print(f"without a label: {listed(done.dropped)}")
+        tell(f"without a label: {listed(done.dropped)}")
     if done.counts:
-        print(f"in this start: {listed(done.counts)}, {done.seconds:.0f} s")
+        tell(f"in this start: {listed(done.counts)}, {done.seconds:.0f} s")
     if done.left:
         say(f"faults left {done.left:,} turns undone; the same command with --resume tries them again")
-    print(f"Next: coseek train retriever … --labels {out}")
+    tell(f"Next: coseek train retriever … --labels {out}")
 
 
 def listed(counts: Mapping[str, int]) -> str:

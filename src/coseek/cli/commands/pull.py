@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
-from coseek.cli.terminal import new_app, say
+from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.hub.publication import RepoKind
 from coseek.hub.repository import KINDS
@@ -35,8 +35,8 @@ def pull(
     done = pull_folder(repo, folder, open_hub(hub), kind=_kind(kind), force=force)
     if done.left_out:
         say(f"not taken: {', '.join(done.left_out[:5])}{' …' if len(done.left_out) > 5 else ''}")
-    print(f"{folder}: {done.files} files{'' if done.changed else ', all there already'}. It is a {done.what}.")
-    print(f"Try: {NEXT[done.what].format(folder)}")
+    tell(f"{folder}: {done.files} files{'' if done.changed else ', all there already'}. It is a {done.what}.")
+    tell(f"Try: {NEXT[done.what].format(folder)}")
 
 
 def _kind(name: str | None) -> RepoKind | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coseek.cli.hub_options import HubFolder, RepositoryName, open_hub
-from coseek.cli.terminal import new_app, say
+from coseek.cli.terminal import new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.hub.card import UNKNOWN, check_license
 from coseek.hub.repository import push as push_folder
@@ -44,4 +44,4 @@ def push(
     if done.license == UNKNOWN:
         say("the card says `license: unknown`; --license NAME sets it")
     files = f"{done.files} files of the {done.what} {folder}"
-    print(f"{done.where}: {files}." if done.where else f"{repo} holds the same {files} already.")
+    tell(f"{done.where}: {files}." if done.where else f"{repo} holds the same {files} already.")

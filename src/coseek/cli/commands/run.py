@@ -19,7 +19,7 @@ from coseek.cli.options import (
     Temperature,
     TokenizerName,
 )
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, resumable, say, tell
 from coseek.core.registry import plugin_names
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.score import score_runs
@@ -83,4 +83,4 @@ def run(
         print_json({"run": str(out), **scores_json(scores)})
     else:
         print_tables(scores, list(MAIN))
-        print(f"{out}: kept. More: coseek score {out} · coseek audit {out}")
+        tell(f"{out}: kept. More: coseek score {out} · coseek audit {out}")

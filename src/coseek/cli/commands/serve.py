@@ -21,7 +21,7 @@ from coseek.cli.options import (
     Temperature,
     TokenizerName,
 )
-from coseek.cli.terminal import assignments, new_app, say
+from coseek.cli.terminal import assignments, new_app, say, tell
 from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings, make_settings
 from coseek.hardware.device import AUTO, device_of
@@ -102,7 +102,7 @@ def serve_retriever(
     openers = named(retrievers, [one.strip() for one in devices.split(",") if one.strip()])
     stamps = {name: partial(stamp_of, index_cards(source)) for name, source in sources(retrievers).items()}
     say(f"opening {', '.join(openers)} …")
-    run(openers, settings, lambda url: print(f"coseek serves {', '.join(openers)} at {url}", flush=True), stamps)
+    run(openers, settings, lambda url: tell(f"coseek serves {', '.join(openers)} at {url}"), stamps)
 
 
 @app.command("model")
@@ -151,7 +151,7 @@ def serve_model(
     if line := warning(settings):
         say(line)
     say(f"opening {model} …")
-    run(folder, settings, name, lambda url: print(f"coseek serves {name or model} at {url}", flush=True))
+    run(folder, settings, name, lambda url: tell(f"coseek serves {name or model} at {url}"))
 
 
 @app.command("agent")
@@ -203,7 +203,7 @@ def serve_agent(
     settings = make_settings(AgentServeSettings, given)
     service = AgentService(settled_for(chosen, chosen), partial(open_retriever, retriever), budgets, settings, name)
     say(f"opening {agent} …")
-    run(service, lambda url: print(f"coseek serves {service.name} at {url}", flush=True))
+    run(service, lambda url: tell(f"coseek serves {service.name} at {url}"))
 
 
 @app.command("mcp")
@@ -244,7 +244,7 @@ def serve_mcp(
     if http is None:
         server.run("stdio")
     else:
-        serve_http(server, http, lambda url: print(f"coseek serves {retriever} at {url}", flush=True))
+        serve_http(server, http, lambda url: tell(f"coseek serves {retriever} at {url}"))
 
 
 def check_libraries() -> None:

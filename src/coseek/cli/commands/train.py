@@ -9,8 +9,19 @@ import typer
 
 from coseek.cli.options import OutFolder, Resume
 from coseek.cli.settings_help import print_settings
-from coseek.cli.terminal import AsJson, Bar, assignments, new_app, print_json, resumable, stdout_console, training_bar
+from coseek.cli.terminal import (
+    AsJson,
+    Bar,
+    assignments,
+    new_app,
+    print_json,
+    resumable,
+    stdout_console,
+    tell,
+    training_bar,
+)
 from coseek.core.errors import SettingError
+from coseek.core.files import read_json
 from coseek.core.settings import dump_settings, make_settings
 from coseek.measure.table import Table
 from coseek.pipelines.agent_check import check_encoder_libraries, check_retriever_recipe, check_settings, checked_recipe
@@ -270,11 +281,11 @@ def resumable_training(folder: Path) -> Iterator[Bar]:
 def print_result(folder: Path, table: Table | None, as_json: bool, last: str) -> None:
     """The table, then `last`; as JSON the file `table.json` alone. No table where nothing is held out."""
     if as_json:
-        print((folder / "table.json").read_text(encoding="utf-8") if table is not None else "{}\n", end="")
+        print_json(read_json(folder / "table.json") if table is not None else {})
         return
     if table is not None:
         stdout_console().print(table.rich())
-    print(last)
+    tell(last)
 
 
 def listed(files: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import new_app, note
+from coseek.cli.terminal import new_app, note, tell
 from coseek.core.errors import SettingError, UserError
 from coseek.core.files import check_not_file
 from coseek.view.live_page import LivePage
@@ -52,7 +52,7 @@ def view(
         if out is not None:
             raise SettingError("--serve writes no file; leave out --out")
         with LivePage(port, lambda: page_of(*open_sources(runs, labels, others))[1]) as live:
-            print(f"the viewer is at {live.url} (Ctrl-C ends it)", flush=True)
+            tell(f"the viewer is at {live.url} (Ctrl-C ends it)")
             live.serve_forever()
         return
     path = runs[0] / "view.html" if out is None else out
@@ -63,4 +63,4 @@ def view(
         raise SettingError(f"--out {path} is a folder; name a file in it")
     note(f"reading {len(sources[0])} runs and {len(sources[1])} curves …")
     episodes = write_page(path, *sources)
-    print(f"{path}: {episodes:,} episodes, {path.stat().st_size / 1e6:.1f} MB. Open it in a browser.")
+    tell(f"{path}: {episodes:,} episodes, {path.stat().st_size / 1e6:.1f} MB. Open it in a browser.")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coseek.cli.terminal import AsJson, assignments, new_app, print_json
+from coseek.cli.terminal import AsJson, assignments, new_app, print_json, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, check_not_file
 from coseek.core.settings import dump_settings, make_settings
@@ -50,8 +50,8 @@ def make(
         )
         return
     questions = ", ".join(f"{len(asked):,} {split}" for split, asked in made.questions.items())
-    print(f"{folder}: {len(made.corpus):,} passages; questions: {questions}.")
-    print(f"Next: coseek index {folder} --out {folder}-bm25")
+    tell(f"{folder}: {len(made.corpus):,} passages; questions: {questions}.")
+    tell(f"Next: coseek index {folder} --out {folder}-bm25")
 
 
 def refuse_strangers(folder: Path) -> None:

@@ -22,7 +22,7 @@ from coseek.core.errors import RetrieverError
 from coseek.core.files import Json, JsonObject
 from coseek.core.fingerprint import digest_of
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, parse_base_url, read_key
-from coseek.core.settings import Settings
+from coseek.core.settings import Settings, VariableName
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Hit
 from coseek.retrieval.context_fields import ContextFields, fitted
@@ -57,7 +57,7 @@ class RemoteRetrieverSettings(Settings):
     request."""
     view: View = "query"
     """The view that is sent as a string. With `query`, a coseek server may apply its own view."""
-    token_env: str | None = None
+    token_env: VariableName | None = None
     """The environment variable with the server's token."""
     max_queries: int = Field(default=256, ge=1)
     """Queries per request; more are split over several requests."""

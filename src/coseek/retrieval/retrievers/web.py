@@ -28,7 +28,7 @@ from coseek.core.http import (
     read_key,
 )
 from coseek.core.prompt_file import count_words
-from coseek.core.settings import Settings
+from coseek.core.settings import Settings, VariableName
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.context_fields import ContextFields
@@ -62,7 +62,7 @@ class WebSettings(Settings):
     """The view is truncated to this many words, but never the query itself. Brave accepts 50."""
     url: str | None = None
     """The provider's URL, if not the usual one."""
-    key_env: str | None = None
+    key_env: VariableName | None = None
     """The environment variable with the key, if not the usual one."""
     passage_words: int = Field(default=150, ge=10)
     """`pages`: words per passage of a page."""

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, cast
 
-import yaml
 from pydantic import Field
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import Json, JsonObject, atomic_write, read_json, read_yaml
+from coseek.core.files import Json, JsonObject, read_json, read_yaml, write_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.retrieval.views import View
 
@@ -68,8 +67,7 @@ class EncoderCard(Settings):
     def save(self, folder: Path) -> None:
         """Check the card against a sentence-transformers folder and write it there as `coseek.yaml`."""
         self._check(folder)
-        with atomic_write(folder / CARD) as file:
-            yaml.safe_dump(dump_settings(self), file, sort_keys=False, allow_unicode=True)
+        write_yaml(folder / CARD, dump_settings(self))
 
     def difference(self, other: "EncoderCard") -> str | None:
         """Describe the first value that differs from another card's; `None` if there is none."""

@@ -1,0 +1,144 @@
+"""Checksums of an index: the size of every file and a digest of every block of it, in `checksums.json`.
+
+    {"schema": 1, "files": {"weights.npy": {"bytes": 4000128, "blocks": "9c1f…"}, …}}
+
+`blocks` joins the first half of the SHA-256 of each block of 1 MiB, in hexadecimal digits. Hidden files are left out,
+and so is the stamp of the corpus file, which is renewed when the corpus turns out to be unchanged.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+from coseek.core.errors import DataError
+from coseek.core.files import JsonObject, read_json, write_json
+from coseek.data.corpus_file import STAMP
+
+CHECKSUMS = "checksums.json"
+SCHEMA = 1
+BLOCK_BYTES = 1 << 20
+SAMPLE = 64
+"""Blocks that are read when an index is opened: all of a small one, about 0.1 s of a large one."""
+_DIGEST_BYTES = 16
+_WAY_OUT = "rebuild the index with `coseek index`, or restore the file from a copy"
+
+
+@dataclass(frozen=True, slots=True)
+class FileSums:
+    """The size of a file in bytes and the joined digests of its blocks."""
+
+    size: int
+    digests: bytes
+
+    @classmethod
+    def of(cls, path: Path) -> "FileSums":
+        """Read a file."""
+        size, digests = 0, bytearray()
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                size += len(block)
+                digests += _digest(block)
+        return cls(size, bytes(digests))
+
+    @classmethod
+    def from_json(cls, row: JsonObject) -> "FileSums":
+        """Raises `KeyError`, `TypeError` or `ValueError` for anything but the row of a file."""
+        size, digests = row["bytes"], bytes.fromhex(cast(str, row["blocks"]))
+        if not isinstance(size, int) or len(digests) != -(-size // BLOCK_BYTES) * _DIGEST_BYTES:
+            raise ValueError(row)
+        return cls(size, digests)
+
+    def to_json(self) -> JsonObject:
+        return {"bytes": self.size, "blocks": self.digests.hex()}
+
+    @property
+    def blocks(self) -> int:
+        return len(self.digests) // _DIGEST_BYTES
+
+    def check_size(self, path: Path) -> None:
+        """Raise `DataError` for a file that is missing or has another size."""
+        if not path.is_file():
+            raise DataError(f"{path} is missing; {_WAY_OUT}")
+        if (size := path.stat().st_size) != self.size:
+            raise DataError(f"{path} is damaged (it has {size:,} bytes instead of {self.size:,}); {_WAY_OUT}")
+
+    def check_block(self, path: Path, number: int) -> None:
+        """Raise `DataError` for a block that is not as it was written."""
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(number * BLOCK_BYTES)
+                found = _digest(file.read(BLOCK_BYTES))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}); {_WAY_OUT}") from None
+        if found != self.digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]:
+            raise DataError(f"{path} is damaged (block {number + 1} of {self.blocks} has changed); {_WAY_OUT}")
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """The checksums of an index folder."""
+
+    folder: Path
+    files: dict[str, FileSums]
+
+    @classmethod
+    def write(cls, folder: Path) -> None:
+        """Read every file of a complete index, and write `checksums.json`."""
+        found = {}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            name = path.relative_to(folder)
+            if name.as_posix() not in (CHECKSUMS, STAMP) and not any(part.startswith(".") for part in name.parts):
+                found[name.as_posix()] = FileSums.of(path).to_json()
+        write_json(folder / CHECKSUMS, {"schema": SCHEMA, "files": {**found}})
+
+    @classmethod
+    def read(cls, folder: Path) -> "Checksums":
+        """Raises `DataError` where there are none that this version can read."""
+        path = folder / CHECKSUMS
+        if not path.is_file():
+            raise DataError(f"{path} is missing; {_WAY_OUT}")
+        try:
+            row = cast(JsonObject, read_json(path))
+            schema, files = row["schema"], cast(dict[str, JsonObject], row["files"])
+            found = {name: FileSums.from_json(sums) for name, sums in files.items()}
+        except DataError as error:
+            raise DataError(f"{error}; {_WAY_OUT}") from None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise DataError(f"{path} is damaged; {_WAY_OUT}") from None
+        if schema != SCHEMA:
+            raise DataError(f"{path} is of schema {schema!r}, and this coseek reads schema {SCHEMA}; {_WAY_OUT}")
+        if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in found):
+            raise DataError(f"{path} names a file outside of the index; {_WAY_OUT}")
+        return cls(folder, found)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(sums.size for sums in self.files.values())
+
+    def check_sample(self, rng: random.Random, count: int = SAMPLE) -> None:
+        """Check all sizes, the first block of every file, and other blocks drawn by `rng` up to `count` in total."""
+        for name, sums in self.files.items():
+            sums.check_size(self.folder / name)
+        first = [(name, 0) for name, sums in self.files.items() if sums.blocks]
+        rest = [(name, number) for name, sums in self.files.items() for number in range(1, sums.blocks)]
+        drawn = rng.sample(rest, min(len(rest), max(0, count - len(first))))
+        for name, number in sorted(first + drawn):
+            self.files[name].check_block(self.folder / name, number)
+
+    def check_all(self, report: Callable[[str, int, int], None]) -> None:
+        """Check every block of every file."""
+        done, total = 0, sum(sums.blocks for sums in self.files.values())
+        for name, sums in self.files.items():
+            sums.check_size(self.folder / name)
+            for number in range(sums.blocks):
+                sums.check_block(self.folder / name, number)
+                done += 1
+                report("MiB checked", done, total)
+
+
+def _digest(block: bytes) -> bytes:
+    return hashlib.sha256(block).digest()[:_DIGEST_BYTES]

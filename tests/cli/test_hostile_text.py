@@ -1,0 +1,88 @@
+"""Hostile texts have no effect wherever they are shown, stored or sent."""
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from bench.hostile_text import PAYLOADS, ROADS, drawn, effects
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+from tests.cli.conftest import Type
+from tests.source_tree import PACKAGE, nodes
+
+from coseek.cli.terminal import stdout_console, training_bar
+from coseek.core.visible import HIDDEN, visible, visible_json
+from coseek.measure.table import Table
+
+WRITTEN = st.text(st.characters(exclude_characters="⟨", exclude_categories=["Cs"]), max_size=20)
+MIXED = WRITTEN | st.lists(st.sampled_from(PAYLOADS), max_size=3).map("".join)
+HALVES = st.text(st.characters(categories=["Cs", "Cc", "Cf", "Lu"]), max_size=10)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_hostile_texts_have_no_effect_in_terminals_pages_files_and_prompts(tmp_path: Path, seed: int) -> None:
+    assert effects(tmp_path, drawn(8, seed)) == {road.__name__: [] for road in ROADS}
+
+
+@given(MIXED | HALVES)
+def test_what_is_printed_holds_no_control_and_changes_nothing_else(text: str) -> None:
+    shown = visible(text)
+    assert not HIDDEN.search(shown) and visible(shown) == shown
+    shown.encode()
+    assert "".join(re.split("⟨U\\+[0-9A-F]+⟩", shown)) == HIDDEN.sub("", text)
+
+
+@given(st.recursive(MIXED, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(MIXED, inner, max_size=3)))
+def test_json_that_is_printed_holds_no_control_and_keeps_its_value(value: object) -> None:
+    written = visible_json(json.dumps(value, ensure_ascii=False, indent=2))
+    assert not HIDDEN.search(written) and json.loads(written) == value
+
+
+def test_colours_are_ours_and_escapes_of_a_text_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    table = Table(("c\x9b31m", "b"), (("\u202ecell", "1"),), ("note \x1b[2J",))
+    console = stdout_console()
+    console.print(Text("a\x1b]52;c;x\x07b", style="bold"))
+    console.print("plain \x1b[31m", markup=False)
+    console.print(table.rich())
+    with training_bar() as bar:
+        bar.stage("stage", 2)
+        bar.advance(1, "EM \x1b[5m")
+        bar.say("a line \x1b]0;t\x07")
+    out, err = capsys.readouterr()
+    assert "\x1b[1m" in out  # bold
+    for text in ("⟨U+001B⟩]52", "⟨U+001B⟩[31m", "note ⟨U+001B⟩[2J", "c⟨U+009B⟩31m", "⟨U+202E⟩cell"):
+        assert text in out
+    assert "a line ⟨U+001B⟩]0" in err and "EM ⟨U+001B⟩[5m" in err
+    for raw in ("\x1b]", "\x1b[31m", "\x1b[2J", "\x1b[5m", "\x9b", "\u202e", "\x07"):
+        assert raw not in out + err
+
+
+def test_a_bug_shows_a_traceback_without_obeying_its_message(coseek: Type, capsys: pytest.CaptureFixture[str]) -> None:
+    coseek("--version")
+    try:
+        raise RuntimeError("bad \x1b[2J passage")
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    said = capsys.readouterr().err
+    assert "Traceback" in said and "bad ⟨U+001B⟩[2J passage" in said
+
+
+def test_nothing_is_printed_past_the_function_that_shows_controls() -> None:
+    safe = {"visible", "visible_json", "json.dumps"}
+    found = [
+        f"{path.relative_to(PACKAGE)}, line {node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "typer.echo", "Console", "traceback.print_exc", "sys.stdout.write")
+        and not (node.args and isinstance(node.args[0], ast.Call) and ast.unparse(node.args[0].func) in safe)
+    ]
+    assert not found
