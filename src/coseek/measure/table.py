@@ -7,8 +7,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from coseek.core.files import Json, JsonObject
-from coseek.measure.abstention import Abstention
 from coseek.core.visible import visible
+from coseek.measure.abstention import Abstention
 from coseek.measure.intervals import Difference, Interval, holm
 from coseek.measure.question_groups import ALL, MICRO
 from coseek.measure.score import JUDGED, Comparison, MetricSummary, Scores
