@@ -17,11 +17,11 @@ from coseek.agents.run_questions import run_questions
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.core.prompt_file import fill_template
-from coseek.data.audit import check_trajectory
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer

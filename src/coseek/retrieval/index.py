@@ -199,18 +199,23 @@ def open_index(
     module = index_module(card.retriever)
     settings = stored_settings(module, card, load_views(overrides or {}))
     if corpus is None:
-        if card.corpus_path is None:
-            raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
-        path = Path(os.path.normpath(folder.resolve() / card.corpus_path))
-        if not path.is_file():
-            raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or rebuild the index")
-        corpus = Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
+        corpus = corpus_of(folder, card)
     if corpus.digest != card.digest:
         raise IndexMismatch(
             f"{folder} indexes another corpus ({card.passages} passages, digest {card.digest[:12]}) than the one "
             f"at hand ({len(corpus)} passages, digest {corpus.digest[:12]}); rebuild it with `coseek index`"
         )
     return module.load(folder, corpus, settings)
+
+
+def corpus_of(folder: Path, card: IndexCard) -> Corpus:
+    """Open the corpus file of an index, whose digest is not compared."""
+    if card.corpus_path is None:
+        raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
+    path = Path(os.path.normpath(folder.resolve() / card.corpus_path))
+    if not path.is_file():
+        raise DataError(f"{folder} indexes a corpus that is no longer at {path}; put it back, or rebuild the index")
+    return Corpus.load(path) if path.suffix == ".gz" else CorpusFile.open(path, folder, card.digest)
 
 
 def stored_settings(module: IndexModule, card: IndexCard, overrides: Mapping[str, object]) -> Settings:
