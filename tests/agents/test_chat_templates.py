@@ -10,6 +10,7 @@ from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script
 from tests.models.networks import SMALL, TEXTS
 
 from coseek.agents.agent_card import AgentCard
+from coseek.agents.derivation import Derivation
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -77,6 +78,7 @@ def test_an_instruct_models_prompt_stands_in_its_chat_template_token_for_token(n
         start, end, start
     ]  # fmt: skip
     assert model.read[0] == ids_of(run) and not list(check_trajectory(run, decode=tokenizer.decode))
+    assert not list(Derivation(load_protocol(name), tokenizer, WIDE, own_ranking=False).differences(run))
     if name == "s3":  # what opens the episode is part of the user's message
         assert run.segments[1].tag == "information" and run.segments[1].text.endswith("assistant\n")
         assert run.segments[0].text.count("<|im_start|>") == 1

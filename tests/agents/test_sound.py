@@ -80,6 +80,19 @@ def test_a_finished_run_says_again_what_the_driver_asked(name: str) -> None:
     assert replay_queries(Trajectory.from_json(trajectory.to_json()), opened(name)) == shelf.asked
 
 
+@pytest.mark.parametrize("end", [TurnEnd.FAULT, TurnEnd.EOS])
+def test_a_run_whose_notes_failed_or_had_no_room_is_worked_out_again(end: TurnEnd) -> None:
+    protocol = opened("search-o1")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    before = sum(len(segment.ids) for segment in play("search-o1", *script("search-o1")).segments[:2])
+    limits = WIDE if end is TurnEnd.FAULT else WIDE.model_copy(update={"max_tokens": before + 20})
+    run = play(
+        "search-o1", limits=limits, make=lambda _: Typist(tokenizer, script("search-o1"), "noted at length", end)
+    )
+    assert run.stop in (StopReason.MODEL_ERROR, StopReason.TOKEN_LIMIT) and not run.searches
+    assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(run)) == []
+
+
 Change = Callable[[Trajectory], Trajectory]
 
 

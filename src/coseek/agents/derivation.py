@@ -127,20 +127,20 @@ class _Play:
         mine = [segment for segment in stored.segments[at : at + 1] if segment.author is Author.AGENT]
         last = at + len(mine) >= len(stored.segments)
         end = TurnEnd.STOP
-        if last and stored.stop is StopReason.MODEL_ERROR:
+        noted = len(stored.side_contexts) > len(self.row.side_contexts)  # then it is the notes that failed
+        if last and stored.stop is StopReason.MODEL_ERROR and not noted:
             end = TurnEnd.FAULT
         elif last and stored.stop is StopReason.TOKEN_LIMIT and stored.stop_detail.startswith(_WHOLE_TURN):
             end = TurnEnd.LENGTH
         return self._as_turn(request, mine, end)
 
     def _notes(self, request: Request) -> Turn:
-        """The notes that the model wrote in the side context that was opened last."""
+        """The notes that the model wrote in the side context that was opened last. They were shown: the searches that
+        they are on would not be stored otherwise."""
         stored, number = self.stored, len(self.row.side_contexts)
         if len(stored.side_contexts) < number:
             raise _Parted(f"it has {len(stored.side_contexts)} side contexts, and a further one follows")
-        last = number == len(stored.side_contexts) and len(self.row.segments) == len(stored.segments)
-        failed = last and stored.stop is StopReason.MODEL_ERROR
-        return self._as_turn(request, stored.side_contexts[number - 1][1:2], TurnEnd.FAULT if failed else TurnEnd.STOP)
+        return self._as_turn(request, stored.side_contexts[number - 1][1:2], TurnEnd.STOP)
 
     def _as_turn(self, request: Request, written: Sequence[Segment], end: TurnEnd) -> Turn:
         stored, fault = self.stored, self.stored.stop_detail if end is TurnEnd.FAULT else ""
@@ -167,7 +167,7 @@ class _Play:
             TurnSearches(
                 tuple(replace(call.request.query, text=text) for text in texts),
                 tuple(
-                    Search(text, () if one.fault else one.hits, one.fault, call.request.turn)
+                    Search(text, one.hits if one.fault is None else (), one.fault, call.request.turn)
                     for text, one in zip(texts, found, strict=True)
                 ),
             ),
