@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import yaml
 
 from coseek.core.files import Json, JsonObject
-from coseek.data.run_seal import DIGEST, SEAL, value_digest
+from coseek.data.run_seal import DIGEST, SEAL, record_digest, value_digest
 from coseek.models.model import Tokenizer
 
 Row: TypeAlias = JsonObject
@@ -48,7 +48,7 @@ class Stored:
             return self.lines()
         whole = b"" if self.lines().endswith(b"\n") else b"cut"
         keys = self.lines().count(b'":') - self.lines().count(b'"digest":')  # one may stand twice
-        return sorted(bare), {k: v for k, v in self.record.items() if k != SEAL}, whole, keys
+        return sorted(bare), record_digest(self.record), whole, keys
 
 
 Change: TypeAlias = Callable[[Stored, random.Random], None]
@@ -107,7 +107,7 @@ def _other(value: Json, rng: random.Random) -> Json:
 
 def _leaf(tree: Json, rng: random.Random) -> tuple[list[Json] | JsonObject, "int | str"] | None:
     """A value that holds no others, by its place; fields are drawn evenly, however long their lists are."""
-    found = None
+    found: tuple[list[Json] | JsonObject, int | str] | None = None
     while isinstance(tree, dict | list) and tree:
         if isinstance(tree, dict):
             name = rng.choice(sorted(set(tree) - {DIGEST, SEAL}) or [""])
@@ -115,7 +115,7 @@ def _leaf(tree: Json, rng: random.Random) -> tuple[list[Json] | JsonObject, "int
         else:
             at = rng.randrange(len(tree))
             found, tree = (tree, at), tree[at]
-    return cast("tuple[list[Json] | JsonObject, int | str] | None", found)
+    return found
 
 
 # --- harmful changes
