@@ -10,6 +10,7 @@ from tests.agents.playing import QUESTION, WIDE, Shelf, Typist, script
 from tests.models.networks import SMALL, TEXTS
 
 from coseek.agents.agent_card import AgentCard
+from coseek.agents.derivation import Derivation
 from coseek.agents.factory import open_agent, settings_for
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -17,11 +18,11 @@ from coseek.agents.run_questions import run_questions
 from coseek.core.errors import SettingError
 from coseek.core.files import Json
 from coseek.core.prompt_file import fill_template
-from coseek.data.audit import check_trajectory
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.trajectory import Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.laptop import make_policy
 from coseek.models.model import Tokenizer
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
@@ -78,6 +79,7 @@ def test_an_instruct_models_prompt_stands_in_its_chat_template_token_for_token(n
         start, end, start
     ]  # fmt: skip
     assert model.read[0] == ids_of(run) and not list(check_trajectory(run, decode=tokenizer.decode))
+    assert not list(Derivation(load_protocol(name), tokenizer, WIDE, own_ranking=False).differences(run))
     if name == "s3":  # what opens the episode is part of the user's message
         assert run.segments[1].tag == "information" and run.segments[1].text.endswith("assistant\n")
         assert run.segments[0].text.count("<|im_start|>") == 1

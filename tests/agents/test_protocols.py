@@ -26,9 +26,9 @@ from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.served_context import served_context
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import dump_settings
-from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.passage import Corpus, Passage
 from coseek.data.trajectory import Author, StopReason, Trajectory
+from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import Query

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from tests.agents.playing import CORPUS, OURS, QUESTION, RESULTS, WIDE, Shelf, Typist, play, script
 from tests.examples_drawn import at_most
 
+from coseek.agents.derivation import Derivation
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.agents.search_turns import replay_queries
 from coseek.core.settings import dump_settings
-from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.question import Question
 from coseek.data.trajectory import RETRY, Author, Segment, StopReason, Trajectory
+from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.models.model import TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 
@@ -66,6 +67,7 @@ def test_whatever_a_model_writes_its_run_is_sound(
     for trajectory in rollout(Agent(protocol, model), shelf, questions, [1, 2], limits):
         assert list(check_trajectory(trajectory, RecordedLimits.of(dump_settings(limits)), tokenizer.decode)) == []
         assert Trajectory.from_json(trajectory.to_json()) == trajectory
+        assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(trajectory)) == []
     assert model.count == {}
 
 
@@ -73,7 +75,22 @@ def test_whatever_a_model_writes_its_run_is_sound(
 def test_a_finished_run_says_again_what_the_driver_asked(name: str) -> None:
     shelf = Shelf(CORPUS, RESULTS | {QUESTION.question: ["p1", "p2"]})
     trajectory = play(name, *script(name), retriever=shelf)
+    tokenizer = ByteTokenizer(opened(name).grammar.special_tokens)
+    assert list(Derivation(opened(name), tokenizer, WIDE, own_ranking=False).differences(trajectory)) == []
     assert replay_queries(Trajectory.from_json(trajectory.to_json()), opened(name)) == shelf.asked
+
+
+@pytest.mark.parametrize("end", [TurnEnd.FAULT, TurnEnd.EOS])
+def test_a_run_whose_notes_failed_or_had_no_room_is_worked_out_again(end: TurnEnd) -> None:
+    protocol = opened("search-o1")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    before = sum(len(segment.ids) for segment in play("search-o1", *script("search-o1")).segments[:2])
+    limits = WIDE if end is TurnEnd.FAULT else WIDE.model_copy(update={"max_tokens": before + 20})
+    run = play(
+        "search-o1", limits=limits, make=lambda _: Typist(tokenizer, script("search-o1"), "noted at length", end)
+    )
+    assert run.stop in (StopReason.MODEL_ERROR, StopReason.TOKEN_LIMIT) and not run.searches
+    assert list(Derivation(protocol, tokenizer, limits, own_ranking=False).differences(run)) == []
 
 
 Change = Callable[[Trajectory], Trajectory]

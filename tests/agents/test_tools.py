@@ -19,10 +19,10 @@ from coseek.agents.protocol import FOLDER, Protocol, load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.core.settings import dump_settings
-from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.passage import Corpus, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import TOOL, Author, Call, Segment, StopReason, Trajectory
+from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.measure.report import trajectory_html
 from coseek.measure.score import score_trajectory
 from coseek.models.model import Request, Turn, TurnEnd

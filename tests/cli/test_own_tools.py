@@ -89,7 +89,7 @@ def test_a_run_is_audited_and_scored_after_its_tool_is_deleted_and_never_runs_it
     assert not mark.exists()
     (home / "calculator.py").unlink()
     audit = coseek("audit", home / "run")
-    assert audit.code == 0 and "4 trajectories checked" in audit.out and "not compared" not in audit.err
+    assert audit.code == 0 and "4 trajectories checked" in audit.out and "ids against text" not in audit.err
     assert coseek("score", home / "run").code == 0
     (home / "react.yaml").unlink()
     assert coseek("audit", home / "run").code == coseek("score", home / "run").code == 0

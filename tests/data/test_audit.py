@@ -1,16 +1,19 @@
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, cast
 
 import pytest
+import yaml
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, decode, fault, found, run
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, write_jsonl
+from coseek.core.files import JsonObject, read_jsonl, write_jsonl
 from coseek.data.audit import Audit, audit_run
 from coseek.data.run import Run
+from coseek.data.run_seal import DIGEST, SEAL
 from coseek.data.token_data import FILE, TokenData, agent_spans
 from coseek.data.trajectory import Trajectory
 
@@ -42,6 +45,15 @@ def audit_after(folder: Path, edit: Edit) -> Audit:
     return audit_run(made.folder, decode)
 
 
+def without_digests(run: Run) -> Run:
+    """The run as a version without digests wrote it."""
+    rows = [row for _, row in read_jsonl(run.trajectories_path)]
+    write_jsonl(run.trajectories_path, ({name: row[name] for name in row if name != DIGEST} for row in rows))
+    record = {name: value for name, value in run.record.items() if name != SEAL}
+    (run.folder / "run.yaml").write_text(yaml.safe_dump(record), encoding="utf-8")
+    return run
+
+
 def part(row: JsonObject, at: int) -> JsonObject:
     return cast(list[JsonObject], row["segments"])[at]
 
@@ -71,7 +83,6 @@ BROKEN: dict[str, tuple[Edit, int | None, str]] = {
     "an id that is a fraction": (lambda row: items(part(row, 0), "ids").__setitem__(0, 81.5), 0, "token 0 is 81.5"),
     "a lost log-probability": (lambda row: items(part(row, 1), "logprobs").pop(), None, "log-probabilities"),
     "a positive one": (lambda row: items(part(row, 1), "logprobs").__setitem__(2, 0.5), 1, "token 2 is 0.5"),
-    "one that is no number": (lambda row: items(part(row, 1), "logprobs").__setitem__(0, float("nan")), 1, "nan"),
     "the environment as agent": (lambda row: part(row, 2).update(author="agent"), None, "log-probabilities"),
     "the agent as environment": (lambda row: part(row, 1).update(author="environment"), None, "log-probabilities"),
     "an unknown author": (lambda row: part(row, 1).update(author="nobody"), None, "nobody"),
@@ -111,6 +122,9 @@ BROKEN: dict[str, tuple[Edit, int | None, str]] = {
     ),
     "evidence that is not whole": (lambda row: row.update(evidence=["orbo"]), None, "is not in the evidence"),
     "evidence that is no list": (lambda row: row.update(evidence="orbo"), None, "evidence is a list"),
+    "time that runs backwards": (lambda row: row.update(timings={"wall_s": -1.0}), None, "wall_s is -1.0"),
+    "a seed that is a text": (lambda row: row.update(seed="0"), None, "the seed is '0'"),
+    "a turn that is a text": (lambda row: search(row, 0).update(turn="1"), None, "belongs to the turn '1'"),
     "a missing field": (lambda row: row.pop("searches"), None, "'searches' is missing"),
     "a field of somebody else": (lambda row: row.update(reward=1.0), None, "reward is not what this schema writes"),
     "a word for a truth": (lambda row: row.update(valid="yes"), None, "valid is not what this schema writes"),
@@ -140,11 +154,83 @@ def test_a_broken_invariant_is_named_with_its_place(name: str, tmp_path: Path) -
 
 
 def test_without_a_tokenizer_everything_but_the_text_is_checked(tmp_path: Path) -> None:
-    made = stored(tmp_path / "run", sound())
+    made = without_digests(stored(tmp_path / "run", sound()))
     text = made.trajectories_path.read_text(encoding="utf-8")
     made.trajectories_path.write_text(text.replace("<think>hm</think>", "<think>ha</think>"), encoding="utf-8")
     assert (audit_run(made.folder).first, audit_run(made.folder).decoded) == (None, False)
     assert audit_run(made.folder, decode).first is not None
+
+
+def test_what_nobody_can_derive_is_bound_by_the_digest_of_its_row(tmp_path: Path) -> None:
+    edits: list[Edit] = [
+        lambda row: items(part(row, 1), "logprobs").__setitem__(0, -0.75),
+        lambda row: row.update(timings={"wall_s": 1.0}),
+    ]
+    for number, edit in enumerate(edits):
+        audit = audit_after(tmp_path / str(number), edit)
+        assert audit.count == 2 and audit.first is not None and audit.first.line == 2
+        assert "changed after it was written" in audit.first.what and "seal" in audit.violations[1].what
+
+
+def test_a_run_that_is_older_than_digests_is_audited_and_said_to_be_unbound(tmp_path: Path) -> None:
+    audit = audit_run(stored(tmp_path / "run", sound()).folder, decode)
+    assert (audit.bound, audit.sealed) == (4, True)
+    audit = audit_run(without_digests(Run(tmp_path / "run")).folder, decode)
+    assert (audit.rows, audit.count, audit.bound, audit.sealed) == (4, 0, 0, False)
+
+
+def test_an_older_run_that_goes_on_is_bound_as_it_was_found(tmp_path: Path) -> None:
+    made = without_digests(stored(tmp_path / "run", sound()[:3]))
+    with made.open_for_append() as file:
+        Run.append(file, sound()[3])
+    audit = audit_run(made.folder, decode)
+    assert (audit.rows, audit.count, audit.bound, audit.sealed) == (4, 0, 4, True)
+    lines = made.trajectories_path.read_text(encoding="utf-8")
+    made.trajectories_path.write_text(lines.replace("-0.25", "-0.5", 1), encoding="utf-8")
+    assert "seal of run.yaml" in str(audit_run(made.folder, decode).first)
+
+
+@pytest.mark.parametrize("lost", ["the first row", "the last row", "all rows"])
+def test_a_lost_row_is_noticed_whatever_the_rest_says(lost: str, tmp_path: Path) -> None:
+    made = stored(tmp_path / "run", sound())
+    lines = made.trajectories_path.read_bytes().splitlines(keepends=True)
+    kept = {"the first row": lines[1:], "the last row": lines[:-1], "all rows": []}[lost]
+    made.trajectories_path.write_bytes(b"".join(kept))
+    audit = audit_run(made.folder, decode)
+    assert audit.count == 1 and "with 4 rows" in str(audit.first)
+
+
+def test_a_record_without_its_limits_is_noticed(tmp_path: Path) -> None:
+    made = stored(tmp_path / "run", sound())
+    record = made.record
+    record["settings"] = {}
+    (made.folder / "run.yaml").write_text(yaml.safe_dump(record), encoding="utf-8")
+    first = audit_run(made.folder, decode).first
+    assert first is not None and first.file.name == "run.yaml" and "changed after the run was closed" in first.what
+
+
+def test_a_run_that_was_stopped_is_not_closed_until_it_goes_on(tmp_path: Path) -> None:
+    made = stored(tmp_path / "run", sound()[:2])
+    with suppress(KeyboardInterrupt), made.open_for_append() as file:
+        Run.append(file, sound()[2])
+        raise KeyboardInterrupt
+    audit = audit_run(made.folder, decode)
+    assert audit.count == 1 and "not closed" in str(audit.first) and not audit.sealed
+    with made.open_for_append():
+        pass
+    assert audit_run(made.folder, decode).count == 0
+
+
+def test_a_number_that_json_has_not_is_named_with_its_place(tmp_path: Path) -> None:
+    audit = audit_after(tmp_path / "run", lambda row: items(part(row, 1), "logprobs").__setitem__(0, float("nan")))
+    assert audit.first is not None and "segments[1].logprobs[0]" in audit.first.what and audit.first.line == 2
+
+
+def test_a_key_that_stands_twice_is_noticed_since_readers_take_one(tmp_path: Path) -> None:
+    made = without_digests(stored(tmp_path / "run", sound()))
+    whole = made.trajectories_path.read_text(encoding="utf-8")
+    made.trajectories_path.write_text(whole.replace('"valid": true', '"valid": false, "valid": true', 1), "utf-8")
+    assert "the key 'valid' twice" in str(audit_run(made.folder, decode).first)
 
 
 def test_a_line_that_a_kill_cut_short_is_told_from_the_others(tmp_path: Path) -> None:
@@ -210,3 +296,4 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_an_audit_of_a_wreck_ends(tmp_path: Path) -> None:
     audit = audit_run(stored(tmp_path / "run", [sound()[0]] * 300).folder, decode, most=10)
     assert len(audit.violations) == 10
+    assert audit.count == 299  # all of them are counted

@@ -12,9 +12,9 @@ from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
 from coseek.core.errors import RetrieverError
 from coseek.core.settings import dump_settings
-from coseek.data.audit import RecordedLimits, check_trajectory
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
+from coseek.data.trajectory_checks import RecordedLimits, check_trajectory
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.query import QueryLike

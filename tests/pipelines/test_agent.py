@@ -15,14 +15,13 @@ from tests.core.test_lock import holder
 from tests.pipelines.card_check import checked_card
 from tests.pipelines.typed_run import typed
 
-from coseek.agents.factory import decoder_of
 from coseek.cli.main import main
 from coseek.core.errors import DataError, InUse, SettingError, UserError
 from coseek.core.fingerprint import file_digest
 from coseek.core.settings import make_settings
-from coseek.data.audit import audit_run
 from coseek.data.run import Run
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
+from coseek.pipelines.run_audit import audit_stored_run
 from coseek.view.run_source import open_sources
 
 T = TypeVar("T")
@@ -77,8 +76,17 @@ def test_a_recipe_becomes_a_trained_policy_a_table_and_a_report(
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<script" not in page and "What was learnt" in page
     (kept,) = (tmp_path / "run" / "rl" / "rollouts").iterdir()
-    audit = audit_run(kept, decoder_of(Run(kept)))
-    assert kept.name == "step-000002" and audit.rows == 6 and audit.decoded and not audit.violations
+    audit = audit_stored_run(kept)
+    assert kept.name == "step-000002" and audit.rows == audit.derived == audit.bound == 6 and not audit.violations
+    tokens = kept / "tokens.jsonl"
+    paid = tokens.read_text(encoding="utf-8")
+    tokens.write_text(re.sub(r'"reward": [^,]+', '"reward": 0.77', paid, count=1), encoding="utf-8")
+    found = audit_stored_run(kept).violations
+    tokens.write_text(paid, encoding="utf-8")
+    assert "the reward is 0.77" in str(found[0]) and "changed after the run was closed" in str(found[1])
+    for cell in cells:
+        audit = audit_stored_run(tmp_path / "run" / "table" / cell)
+        assert audit.rows == audit.derived == 8 and not audit.violations, cell
     assert main(["score", str(kept)]) == 0
     sources, _ = open_sources([tmp_path / "run"])
     assert len(sources) == 19 and len(sources[-1].token_data()) == 6

@@ -10,9 +10,9 @@ from tests.models.networks import TEXTS
 from coseek.agents.protocol import load_protocol
 from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import DataError, SettingError
-from coseek.data.audit import check_trajectory
 from coseek.data.run import Run
 from coseek.data.trajectory import Author, Trajectory
+from coseek.data.trajectory_checks import check_trajectory
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.pipelines.agent_check import check_settings
 from coseek.pipelines.agent_recipe import load_recipe

@@ -10,7 +10,6 @@ server: {dialect: vllm, model: policy, key_env: MY_KEY}
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, cast
@@ -31,8 +30,8 @@ from coseek.core.plugins import PluginSpec, is_plugin_path
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import make_settings
-from coseek.data.audit import Decode
 from coseek.data.run import Run
+from coseek.data.trajectory_checks import Decode
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Place, S
 from coseek.hardware.speed import resolve_here, warning
@@ -185,16 +184,17 @@ def open_agent(settings: AgentSettings) -> Agent:
         model: Model = ScriptedAgentModel(open_scripted_agent(settings.name), protocol, tokenizer)
     elif settings.is_remote:
         model = open_server(settings, protocol, tokenizer)
-        protocol = replace(protocol, template=replace(protocol.template, taken_as=_taken_as(model)))
+        protocol = protocol.taken_as(taken_by(model.served.dialect))
     else:
         model = open_model(settings, protocol, tokenizer)
     return Agent(protocol, model, made_of(settings, model))
 
 
-def _taken_as(model: RemoteModel) -> TakenAs:
-    if dialect_of(model.served.dialect).EXACT:
+def taken_by(dialect: str) -> TakenAs:
+    """What a server of this dialect takes."""
+    if dialect_of(dialect).EXACT:
         return "ids"
-    return "messages" if model.served.dialect == "chat" else "text"
+    return "messages" if dialect == "chat" else "text"
 
 
 def made_of(settings: AgentSettings, model: Model) -> dict[str, str]:
@@ -294,17 +294,20 @@ def settled_for(
     return resolve_here(settings, recorded if isinstance(recorded, dict) else None, width_at)
 
 
-def decoder_of(run: Run) -> Decode | None:
-    """Return the decoding of a run's ids to text; `None` when its agent or protocol file no longer exists."""
-    recorded = run.settings.get("agent")
-    if not isinstance(recorded, dict):
-        return None
-    settings = make_settings(AgentSettings, recorded)
+def stored_tokenizer(settings: AgentSettings) -> Tokenizer | None:
+    """Open the tokenizer of a stored run's agent; `None` when its folder or protocol file no longer exists."""
     folder = settings.tokenizer or settings.name
     if folder != BYTES and not is_scripted(folder):
         path = model_path(folder)
-        return HfTokenizer.load(path).decode if path.is_dir() else None
+        return HfTokenizer.load(path) if path.is_dir() else None
     try:
-        return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template)).decode
+        return open_tokenizer(settings, load_protocol(settings.protocol, settings.prompt_template))
     except UserError:  # the protocol file is gone, and with it the marks that are one token each
         return None
+
+
+def decoder_of(run: Run) -> Decode | None:
+    """Return the decoding of a run's ids to text; `None` when its agent or protocol file no longer exists."""
+    recorded = run.settings.get("agent")
+    tokenizer = stored_tokenizer(make_settings(AgentSettings, recorded)) if isinstance(recorded, dict) else None
+    return None if tokenizer is None else tokenizer.decode

@@ -1,7 +1,7 @@
 """Protocol: the grammar, tools and loop of one kind of agent, read from a YAML file, with its prompt template."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from coseek.agents.actions import FLAGS, NOT_FOUND, QueryFormat
 from coseek.agents.grammar import Action, Grammar, Tag
 from coseek.agents.limits import Limits
-from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile
+from coseek.agents.prompt_template import PromptTemplate, PromptTemplateFile, TakenAs
 from coseek.agents.tool import Tool, open_tool, tool_path
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import Json, JsonObject, read_yaml
@@ -114,6 +114,10 @@ class Protocol:
     def observation_tag(self) -> str:
         """Tag of the environment segments that show search results."""
         return self.grammar.observation
+
+    def taken_as(self, what: TakenAs) -> "Protocol":
+        """The same for a model that takes its input in this form."""
+        return replace(self, template=replace(self.template, taken_as=what))
 
     def check_retriever(self, kind: str) -> None:
         """Raise `SettingError` for a kind of retriever that this protocol cannot run with."""

@@ -1,40 +1,31 @@
-"""Audit: every invariant of a stored run, checked from the files alone.
+"""Audit: a stored run, checked against itself, its digests, and what can be worked out again.
 
-The driver makes runs that hold all of these; an audit says whether a file still does, after a crash, a disk, an
-editor or a program that is not ours. Decoding is handed in, since this room knows no tokenizer.
+The driver makes runs that hold every invariant; an audit says whether a file still does, after a crash, a disk, an
+editor or a program that is not ours. What needs a tokenizer, a protocol, questions or a corpus is handed in
+(`AuditParts`), since this room knows none of them.
 """
 
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_jsonl
+from coseek.core.strict_json import InvalidJson, parse_strict
+from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
+from coseek.data.run_seal import DIGEST, SEAL, file_rows_digest, record_digest, row_digest, rows_digest
 from coseek.data.token_data import FILE, TokenData, read_token_data
-from coseek.data.trajectory import (
-    MESSAGE,
-    MISSING,
-    PAGE,
-    PROMPT,
-    RETRY,
-    TOOL,
-    Author,
-    Segment,
-    StopReason,
-    Trajectory,
-    upgraded,
-)
+from coseek.data.trajectory import Trajectory, upgraded
+from coseek.data.trajectory_checks import Decode, RecordedLimits, check_trajectory
 
-Decode: TypeAlias = Callable[[Sequence[int]], str]
-"""Ids → text, special tokens included: `Tokenizer.decode` of the model that made the run."""
-
-_ROUNDING = 1e-6
-"""How far above 0 a float32 log-probability may come out; a certain token is 0."""
+SHOWN = 100
+"""Violations that an audit keeps; all are counted."""
+Finding: TypeAlias = tuple[str, int | None]
+"""What is wrong with a trajectory, and the position of its segment where it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +47,29 @@ class Violation:
         return f"{', '.join(where)}: {self.what}"
 
 
+@dataclass(frozen=True)
+class AuditParts:
+    """What a run is compared with. Without a part, what it tells is not compared."""
+
+    decode: Decode | None = None
+    derive: Callable[[Trajectory], Iterable[Finding] | None] | None = None
+    """What a trajectory has other than what is worked out from the agent's ids and the hits; `None` where it cannot."""
+    hits: Callable[[Trajectory], Iterable[str]] | None = None
+    """What is wrong with the hits of a trajectory."""
+    reward: Callable[[Trajectory, TokenData], Iterable[str]] | None = None
+    """What is wrong with the reward of a trajectory in its token data."""
+    questions: Mapping[str, Question] | None = None
+    """The questions asked, by id."""
+    rows: frozenset[RowKey] | None = None
+    """The rows of the whole run."""
+    seeds: Callable[[RowKey], bool] | None = None
+    """Whether a seed is one of its question's."""
+    record: tuple[str, ...] = ()
+    """What is wrong with `run.yaml`."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What is not compared → why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Audit:
     """What an audit found; a run is sound when it found nothing."""
@@ -63,49 +77,61 @@ class Audit:
     rows: int
     """Trajectories that could be read."""
     violations: tuple[Violation, ...] = ()
+    """The first `SHOWN`."""
+    count: int = 0
+    """All violations."""
     decoded: bool = False
     """Whether ids were compared with text: only when a `decode` was handed in."""
+    derived: int = 0
+    """Trajectories that were worked out again."""
+    bound: int = 0
+    """Trajectories with a digest, or in a sealed run."""
+    sealed: bool = False
+    """Whether the run has a seal."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What was not compared → why."""
 
     @property
     def first(self) -> Violation | None:
         return self.violations[0] if self.violations else None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedLimits:
-    """The limits that `run.yaml` records; a budget that it does not name is not checked."""
-
-    max_turns: int | None = None
-    passages_per_search: int | None = None
-    max_turn_tokens: int | None = None
-    max_tokens: int | None = None
-
-    @classmethod
-    def of(cls, settings: JsonObject) -> "RecordedLimits":
-        """Read from the group `limits`, at whatever depth it is, or from the settings themselves."""
-        limits = _group(settings, "limits") or settings
-        found = {name: limits.get(name) for name in cls.__slots__}
-        return cls(**{name: value for name, value in found.items() if isinstance(value, int)})
-
-
-def audit_run(folder: Path, decode: Decode | None = None, most: int = 100) -> Audit:
-    """Check a run folder; stops after `most` violations. Raises only when the folder is no run at all."""
-    run = Run(folder)
-    auditor = _Auditor(run, decode)
+def audit_run(folder: Path, decode: Decode | None = None, most: int = SHOWN, parts: AuditParts | None = None) -> Audit:
+    """Check a run folder. All violations are counted and the first `most` kept. Raises only when the folder is no run
+    at all. `decode` alone is enough where nothing else is to be compared."""
+    auditor = _Auditor(Run(folder), parts or AuditParts(decode))
     violations: list[Violation] = []
+    count = 0
     for violation in auditor.violations():
-        violations.append(violation)
-        if len(violations) >= most:
-            break
-    return Audit(auditor.rows, tuple(violations), decode is not None)
+        count += 1
+        if len(violations) < most:
+            violations.append(violation)
+    sealed = auditor.seal is not None
+    return Audit(
+        auditor.rows,
+        tuple(violations),
+        count,
+        auditor.parts.decode is not None,
+        auditor.derived,
+        auditor.rows if sealed else auditor.bound,
+        sealed,
+        auditor.parts.left_out,
+    )
 
 
 @dataclass
 class _Auditor:
     run: Run
-    decode: Decode | None
+    parts: AuditParts
     rows: int = 0
-    seen: dict[tuple[str, int], int] = field(default_factory=dict)
+    derived: int = 0
+    bound: int = 0
+    seal: JsonObject | None = None
+    digests: list[str] = field(default_factory=list)
+    """Digests of the content of all rows."""
+    unbound: int | None = None
+    """The first line without a digest."""
+    seen: dict[RowKey, int] = field(default_factory=dict)
     budgets: RecordedLimits = field(default_factory=RecordedLimits)
     tokens: dict[RowKey, TokenData] = field(default_factory=dict)
     """Token data whose trajectory has not been read yet."""
@@ -116,10 +142,16 @@ class _Auditor:
             self.budgets = RecordedLimits.of(self.run.settings)
         except DataError:
             yield Violation(path, "it is not valid YAML with a group named settings, so no budget can be checked")
+        else:
+            seal = self.run.record.get(SEAL)
+            self.seal = seal if isinstance(seal, dict) else None
+        for what in self.parts.record:
+            yield Violation(path, what)
         yield from self._token_data()
         yield from self._trajectories()
         for question, seed in self.tokens:
             yield Violation(self.run.folder / FILE, f"the run holds no such question with seed {seed}", None, question)
+        yield from self._whole()
         yield from self._metrics()
 
     def _token_data(self) -> Iterator[Violation]:
@@ -138,6 +170,40 @@ class _Auditor:
             except (DataError, UnicodeDecodeError) as error:
                 yield Violation(path, str(error).removeprefix(f"{path}, "))
 
+    def _whole(self) -> Iterator[Violation]:
+        """The rows of the run together, and its seal."""
+        path = self.run.trajectories_path
+        if self.parts.rows is not None and (lacking := sorted(self.parts.rows - self.seen.keys())):
+            ident, seed = lacking[0]
+            what = f"{len(lacking)} of the run's {len(self.parts.rows)} rows are missing; --resume makes them"
+            yield Violation(path, f"{what}; the first is that of seed {seed}", None, ident)
+        if self.seal is None:
+            if self.bound:
+                why = "it was stopped, or its seal was removed; --resume closes it"
+                yield Violation(self.run.folder / "run.yaml", f"the run was not closed: {why}")
+            if self.bound and self.unbound is not None:
+                yield Violation(path, "it has no digest, and other rows have one", self.unbound)
+            return
+        if self.seal.get("record") != record_digest(self.run.record):
+            what = "it was changed after the run was closed: its digest is another one than that in its seal"
+            yield Violation(self.run.folder / "run.yaml", what)
+        sealed = self.seal.get("trajectories")
+        if sealed != rows_digest(self.digests):
+            what = f"the rows were changed after the run was closed, with {self.seal.get('rows')} rows"
+            yield Violation(path, f"{what}: their digest is another one than that in the seal of run.yaml")
+        yield from self._sealed_tokens(self.seal.get("tokens"))
+
+    def _sealed_tokens(self, sealed: Json) -> Iterator[Violation]:
+        path = self.run.folder / FILE
+        if sealed is None:
+            return
+        try:
+            changed = not path.exists() or file_rows_digest(path) != sealed
+        except DataError:  # told by `_token_data`
+            return
+        if changed:
+            yield Violation(path, "it was changed after the run was closed: its digest is another one")
+
     def _trajectories(self) -> Iterator[Violation]:
         path = self.run.trajectories_path
         if not path.exists():
@@ -152,235 +218,105 @@ class _Auditor:
         if not data.endswith(b"\n"):
             yield Violation(path, "the last line has no end: the run was cut short here; --resume mends it", number)
         try:
-            row = json.loads(data)
-        except ValueError as error:  # bad JSON, or bytes that are no UTF-8
+            row = _parsed(data)
+        except (InvalidJson, UnicodeDecodeError) as error:
             yield Violation(path, f"not valid JSON ({error})", number)
             return
         if not isinstance(row, dict):
             yield Violation(path, f"a JSON object is needed, not {type(row).__name__}", number)
             return
         ident = _ident(row)
+        stored, found = row.pop(DIGEST, None), row_digest(row)
+        self.digests.append(found)
+        self.bound += stored is not None
+        if stored is None and self.unbound is None:
+            self.unbound = number
+        for what, segment in self._row(number, row):
+            yield Violation(path, what, number, ident, segment)
+        if stored is not None and stored != found:
+            yield Violation(path, "it was changed after it was written: its digest is another one", number, ident)
+        if twice := _repeated_keys(data):
+            yield Violation(path, f"it has the key {twice!r} twice in one object", number, ident)
+
+    def _row(self, number: int, row: JsonObject) -> Iterator[Finding]:
+        """What is wrong with the content of a row. What is worked out again is compared in rows that have no fault of
+        their own."""
         try:
             row = upgraded(row)
             trajectory = Trajectory.from_json(row)
             again = trajectory.to_json()
         except KeyError as error:
-            yield Violation(path, f"{error} is missing", number, ident)
+            yield f"{error} is missing", None
             return
-        except (DataError, ValueError, TypeError, AttributeError, AssertionError) as error:
-            yield Violation(path, f"not a trajectory: {error}", number, ident)
+        except (DataError, ValueError, TypeError, AttributeError, AssertionError, OverflowError) as error:
+            yield f"not a trajectory: {error}", None
             return
         self.rows += 1
         if (odd := _difference(again, row)) is not None:
-            yield Violation(path, f"{odd} is not what this schema writes", number, ident)
+            yield f"{odd} is not what this schema writes", None
             return
-        yield from self._duplicates(path, number, trajectory)
-        if (values := self.tokens.pop((trajectory.question.id, trajectory.seed), None)) is not None:
+        faults = 0
+        invariants = check_trajectory(trajectory, self.budgets, self.parts.decode)
+        for finding in (*self._known(number, trajectory), *invariants):
+            faults += 1
+            yield finding
+        if not faults:
+            yield from self._again(trajectory)
+
+    def _known(self, number: int, trajectory: Trajectory) -> Iterator[Finding]:
+        """Whether the run has such a row, once, and what other files tell of it."""
+        key = (trajectory.question.id, trajectory.seed)
+        if key in self.seen:
+            yield f"seed {trajectory.seed} of this question is on line {self.seen[key]} already", None
+        self.seen.setdefault(key, number)
+        asked = None if self.parts.questions is None else self.parts.questions.get(key[0])
+        if self.parts.questions is not None and asked is None:
+            yield "the run asks no such question", None
+        elif asked is not None and asked != trajectory.question:
+            yield "the question is not that of the questions file", None
+        elif self.parts.rows is not None and key not in self.parts.rows:
+            yield f"the seed {trajectory.seed} is none of this question's in this run", None
+        elif self.parts.seeds is not None and not self.parts.seeds(key):
+            yield f"the seed {trajectory.seed} does not follow from the run's seed and the question's id", None
+        if (values := self.tokens.pop(key, None)) is not None:
             try:
                 values.check(trajectory)
             except DataError as error:
-                yield Violation(self.run.folder / FILE, str(error), None, ident)
-        for what, segment in check_trajectory(trajectory, self.budgets, self.decode):
-            yield Violation(path, what, number, ident, segment)
+                yield f"{FILE}: {error}", None
+            for what in self.parts.reward(trajectory, values) if self.parts.reward is not None else ():
+                yield f"{FILE}: {what}", None
 
-    def _duplicates(self, path: Path, number: int, trajectory: Trajectory) -> Iterator[Violation]:
-        key = (trajectory.question.id, trajectory.seed)
-        if key in self.seen:
-            what = f"seed {trajectory.seed} of this question is on line {self.seen[key]} already"
-            yield Violation(path, what, number, trajectory.question.id)
-        self.seen.setdefault(key, number)
-
-
-def check_trajectory(
-    trajectory: Trajectory, budgets: RecordedLimits | None = None, decode: Decode | None = None
-) -> Iterator[tuple[str, int | None]]:
-    """What is wrong with one trajectory: sentences, each with the position of its segment where it has one."""
-    budgets = budgets or RecordedLimits()
-    for position, segment in enumerate(trajectory.segments):
-        if segment.ids or trajectory.exact:  # a log may hold text alone
-            for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
-                yield what, position
-    yield from _order(trajectory)
-    checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets), _calls(trajectory)]
-    checks += [_selection(trajectory), _evidence(trajectory)]
-    for what in (*chain(*checks), *_side_contexts(trajectory, budgets, decode)):
-        yield what, None
-    tokens = len(trajectory.ids)
-    # A prompt that alone is over the budget is kept whole, and the run ends with it.
-    if budgets.max_tokens is not None and tokens > budgets.max_tokens and len(trajectory.segments) > 1:
-        yield f"{tokens} tokens in all, and the budget max_tokens is {budgets.max_tokens}", None
+    def _again(self, trajectory: Trajectory) -> Iterator[Finding]:
+        """What differs from what is worked out again."""
+        found = self.parts.derive(trajectory) if self.parts.derive is not None else None
+        if found is not None:
+            self.derived += 1
+            yield from found
+        if self.parts.hits is not None:
+            for what in self.parts.hits(trajectory):
+                yield what, None
 
 
-def _ledger(segment: Segment, decode: Decode | None) -> Iterator[str]:
-    """Ids, their text, and their log-probabilities."""
-    if not segment.ids:
-        yield "it holds no tokens"
-    for at, token in enumerate(segment.ids):
-        if type(token) is not int or token < 0:
-            yield f"token {at} is {token!r}, which is no token id"
-            return
-    for at, logprob in enumerate(segment.logprobs):
-        if not math.isfinite(logprob) or logprob > _ROUNDING:
-            yield f"the log-probability of token {at} is {logprob}, and must be finite and at most 0"
-            break
-    if decode is not None:
-        try:
-            text = decode(segment.ids)
-        except (IndexError, KeyError, ValueError, OverflowError, TypeError) as error:
-            yield f"the ids cannot be decoded ({error})"
-        else:
-            if text != segment.text:
-                yield f"the text is not the decoding of the ids ({_parting(segment.text, text)})"
+def _parsed(data: bytes) -> Json:
+    """The value of a line. Raises `InvalidJson` and `UnicodeDecodeError`."""
+    return parse_strict(data.decode("utf-8-sig"))
 
 
-def _turn(segment: Segment, budgets: RecordedLimits) -> Iterator[str]:
-    most = budgets.max_turn_tokens
-    if segment.author is Author.AGENT and most is not None and len(segment.ids) > most:
-        yield f"a turn of {len(segment.ids)} tokens, and the budget max_turn_tokens is {most}"
+def _repeated_keys(data: bytes) -> str:
+    """A key that one object of a line has twice, of which readers take one; "" when there is none."""
+    twice: list[str] = []
 
+    def look(pairs: list[tuple[str, object]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            twice.append(Counter(name for name, _ in pairs).most_common(1)[0][0])
 
-def _order(trajectory: Trajectory) -> Iterator[tuple[str, int | None]]:
-    """A prompt first, and never two turns of the agent without the environment between them."""
-    if not trajectory.segments:
-        if trajectory.stop is not StopReason.MODEL_ERROR:  # of a run that cannot be kept nothing may be left
-            yield "there are no segments, not even a prompt", None
-        return
-    first = trajectory.segments[0]
-    if (first.author, first.tag) != (Author.ENVIRONMENT, PROMPT):
-        yield f"a run begins with the environment's prompt, not with {first.tag!r} by the {first.author}", 0
-    for position, (before, after) in enumerate(
-        zip(trajectory.segments, trajectory.segments[1:], strict=False), start=1
-    ):
-        if before.author is after.author is Author.AGENT:
-            yield "two turns of the agent with nothing between them", position
-        if after.tag == PROMPT and after.author is Author.ENVIRONMENT:
-            yield "a second prompt", position
-
-
-def _ending(trajectory: Trajectory) -> Iterator[str]:
-    stop, last = trajectory.stop, trajectory.segments[-1].author if trajectory.segments else None
-    if (trajectory.answer is not None) != (stop is StopReason.ANSWERED):
-        yield f"it stopped with {stop!s}, and the answer is {trajectory.answer!r}; only answered runs have an answer"
-    if stop in (StopReason.ANSWERED, StopReason.DECLINED) and last is Author.ENVIRONMENT:
-        yield f"it was {stop!s}, and the environment wrote last"
-    if stop is StopReason.COMPLETE and last is Author.ENVIRONMENT:
-        yield "it was complete, which the agent says, and the environment wrote last"
-    if trajectory.valid == bool(trajectory.format_error):
-        yield f"valid is {trajectory.valid} and format_error is {trajectory.format_error!r}; exactly one holds"
-    # The other way round need not hold: of several queries in one turn, some may fail and be shown as failed.
-    if stop is StopReason.RETRIEVER_ERROR and not any(search.fault is not None for search in trajectory.searches):
-        yield f"it stopped with {stop!s}, and none of its searches failed"
-    failed = [call for call in trajectory.calls if call.fault is not None]
-    if (stop is StopReason.TOOL_ERROR) != bool(failed):
-        yield f"it stopped with {stop!s}, and {len(failed)} of its tool calls failed; a failed call ends a run"
-
-
-def _searches(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
-    k = budgets.passages_per_search
-    for number, search in enumerate(trajectory.searches, start=1):
-        if search.fault is not None and search.hits:
-            yield f"search {number} failed and has hits all the same"
-        if k is not None and len(search.hits) > k:
-            yield f"search {number} has {len(search.hits)} hits, and the budget passages_per_search is {k}"
-        scores = [hit.score for hit in search.hits]
-        if not all(map(math.isfinite, scores)) or scores != sorted(scores, reverse=True):
-            yield f"the scores of search {number} are not finite and falling"
-        if len({hit.passage.id for hit in search.hits}) < len(search.hits):
-            yield f"search {number} has the same passage twice"
-
-
-def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
-    """Which turn each search belongs to, and how many turns the environment answered."""
-    known = [search.turn for search in trajectory.searches if search.turn is not None]
-    written = sum(segment.author is Author.AGENT for segment in trajectory.segments)
-    if len(known) not in (0, len(trajectory.searches)) or known != sorted(known):
-        turns = [search.turn for search in trajectory.searches]
-        yield f"its searches belong to the turns {turns}, which are not rising"
-    elif known and not 0 <= known[0] <= known[-1] <= written:
-        yield f"a search belongs to turn {known[-1]}, and the agent has written {written}"
-    # Runs that are older than `Search.turn` made one search a turn.
-    turn_of = [-at if search.turn is None else search.turn for at, search in enumerate(trajectory.searches, start=1)]
-    worked = {turn for turn, search in zip(turn_of, trajectory.searches, strict=True) if search.fault is None}
-    environment = [segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT]
-    own = sum(tag in (RETRY, PAGE, MISSING, TOOL, MESSAGE) for tag in environment)
-    if len(environment) - own > len(worked):
-        yield f"{len(environment) - own} observations and only {len(worked)} searches that worked"
-    failed = sum(call.fault is not None for call in trajectory.calls)
-    answered, most = len(set(turn_of) - {0}) + own + failed, budgets.max_turns
-    if most is not None and answered > most:
-        yield f"{answered} turns that the environment answered, and the budget max_turns is {most}"
-
-
-def _calls(trajectory: Trajectory) -> Iterator[str]:
-    """Each tool segment shows one call that worked, made by the turn of the agent in front of it."""
-    shown, turn = [], 0
-    for segment in trajectory.segments:
-        turn += segment.author is Author.AGENT
-        if segment.author is Author.ENVIRONMENT and segment.tag == TOOL:
-            shown.append(turn)
-    worked = [call.turn for call in trajectory.calls if call.fault is None]
-    if shown != worked:
-        yield f"results of tools are shown behind the turns {shown}, and calls that worked are of the turns {worked}"
-    if any(call.turn != turn for call in trajectory.calls if call.fault is not None):
-        yield f"a tool call failed before the last turn ({turn}), and a failed call ends a run"
-
-
-def _selection(trajectory: Trajectory) -> Iterator[str]:
-    served = {hit.passage.id for search in trajectory.searches for hit in search.hits}
-    for number, search in enumerate(trajectory.searches, start=1):
-        odd = set(search.selected or ()) - {hit.passage.id for hit in search.hits}
-        if odd:
-            yield f"{min(odd)!r} was selected from search {number}, which did not find it"
-        if not set(search.selected or ()) <= set(trajectory.selected_ids):
-            yield f"what was selected from search {number} is not among the selected passages"
-    for ident in trajectory.selected_ids:
-        if ident not in served:
-            yield f"the selected passage {ident!r} was never retrieved"
-
-
-def _evidence(trajectory: Trajectory) -> Iterator[str]:
-    """All that was retrieved, each passage once. Which comes first is the agent's to say."""
-    if trajectory.evidence is None:  # older than this field
-        return
-    found, counted = {hit.passage.id for search in trajectory.searches for hit in search.hits}, set[str]()
-    for ident in trajectory.evidence:
-        if ident in counted:
-            yield f"the passage {ident!r} stands twice in the evidence"
-        elif ident not in found:
-            yield f"the passage {ident!r} of the evidence was never retrieved"
-        counted.add(ident)
-    if lacking := sorted(found - counted):
-        yield f"the passage {lacking[0]!r} was retrieved and is not in the evidence"
-
-
-def _side_contexts(trajectory: Trajectory, budgets: RecordedLimits, decode: Decode | None) -> Iterator[str]:
-    """Contexts beside the run: a prompt and at most one turn each, with ledgers of their own."""
-    for number, aside in enumerate(trajectory.side_contexts, start=1):
-        authors = [segment.author for segment in aside]
-        if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
-            yield f"side context {number} is no prompt with one turn behind it"
-        for segment in aside:
-            for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
-                yield f"side context {number}: {what}"
-        tokens = sum(len(segment.ids) for segment in aside)
-        if budgets.max_tokens is not None and tokens > budgets.max_tokens:
-            yield f"side context {number} holds {tokens} tokens, and the budget max_tokens is {budgets.max_tokens}"
+    json.loads(data.decode("utf-8-sig"), object_pairs_hook=look)
+    return twice[0] if twice else ""
 
 
 def _ident(row: JsonObject) -> str | None:
     question = row.get("question")
     return str(question["id"]) if isinstance(question, dict) and "id" in question else None
-
-
-def _group(tree: JsonObject, name: str) -> JsonObject | None:
-    """The group of settings called `name`, the nearest to the top."""
-    level: list[JsonObject] = [tree]
-    while level:
-        for group in level:
-            if isinstance(found := group.get(name), dict):
-                return found
-        level = [value for group in level for value in group.values() if isinstance(value, dict)]
-    return None
 
 
 def _difference(ours: Json, theirs: Json, where: str = "") -> str | None:
@@ -401,11 +337,3 @@ def _difference(ours: Json, theirs: Json, where: str = "") -> str | None:
     same = ours == theirs or (ours != ours and theirs != theirs)  # NaN is judged as a value, not as a shape
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (ours, theirs))
     return None if same and (numbers or type(ours) is type(theirs)) else where
-
-
-def _parting(stored: str, decoded: str) -> str:
-    """Where two texts part, short enough for one line."""
-    at = next(
-        (at for at, (a, b) in enumerate(zip(stored, decoded, strict=False)) if a != b), min(len(stored), len(decoded))
-    )
-    return f"from character {at}: stored {stored[at : at + 20]!r}, decoded {decoded[at : at + 20]!r}"

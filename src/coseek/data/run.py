@@ -1,4 +1,5 @@
-"""Run: a folder with `run.yaml` (settings, identities, versions, commit), `trajectories.jsonl` and `metrics.jsonl`."""
+"""Run: a folder with `run.yaml` (settings, identities, versions, commit, seal), `trajectories.jsonl` and
+`metrics.jsonl`."""
 
 import json
 import platform
@@ -18,7 +19,6 @@ from coseek.core.files import (
     atomic_write,
     check_output_folder,
     is_failed_start,
-    json_line,
     parse_line,
     parse_rows,
     read_jsonl,
@@ -30,6 +30,7 @@ from coseek.core.lock import NAME as LOCK
 from coseek.core.lock import lock_folder
 from coseek.core.settings import first_difference
 from coseek.data.identities import KEY, Identities, changed_parts, check_identities
+from coseek.data.run_seal import SEAL, row_line, seal_of
 from coseek.data.trajectory import StopReason, Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
@@ -172,6 +173,7 @@ class Run:
             drop_partial_line(path)
             faults = sum(map(_is_fault, _rows(path)))
             if faults:
+                self._unseal()
                 write_jsonl(path, (row for row in _rows(path) if not _is_fault(row)))
             return faults
 
@@ -179,19 +181,28 @@ class Run:
     def open_for_append(self, identities: Identities | None = None) -> Iterator[IO[str]]:
         """Open the trajectories file for appending, with the folder locked; drops a partial last line.
 
-        `identities` are checked and stored: see `bind`.
+        `identities` are checked and stored: see `bind`. The run is sealed when the block ends without an error.
         """
         with lock_folder(self.folder):
             if identities is not None:
                 self.bind(identities)
+            self._unseal()
             drop_partial_line(self.trajectories_path)
             with self.trajectories_path.open("a", encoding="utf-8") as file:
                 yield file
+            record = self.record
+            _write_record(self.folder, {**record, SEAL: seal_of(record, self.trajectories_path)})
 
     @staticmethod
     def append(file: IO[str], trajectory: Trajectory) -> None:
-        file.write(json_line(trajectory.to_json()))
+        file.write(row_line(trajectory))
         file.flush()
+
+    def _unseal(self) -> None:
+        """Remove the seal, which holds for a run that nobody is writing."""
+        record = self.record
+        if record.pop(SEAL, None) is not None:
+            _write_record(self.folder, record)
 
 
 def _rows(path: Path) -> Iterator[JsonObject]:

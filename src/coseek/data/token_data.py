@@ -14,9 +14,10 @@ from typing import TypeAlias, cast
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows
 from coseek.data.run import FAULTS, RowKey
+from coseek.data.run_seal import TOKENS
 from coseek.data.trajectory import Author, Trajectory
 
-FILE = "tokens.jsonl"
+FILE = TOKENS
 SCHEMA = 1
 """Version of a row."""
 LISTS = ("advantages", "trainer_logprobs", "entropies")

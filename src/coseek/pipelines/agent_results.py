@@ -161,7 +161,7 @@ def settings_of(training: AgentTraining, row: TableRow, column: QuestionSet) -> 
             "prompt_template": training.recipe.prompt_template,
             "chat_template": training.recipe.chat_template,
             "temperature": row.temperature,
-            "tokenizer": None if row.policy else str(training.policy_folder("start")),
+            "tokenizer": str(training.policy_folder("start")),  # all rows are tokenised by this one
         },
         "set": column.name,
         "limits": dump_settings(limits_of(training, row)),

@@ -24,6 +24,7 @@ def rollout_writer(stage: Stage, tokenizer: Path, workers: Workers) -> RolloutWr
                 "tokenizer": str(tokenizer),
             },
             "step": step,
+            "reward": dump_settings(recipe)["reward"],
             "limits": dump_settings(recipe.limits),
         }
 

@@ -206,7 +206,7 @@ def open_index(
     check_files(folder, card)
     module = index_module(card.retriever)
     settings = stored_settings(module, card, load_views(overrides or {}))
-    corpus = _corpus_of(folder, card) if corpus is None else corpus
+    corpus = corpus_of(folder, card) if corpus is None else corpus
     if corpus.digest != card.digest:
         raise IndexMismatch(
             f"{folder} indexes another corpus ({card.passages} passages, digest {card.digest[:12]}) than the one "
@@ -260,8 +260,8 @@ def _corpus_file(folder: Path, relative: str) -> Path:
     return path
 
 
-def _corpus_of(folder: Path, card: IndexCard) -> Corpus:
-    """Open the corpus that an index names."""
+def corpus_of(folder: Path, card: IndexCard) -> Corpus:
+    """Open the corpus file of an index, whose digest is not compared."""
     if card.corpus_path is None:
         raise DataError(f"{folder} was made from a corpus in memory; pass that corpus to open_index")
     path = _corpus_file(folder, card.corpus_path)

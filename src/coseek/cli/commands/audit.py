@@ -6,18 +6,17 @@ from typing import Annotated
 
 import typer
 
-from coseek.agents.factory import decoder_of
 from coseek.cli.options import Split
 from coseek.cli.terminal import AsJson, new_app, note, print_json, say, stdout_console, tell
 from coseek.core.errors import DataError
 from coseek.core.files import JsonObject, parse_rows, write_json, write_jsonl
-from coseek.data.audit import Audit, audit_run
+from coseek.data.audit import Audit
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Passage
 from coseek.data.question import load_questions
-from coseek.data.run import Run
 from coseek.measure.corpus_coverage import corpus_coverage
 from coseek.pipelines.agent_run import check_questions
+from coseek.pipelines.run_audit import audit_stored_run
 
 TOLD = 1_000_000
 """Passages between two lines of progress."""
@@ -83,31 +82,43 @@ def passages_of(dataset: Dataset) -> Iterator[Passage]:
 @app.command(RUNS)
 def runs_(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `coseek run` made.")],
+    retriever: Annotated[
+        str | None, typer.Option(help="The retriever of the runs, to search every query again and compare.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check every invariant of stored runs: ids against text, authors, log-probabilities, budgets, endings.
+    """Check stored runs: what follows from the agent's tokens and the hits is worked out again; digests bind the rest.
 
-    Ends with 1 when a run is not sound; the first violation is named with its file, line, question and segment.
+    Ends with 1 when a run is not sound. All violations are counted, and the first hundred are named with their file,
+    line, question and segment. Says what could not be compared.
     """
-    audits = {run: audit_run(run, decoder_of(Run(run))) for run in runs}
+    audits = {run: audit_stored_run(run, retriever) for run in runs}
     if as_json:
         print_json([as_object(run, found) for run, found in audits.items()])
     else:
         for run, found in audits.items():
             report(run, found)
-    return 1 if any(found.violations for found in audits.values()) else 0
+    return 1 if any(found.count for found in audits.values()) else 0
 
 
 def report(run: Path, found: Audit) -> None:
-    """Print one line for a sound run, else the first violations."""
-    if not found.decoded:
-        say(f"{run}: the agent's tokenizer is missing, so ids were not compared with text")
-    if not found.violations:
+    """Print one line for a sound run, else the first violations; and how much could be compared."""
+    if not found.count:
         tell(f"{run}: sound; {found.rows:,} trajectories checked")
-        return
-    tell(f"{run}: not sound; {len(found.violations)} violations in {found.rows:,} trajectories, the first of them:")
-    for violation in found.violations[:5]:
-        tell(f"  {violation}")
+    else:
+        shown = len(found.violations)
+        which = "all of them" if shown == found.count else f"the first {shown} of them"
+        tell(f"{run}: not sound; {found.count:,} violations in {found.rows:,} trajectories, {which}:")
+        for violation in found.violations:
+            tell(f"  {violation}")
+    closed = "the run is sealed" if found.sealed else "the run is not sealed"
+    tell(f"  {_share(found.derived, found.rows)} worked out again, {_share(found.bound, found.rows)} bound; {closed}")
+    for what, why in found.left_out.items():
+        say(f"{run}: not compared: {what} ({why})")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"
 
 
 def as_object(run: Path, found: Audit) -> JsonObject:
@@ -115,6 +126,11 @@ def as_object(run: Path, found: Audit) -> JsonObject:
         "run": str(run),
         "trajectories": found.rows,
         "decoded": found.decoded,
+        "derived": found.derived,
+        "bound": found.bound,
+        "sealed": found.sealed,
+        "not_compared": dict(found.left_out),
+        "violation_count": found.count,
         "violations": [
             {
                 "file": str(one.file),

@@ -1,0 +1,257 @@
+"""Invariants of one trajectory, checked from itself and the limits of its run. Decoding is handed in, since this room
+knows no tokenizer.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
+
+from coseek.core.files import JsonObject
+from coseek.data.trajectory import (
+    MESSAGE,
+    MISSING,
+    PAGE,
+    PROMPT,
+    RETRY,
+    TOOL,
+    Author,
+    Segment,
+    StopReason,
+    Trajectory,
+)
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Ids → text, special tokens included: `Tokenizer.decode` of the model that made the run."""
+
+_ROUNDING = 1e-6
+"""How far above 0 a float32 log-probability may come out; a certain token is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLimits:
+    """The limits that `run.yaml` records; a budget that it does not name is not checked."""
+
+    max_turns: int | None = None
+    passages_per_search: int | None = None
+    max_turn_tokens: int | None = None
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, settings: JsonObject) -> "RecordedLimits":
+        """Read from the group `limits`, at whatever depth it is, or from the settings themselves."""
+        limits = _group(settings, "limits") or settings
+        found = {name: limits.get(name) for name in cls.__slots__}
+        return cls(**{name: value for name, value in found.items() if isinstance(value, int)})
+
+
+def check_trajectory(
+    trajectory: Trajectory, budgets: RecordedLimits | None = None, decode: Decode | None = None
+) -> Iterator[tuple[str, int | None]]:
+    """What is wrong with one trajectory: sentences, each with the position of its segment where it has one."""
+    budgets = budgets or RecordedLimits()
+    if odd := next(_odd_numbers(trajectory), None):
+        yield odd, None  # the checks below count with these
+        return
+    for position, segment in enumerate(trajectory.segments):
+        if segment.ids or trajectory.exact:  # a log may hold text alone
+            for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
+                yield what, position
+    yield from _order(trajectory)
+    checks = [_ending(trajectory), _searches(trajectory, budgets), _turns(trajectory, budgets), _calls(trajectory)]
+    checks += [_selection(trajectory), _evidence(trajectory)]
+    for what in (*chain(*checks), *_side_contexts(trajectory, budgets, decode)):
+        yield what, None
+    tokens = len(trajectory.ids)
+    # A prompt that alone is over the budget is kept whole, and the run ends with it.
+    if budgets.max_tokens is not None and tokens > budgets.max_tokens and len(trajectory.segments) > 1:
+        yield f"{tokens} tokens in all, and the budget max_tokens is {budgets.max_tokens}", None
+
+
+def _odd_numbers(trajectory: Trajectory) -> Iterator[str]:
+    """Seeds, turns, seconds and costs that no run has."""
+    if type(trajectory.seed) is not int or trajectory.seed < 0:
+        yield f"the seed is {trajectory.seed!r}, and must be a whole number from 0"
+    for turn in (*(search.turn for search in trajectory.searches), *(call.turn for call in trajectory.calls)):
+        if turn is not None and type(turn) is not int:
+            yield f"a search or call belongs to the turn {turn!r}, which is no whole number"
+    spent = {**trajectory.timings, "cost_usd": trajectory.cost_usd}
+    for name, value in spent.items():
+        if value is not None and not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
+            yield f"{name} is {value!r}, and must be a finite number from 0"
+
+
+def _ledger(segment: Segment, decode: Decode | None) -> Iterator[str]:
+    """Ids, their text, and their log-probabilities."""
+    if not segment.ids:
+        yield "it holds no tokens"
+    for at, token in enumerate(segment.ids):
+        if type(token) is not int or token < 0:
+            yield f"token {at} is {token!r}, which is no token id"
+            return
+    for at, logprob in enumerate(segment.logprobs):
+        if not math.isfinite(logprob) or logprob > _ROUNDING:
+            yield f"the log-probability of token {at} is {logprob}, and must be finite and at most 0"
+            break
+    if decode is not None:
+        try:
+            text = decode(segment.ids)
+        except (IndexError, KeyError, ValueError, OverflowError, TypeError) as error:
+            yield f"the ids cannot be decoded ({error})"
+        else:
+            if text != segment.text:
+                yield f"the text is not the decoding of the ids ({_parting(segment.text, text)})"
+
+
+def _turn(segment: Segment, budgets: RecordedLimits) -> Iterator[str]:
+    most = budgets.max_turn_tokens
+    if segment.author is Author.AGENT and most is not None and len(segment.ids) > most:
+        yield f"a turn of {len(segment.ids)} tokens, and the budget max_turn_tokens is {most}"
+
+
+def _order(trajectory: Trajectory) -> Iterator[tuple[str, int | None]]:
+    """A prompt first, and never two turns of the agent without the environment between them."""
+    if not trajectory.segments:
+        if trajectory.stop is not StopReason.MODEL_ERROR:  # of a run that cannot be kept nothing may be left
+            yield "there are no segments, not even a prompt", None
+        return
+    first = trajectory.segments[0]
+    if (first.author, first.tag) != (Author.ENVIRONMENT, PROMPT):
+        yield f"a run begins with the environment's prompt, not with {first.tag!r} by the {first.author}", 0
+    for position, (before, after) in enumerate(
+        zip(trajectory.segments, trajectory.segments[1:], strict=False), start=1
+    ):
+        if before.author is after.author is Author.AGENT:
+            yield "two turns of the agent with nothing between them", position
+        if after.tag == PROMPT and after.author is Author.ENVIRONMENT:
+            yield "a second prompt", position
+
+
+def _ending(trajectory: Trajectory) -> Iterator[str]:
+    stop, last = trajectory.stop, trajectory.segments[-1].author if trajectory.segments else None
+    if (trajectory.answer is not None) != (stop is StopReason.ANSWERED):
+        yield f"it stopped with {stop!s}, and the answer is {trajectory.answer!r}; only answered runs have an answer"
+    if stop in (StopReason.ANSWERED, StopReason.DECLINED) and last is Author.ENVIRONMENT:
+        yield f"it was {stop!s}, and the environment wrote last"
+    if stop is StopReason.COMPLETE and last is Author.ENVIRONMENT:
+        yield "it was complete, which the agent says, and the environment wrote last"
+    if trajectory.valid == bool(trajectory.format_error):
+        yield f"valid is {trajectory.valid} and format_error is {trajectory.format_error!r}; exactly one holds"
+    # The other way round need not hold: of several queries in one turn, some may fail and be shown as failed.
+    if stop is StopReason.RETRIEVER_ERROR and not any(search.fault is not None for search in trajectory.searches):
+        yield f"it stopped with {stop!s}, and none of its searches failed"
+    failed = [call for call in trajectory.calls if call.fault is not None]
+    if (stop is StopReason.TOOL_ERROR) != bool(failed):
+        yield f"it stopped with {stop!s}, and {len(failed)} of its tool calls failed; a failed call ends a run"
+
+
+def _searches(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
+    k = budgets.passages_per_search
+    for number, search in enumerate(trajectory.searches, start=1):
+        if search.fault is not None and search.hits:
+            yield f"search {number} failed and has hits all the same"
+        if k is not None and len(search.hits) > k:
+            yield f"search {number} has {len(search.hits)} hits, and the budget passages_per_search is {k}"
+        scores = [hit.score for hit in search.hits]
+        if not all(map(math.isfinite, scores)) or scores != sorted(scores, reverse=True):
+            yield f"the scores of search {number} are not finite and falling"
+        if len({hit.passage.id for hit in search.hits}) < len(search.hits):
+            yield f"search {number} has the same passage twice"
+
+
+def _turns(trajectory: Trajectory, budgets: RecordedLimits) -> Iterator[str]:
+    """Which turn each search belongs to, and how many turns the environment answered."""
+    known = [search.turn for search in trajectory.searches if search.turn is not None]
+    written = sum(segment.author is Author.AGENT for segment in trajectory.segments)
+    if len(known) not in (0, len(trajectory.searches)) or known != sorted(known):
+        turns = [search.turn for search in trajectory.searches]
+        yield f"its searches belong to the turns {turns}, which are not rising"
+    elif known and not 0 <= known[0] <= known[-1] <= written:
+        yield f"a search belongs to turn {known[-1]}, and the agent has written {written}"
+    # Runs that are older than `Search.turn` made one search a turn.
+    turn_of = [-at if search.turn is None else search.turn for at, search in enumerate(trajectory.searches, start=1)]
+    worked = {turn for turn, search in zip(turn_of, trajectory.searches, strict=True) if search.fault is None}
+    environment = [segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT]
+    own = sum(tag in (RETRY, PAGE, MISSING, TOOL, MESSAGE) for tag in environment)
+    if len(environment) - own > len(worked):
+        yield f"{len(environment) - own} observations and only {len(worked)} searches that worked"
+    failed = sum(call.fault is not None for call in trajectory.calls)
+    answered, most = len(set(turn_of) - {0}) + own + failed, budgets.max_turns
+    if most is not None and answered > most:
+        yield f"{answered} turns that the environment answered, and the budget max_turns is {most}"
+
+
+def _calls(trajectory: Trajectory) -> Iterator[str]:
+    """Each tool segment shows one call that worked, made by the turn of the agent in front of it."""
+    shown, turn = [], 0
+    for segment in trajectory.segments:
+        turn += segment.author is Author.AGENT
+        if segment.author is Author.ENVIRONMENT and segment.tag == TOOL:
+            shown.append(turn)
+    worked = [call.turn for call in trajectory.calls if call.fault is None]
+    if shown != worked:
+        yield f"results of tools are shown behind the turns {shown}, and calls that worked are of the turns {worked}"
+    if any(call.turn != turn for call in trajectory.calls if call.fault is not None):
+        yield f"a tool call failed before the last turn ({turn}), and a failed call ends a run"
+
+
+def _selection(trajectory: Trajectory) -> Iterator[str]:
+    served = {hit.passage.id for search in trajectory.searches for hit in search.hits}
+    for number, search in enumerate(trajectory.searches, start=1):
+        odd = set(search.selected or ()) - {hit.passage.id for hit in search.hits}
+        if odd:
+            yield f"{min(odd)!r} was selected from search {number}, which did not find it"
+        if not set(search.selected or ()) <= set(trajectory.selected_ids):
+            yield f"what was selected from search {number} is not among the selected passages"
+    for ident in trajectory.selected_ids:
+        if ident not in served:
+            yield f"the selected passage {ident!r} was never retrieved"
+
+
+def _evidence(trajectory: Trajectory) -> Iterator[str]:
+    """All that was retrieved, each passage once. Which comes first is the agent's to say."""
+    if trajectory.evidence is None:  # older than this field
+        return
+    found, counted = {hit.passage.id for search in trajectory.searches for hit in search.hits}, set[str]()
+    for ident in trajectory.evidence:
+        if ident in counted:
+            yield f"the passage {ident!r} stands twice in the evidence"
+        elif ident not in found:
+            yield f"the passage {ident!r} of the evidence was never retrieved"
+        counted.add(ident)
+    if lacking := sorted(found - counted):
+        yield f"the passage {lacking[0]!r} was retrieved and is not in the evidence"
+
+
+def _side_contexts(trajectory: Trajectory, budgets: RecordedLimits, decode: Decode | None) -> Iterator[str]:
+    """Contexts beside the run: a prompt and at most one turn each, with ledgers of their own."""
+    for number, aside in enumerate(trajectory.side_contexts, start=1):
+        authors = [segment.author for segment in aside]
+        if authors not in ([Author.ENVIRONMENT], [Author.ENVIRONMENT, Author.AGENT]):
+            yield f"side context {number} is no prompt with one turn behind it"
+        for segment in aside:
+            for what in (*_ledger(segment, decode), *_turn(segment, budgets)):
+                yield f"side context {number}: {what}"
+        tokens = sum(len(segment.ids) for segment in aside)
+        if budgets.max_tokens is not None and tokens > budgets.max_tokens:
+            yield f"side context {number} holds {tokens} tokens, and the budget max_tokens is {budgets.max_tokens}"
+
+
+def _group(tree: JsonObject, name: str) -> JsonObject | None:
+    """The group of settings called `name`, the nearest to the top."""
+    level: list[JsonObject] = [tree]
+    while level:
+        for group in level:
+            if isinstance(found := group.get(name), dict):
+                return found
+        level = [value for group in level for value in group.values() if isinstance(value, dict)]
+    return None
+
+
+def _parting(stored: str, decoded: str) -> str:
+    """Where two texts part, short enough for one line."""
+    at = next(
+        (at for at, (a, b) in enumerate(zip(stored, decoded, strict=False)) if a != b), min(len(stored), len(decoded))
+    )
+    return f"from character {at}: stored {stored[at : at + 20]!r}, decoded {decoded[at : at + 20]!r}"
