@@ -339,8 +339,9 @@ def test_a_run_goes_on_only_with_its_own_settings(refused: Refused, coseek: Type
 def test_a_run_whose_settings_are_gone_is_named(home: Path, refused: Refused, coseek: Type) -> None:
     assert coseek(*RUN).code == 0
     (home / "new" / "run.yaml").write_text("", encoding="utf-8")
-    for words in (("audit", "new"), ("label", "new", "--method", "gold", "--out", "labels")):
-        assert "run.yaml holds no settings" in refused(*words)
+    assert "run.yaml holds no settings" in refused("label", "new", "--method", "gold", "--out", "labels")
+    audit = coseek("audit", "new")
+    assert audit.code == 1 and "new/run.yaml" in audit.out
 
 
 def test_broken_rows_of_a_run_are_named(home: Path, refused: Refused, coseek: Type) -> None:

@@ -33,7 +33,7 @@ def rows(run: Path) -> list[JsonObject]:
     found = []
     for line in (run / "trajectories.jsonl").read_text().splitlines():
         row = json.loads(line)
-        del row["timings"]
+        del row["timings"], row["digest"]
         for segment in row["segments"]:
             segment["logprobs"] = [round(value, 4) for value in segment.get("logprobs", [])]
         found.append(row)

@@ -20,7 +20,7 @@ LOGPROBS = re.compile(r'"logprobs": \[([^]]*)\]')
 def rows(run: Path) -> list[str]:
     """The stored rows in their order, without the seconds that they took."""
     lines = (run / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.dumps({**json.loads(line), "timings": {}}) for line in lines]
+    return [json.dumps({**json.loads(line), "timings": {}, "digest": ""}) for line in lines]
 
 
 def logprobs(rows: list[str]) -> list[float]:
