@@ -161,6 +161,9 @@ def test_a_model_folder_brings_its_own_prompt_and_another_one_can_be_asked_for(t
     own = load_generator_prompt(GeneratorSettings(model=str(tmp_path)))
     assert own.prompt == "{passages}|{question}"
     assert load_generator_prompt(GeneratorSettings(model=str(tmp_path), prompt="generator")).prompt != own.prompt
+    assert generator(Scripted(str)).max_answer_tokens == 64
+    assert generator(Scripted(str), prompt="generator-laptop").max_answer_tokens == 256  # it writes facts first
+    assert generator(Scripted(str), prompt="generator-laptop", max_answer_tokens=9).max_answer_tokens == 9
     with pytest.raises(UnknownName, match="did you mean 'generator'"):
         load_generator_prompt(GeneratorSettings(model="m", prompt="generatr"))
 

@@ -11,7 +11,7 @@ import pytest
 from tests.pipelines.card_check import checked_card
 from tests.scripted import Scripted
 
-from coseek.core.errors import SettingError
+from coseek.core.errors import DataError, SettingError
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings
 from coseek.pipelines.base_recipe import BaseRecipe
@@ -62,6 +62,14 @@ def test_a_base_model_is_measured_where_it_never_learnt() -> None:
     assert make_settings(BaseRecipe, dump_settings(recipe)) == recipe
     with pytest.raises(SettingError, match="did you mean 'tokenizer_worlds'"):
         make_settings(BaseRecipe, {"tokeniser_worlds": 3})
+
+
+def test_a_base_model_that_does_not_exist_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    from coseek.pipelines.base import BaseTraining
+
+    with pytest.raises(DataError, match="no base model bse, which the recipe names as start; did you mean 'base'"):
+        BaseTraining(BaseRecipe(start="bse"), tmp_path / "b").begin(resume=False)
+    assert not (tmp_path / "b/recipe.yaml").exists()
 
 
 def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
@@ -134,6 +142,12 @@ def test_a_base_model_is_trained_measured_and_opened_as_generator_and_policy(tmp
     assert len(opened.answer([context])) == 1
     add_tag_tokens(training.trained_folder, ["<search>"], tmp_path / "policy", seed=0)
     assert len(HfTokenizer.load(tmp_path / "policy").encode("<search>")) == 1
+
+    further = BaseTraining(make_settings(BaseRecipe, TINY | {"start": str(training.trained_folder)}), tmp_path / "c")
+    further.begin(resume=False)
+    further.make_start()
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (further.start_folder / name).read_bytes() == (training.trained_folder / name).read_bytes()
 
     once_more = BaseTraining(tiny(), tmp_path / "b")
     once_more.begin(resume=True)

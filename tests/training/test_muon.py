@@ -12,7 +12,7 @@ from coseek.training.trainer.muon import Muon, orthogonalise
 from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, OptimiserSettings
 
-SETTINGS = OptimiserSettings(algorithm="muon", lr=0.02, muon_lr=3.0, weight_decay=0.1)
+SETTINGS = OptimiserSettings(algorithm="muon", lr=0.02, muon_lr_factor=3.0, weight_decay=0.1)
 SIDES = st.integers(1, 24)
 
 

@@ -25,6 +25,7 @@ from coseek.training.rl.settings import RlSettings
 from coseek.training.sft.curriculum import draw_any
 from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings
+from coseek.training.trainer import workers
 from coseek.training.trainer.batch import Batch
 from coseek.training.trainer.checkpoint import TrainingState, save_checkpoint
 from coseek.training.trainer.learner import Entropy
@@ -32,6 +33,7 @@ from coseek.training.trainer.policy import Policy
 from coseek.training.trainer.settings import LearnerSettings, LoraSettings, OptimiserSettings
 from coseek.training.trainer.workers import Workers, workers_here
 
+workers.SMALL, workers.TOGETHER = 300, 4  # so that tiny models have large weights, and several messages of small ones
 Kind: TypeAlias = Literal["ddp", "fsdp2"]
 
 ALGORITHMS = ("grpo", "ppo", "lora")

@@ -45,6 +45,8 @@ class GeneratorPrompt(PromptFile):
     the whole output."""
     answer: AnswerPart = "whole"
     """The answer is this text, or its first non-empty line."""
+    max_answer_tokens: int = Field(default=64, ge=1)
+    """Tokens that the generator may generate, those before the mark included."""
 
 
 _FIELDS = {"prompt": {"question", "passages"}, "passage": {"number", "title", "text"}}
@@ -65,8 +67,8 @@ class GeneratorSettings(Settings):
     """A model folder whose tokenizer counts them; default: words, punctuation marks and single CJK characters."""
     answer: AnswerPart | None = None
     """The answer is the whole response, as s3 and QAgent read it, or its `first_line`; default: as the prompt says."""
-    max_answer_tokens: int = Field(default=64, ge=1)
-    """Tokens that the generator may generate."""
+    max_answer_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that the generator may generate; default: as the prompt says (64)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,17 @@ class Generator:
     def budget(self) -> ContextBudget:
         return ContextBudget(self.settings.max_context_tokens, self.settings.max_passages, self.tokenizer)
 
+    @property
+    def max_answer_tokens(self) -> int:
+        return self.settings.max_answer_tokens or self.prompt.max_answer_tokens
+
     def context(self, asked: ReadingInput) -> GeneratorContext:
         """The whole prompt, within the budget."""
         return context_of(self.prompt, self.budget, asked)
 
     def answer(self, contexts: Sequence[GeneratorContext]) -> list[GeneratorOutput]:
         """One answer per context, in order. Equal contexts are generated once; a failure affects no other context."""
-        texts = generate_each(self.model, [context.prompt for context in contexts], self.settings.max_answer_tokens)
+        texts = generate_each(self.model, [context.prompt for context in contexts], self.max_answer_tokens)
         return [
             self.read(text) if isinstance(text, str) else GeneratorOutput(None, fault=fault_of(text)) for text in texts
         ]

@@ -11,10 +11,16 @@ from collections.abc import Iterable
 from functools import cached_property
 from statistics import fmean
 
+from coseek.core.errors import DataError
+from coseek.core.fingerprint import fingerprint
+from coseek.core.hub import missing
+from coseek.data.identities import Identities
 from coseek.graders.generator import Generator
 from coseek.measure.score import Scores
 from coseek.measure.table import Table, group_table, scores_json
-from coseek.models.pretrained import load_model
+from coseek.models.pretrained import load_model, save_model
+from coseek.models.shipped import model_path, shipped_models
+from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.base_abilities import abilities, abilities_json, abilities_table, facts_read
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.reader import ReaderTraining
@@ -36,6 +42,20 @@ class BaseTraining(ReaderTraining[BaseRecipe]):
     """The training of one base model."""
 
     NAME, TITLE = "base", "A base model"
+
+    def check(self) -> None:
+        if self.recipe.start is not None and not (model_path(self.recipe.start) / "config.json").exists():
+            raise DataError(missing("base model", self.recipe.start, "start", shipped_models()))
+
+    def identities(self) -> Identities:
+        return {} if self.recipe.start is None else {"start": fingerprint(model_path(self.recipe.start))}
+
+    def make_start(self) -> None:
+        if self.recipe.start is None:
+            super().make_start()
+        else:
+            source = model_path(self.recipe.start)
+            save_model(load_model(source, self.recipe.in_float32()), HfTokenizer.load(source), self.start_folder)
 
     def draw(self, generator: Generator) -> Draw:
         return self.tasks(generator).draw

@@ -79,7 +79,7 @@ def abilities_json(found: Mapping[str, Interval]) -> JsonObject:
 
 def _same(generator: Generator, examples: Sequence[BaseExample], end: Callable[[str], str]) -> list[float]:
     """1 for each example whose text ends as its target, by what `end` takes of both."""
-    written = generate_each(generator.model, [one.shown for one in examples], generator.settings.max_answer_tokens)
+    written = generate_each(generator.model, [one.shown for one in examples], generator.max_answer_tokens)
     return [
         float(isinstance(text, str) and end(text) == end(one.written))
         for text, one in zip(written, examples, strict=True)
@@ -102,7 +102,7 @@ def facts_read(
         stated.append(f"fact, {order}")
         values.append(value)
     right: dict[str, list[float]] = {}
-    written = generate_each(generator.model, prompts, generator.settings.max_answer_tokens)
+    written = generate_each(generator.model, prompts, generator.max_answer_tokens)
     for order, output, value in zip(stated, written, values, strict=True):
         right.setdefault(order, []).append(float(isinstance(output, str) and output.partition(" .")[0] == value))
     return dict(sorted(right.items()))

@@ -13,6 +13,8 @@ from coseek.world.settings import WorldSettings
 class BaseRecipe(ReaderRecipe):
     """The training and measurement of a base model."""
 
+    start: str | None = None
+    """A base model to go on from, a folder or a shipped one by name; default: an untrained model of `laptop`."""
     tasks: BaseTaskSettings = BaseTaskSettings()
     """What it learns."""
     held_out: WorldSettings = WorldSettings(
@@ -42,8 +44,8 @@ class BaseRecipe(ReaderRecipe):
         curriculum=(),
         learner=LearnerSettings(
             optimiser=OptimiserSettings(
-                algorithm="muon", lr=2e-3, muon_lr=3.0, betas=(0.9, 0.98), weight_decay=0.02, warmup_updates=20,
-                decay="linear", decay_from=0.4, floor=0.02,
+                algorithm="muon", lr=2e-3, muon_lr_factor=3.0, betas=(0.9, 0.98), weight_decay=0.02,
+                warmup_updates=20, decay="linear", decay_from=0.4, floor=0.02,
             ),
             precision="auto",
             micro_batch_tokens=2000,

@@ -93,8 +93,7 @@ class ReaderTraining(TrainingRun[R], ABC):
         if self.recipe.threads is not None:
             torch.set_num_threads(self.recipe.threads)
         if self.workers.first and not self.start_folder.exists():
-            make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
-            self._write_card(self.start_folder, "start")
+            self.make_start()
         if self.workers.agree(self.trained_folder.exists):
             return
         model = load_model(self.start_folder, self.recipe.in_float32())
@@ -118,6 +117,11 @@ class ReaderTraining(TrainingRun[R], ABC):
             self._write_card(part, self.NAME)
 
         policy.save(self.trained_folder, extra)
+
+    def make_start(self) -> None:
+        """Write the model that training begins with: an untrained one."""
+        make_policy(self.recipe.laptop, self.texts(), (), self.start_folder, self.recipe.seed)
+        self._write_card(self.start_folder, "start")
 
     def _write_card(self, folder: Path, name: str, table: Table | None = None) -> None:
         """Write the model card of the folder `name`, with the table of figures once there is one."""

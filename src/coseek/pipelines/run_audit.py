@@ -232,7 +232,7 @@ class _Recorded:
 
     def _wrong_hits(self, run: Trajectory, corpus: Corpus | None) -> Iterator[str]:
         for number, search in enumerate(run.searches, start=1):
-            for hit in search.hits if corpus is not None else ():
+            for hit in search.hits:
                 if corpus is not None and not _is_in(corpus, hit):
                     yield f"the passage {hit.passage.id!r} of search {number} is not that of the corpus"
         if self.retriever is not None and self.protocol is not None and self.limits is not None:

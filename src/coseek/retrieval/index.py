@@ -216,8 +216,8 @@ def open_index(
 
 
 def check_files(folder: Path, card: IndexCard, report: Report | None = None) -> Checksums | None:
-    """Compare the files of an index with its checksums: all blocks with a `report`, else a sample that takes a tenth
-    of a second. `None` for an index of a schema without checksums. Raises `DataError` with the damaged file."""
+    """Compare the files of an index with its checksums: all blocks with a `report`, else a sample of
+    them. `None` for an index of a schema without checksums. Raises `DataError` with the damaged file."""
     if card.schema < SCHEMA:
         return None
     sums = Checksums.read(folder)

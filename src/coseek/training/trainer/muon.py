@@ -1,7 +1,7 @@
 """Muon: an optimiser of matrices whose update is the orthogonalised momentum (Jordan, 2024).
 
-`torch.optim.Muon` computes in bfloat16 alone, twenty times slower than float32 without bfloat16 instructions, and one
-matrix at a time.
+`torch.optim.Muon` computes in bfloat16 alone, also on processors without bfloat16 instructions, and one matrix at a
+time.
 """
 
 import math

@@ -81,7 +81,7 @@ class Optimiser:
                 f"the gradient of update {self.update} is {norm}; start again from the last good weights "
                 f"with a learning rate below {self.settings.lr}"
             )
-        for optimiser, factor in ((self._adam, 1.0), (self._muon, self.settings.muon_lr)):
+        for optimiser, factor in ((self._adam, 1.0), (self._muon, self.settings.muon_lr_factor)):
             if optimiser is not None:
                 for group in optimiser.param_groups:
                     group["lr"] = factor * self.rate

@@ -17,7 +17,7 @@ class OptimiserSettings(Settings):
     """`muon` updates the matrices inside the layers by Muon and all else by AdamW: for networks from nothing."""
     lr: float = Field(default=3e-4, ge=0.0)
     """Peak learning rate."""
-    muon_lr: float = Field(default=1.0, gt=0.0)
+    muon_lr_factor: float = Field(default=1.0, gt=0.0)
     """Factor on the learning rate of what Muon updates."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of the two moments."""

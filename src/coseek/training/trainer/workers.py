@@ -23,8 +23,9 @@ T = TypeVar("T")
 PATIENCE = timedelta(days=1)
 """Timeout of collectives: in some stages one worker works alone. (`torchrun` ends all workers if one fails.)"""
 
-BUCKET = 4_000_000
-"""Numbers that are summed in one message: small weights each in their own would wait for each other."""
+SMALL, TOGETHER = 100_000, 100
+"""Gradients of fewer numbers than the first are summed so many in one message, since each message is a wait. Larger
+ones are summed in place, without a copy."""
 
 
 class Workers:
@@ -79,23 +80,24 @@ class Workers:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         used = self.add_up(torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32))
-        bucket: list[Tensor] = []
+        small: list[Tensor] = []
         for parameter, users in zip(trained, used.tolist(), strict=True):
-            if users:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                bucket.append(parameter.grad)
-            if sum(grad.numel() for grad in bucket) >= BUCKET:
-                self._add_up_together(bucket)
-                bucket = []
-        self._add_up_together(bucket)
+            if not users:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.numel() < SMALL:
+                small.append(parameter.grad)
+            else:
+                self.add_up(parameter.grad)
+        for first in range(0, len(small), TOGETHER):
+            self._add_up_together(small[first : first + TOGETHER])
 
     def _add_up_together(self, tensors: Sequence[Tensor]) -> None:
         """Sum these tensors of all workers in one message, in place. They have one type and one device."""
-        if tensors:
-            summed = self.add_up(torch.cat([tensor.flatten() for tensor in tensors]))
-            for tensor, part in zip(tensors, summed.split([tensor.numel() for tensor in tensors]), strict=True):
-                tensor.copy_(part.view_as(tensor))
+        summed = self.add_up(torch.cat([tensor.flatten() for tensor in tensors]))
+        for tensor, part in zip(tensors, summed.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 ALONE = Workers()
