@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from bench.processes import run_workers
+from bench.road import PAPERS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -31,7 +32,7 @@ from coseek.data.trajectory import Author, Segment, StopReason, Trajectory
 from coseek.models.model import EpisodeState, Request, Turn
 from coseek.models.sampler import Sampler, SamplerSettings
 from coseek.models.tokenizer import ByteTokenizer
-from coseek.pipelines.agent_recipe import RECIPES, AgentRecipe, load_recipe
+from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.estimate import Memory, memory_of, shape_of
 from coseek.pipelines.fitting import FULL, share_of, ways_out
 from coseek.rewards.reward import Reward
@@ -46,11 +47,6 @@ MIB = 2.0**20
 PROMPT, TURNS, TURN_TOKENS, ROWS = 8, 2, 124, 2
 """Prompt tokens of a row, turns, tokens of a turn, and rows per worker."""
 BAR = 0.10
-PAPERS = tuple(
-    path.stem for path in sorted(RECIPES.glob("*.yaml"))
-    if (RECIPES / f"{path.stem}-laptop.yaml").exists()
-)  # fmt: skip
-"""The recipes of papers: those with a laptop version."""
 
 
 def recipe_for(algorithm: str, folder: Path, devices: int, precision: str = "bfloat16") -> AgentRecipe:

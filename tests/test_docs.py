@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from bench.picture import picture
+from bench.road import HEADER, rows
 from tests.source_tree import PACKAGE, ROOT
 from tests.test_house import FLOORS
 
@@ -17,6 +18,7 @@ from coseek.core.registry import find_plugin, plugin_names
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Segment, StopReason, Trajectory
+from coseek.measure.table import Table
 from coseek.pipelines.agent_recipe import load_recipe, recipe_names
 from coseek.pipelines.together_recipe import load_together_recipe, together_recipe_names
 from coseek.retrieval.factory import open_retriever
@@ -172,3 +174,8 @@ def test_a_hostile_passage_stays_text_in_the_picture() -> None:
     )
     root = ET.fromstring(picture(one, [{"step": 1, "exact_match": 0.5}]))
     assert {part.tag.partition("}")[2] for part in root.iter()} <= {"svg", "rect", "text", "line", "circle", "path"}
+
+
+def test_the_road_shows_what_its_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "explanation" / "road.md").read_text(encoding="utf-8")
+    assert Table(HEADER, tuple(row.cells for row in rows())).markdown() in page

@@ -1,4 +1,4 @@
-"""Our arithmetic beside TRL's and verl's on the same tensors. The table of what differs: docs/explanation/parity.md.
+"""Our arithmetic beside TRL's and verl's on the same tensors. The table of what differs: bench/results/parity.md.
 
 TRL comes with the `dev` extra. verl pins another transformers, so it has to be put there by hand; without it these
 tests are passed over. What a library does otherwise is written out here, so that the rest must agree.

@@ -25,7 +25,7 @@ MODES = {
     "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
 }  # fmt: skip
-STARTS_S = 240
+STARTS_S = 600
 
 
 def tiny_llama(folder: Path) -> Path:
@@ -65,7 +65,7 @@ def vllm(policy: Path, *more: str) -> Iterator[str]:
             yield url
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(120)
 
 
 def answers(url: str) -> bool:
