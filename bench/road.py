@@ -71,7 +71,8 @@ def agent_row(name: str, recipe: AgentRecipe, rounds: int = 1) -> Row:
 def retriever_row() -> Row:
     """AgentIR's encoder: 3 passes over full-length texts, and one more that recomputes them; attention is left out."""
     recipe = load_retriever_recipe("agentir", labels=["labels"])
-    texts = recipe.query_tokens + (1 + recipe.loss.negatives) * recipe.passage_tokens
+    passages = 1 + (recipe.loss.negatives or 0)
+    texts = (recipe.query_tokens or 0) + passages * (recipe.passage_tokens or 0)
     epochs, batch = recipe.training.epochs, recipe.training.batch_size
     seconds = DR_SYNTH * epochs * texts * 8 * QWEN3_EMBEDDING / (H100.tflops * 1e12 * H100.update_mfu)
     steps = round(DR_SYNTH * epochs / batch)
