@@ -4,8 +4,8 @@
     python -m bench.ship runs/retriever-base --kind encoder --name base   # of `coseek train retriever base`
 
 src/coseek/weights/KIND/NAME becomes the trained folder with float16 weights and a model card (README.md); an older one
-is replaced. Exit 1 when all shipped models together are over the bar. Only trainings whose data are drawn are shipped:
-the licence of other data and of another encoder's weights is not ours.
+is replaced. Exit 1 when all shipped models together are over the bar. Only trainings whose data are drawn, and that
+begin with nothing or with a shipped base model, are shipped: the licence of other data and weights is not ours.
 """
 
 import argparse
@@ -25,11 +25,12 @@ from safetensors.torch import load_file, save_file
 
 from coseek.core.errors import DataError, SettingError, UserError
 from coseek.core.files import Json, JsonObject, atomic_folder, read_json, read_yaml, write_json
-from coseek.core.fingerprint import file_digest
+from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.settings import Settings, dump_settings, make_settings
+from coseek.data.identities import KEY
 from coseek.hub.card import FILE as CARD
 from coseek.hub.card import ModelCard
-from coseek.models.shipped import WEIGHTS, Kind, model_path
+from coseek.models.shipped import WEIGHTS, Kind, model_path, shipped_models
 from coseek.pipelines.base_recipe import BaseRecipe
 from coseek.pipelines.run_record import FILE
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
@@ -59,6 +60,10 @@ MEASURED = (
 )
 
 
+EARLIER = "EARLIER"
+"""Stands in a command for the folder of the model that the training began with."""
+
+
 @dataclass(frozen=True)
 class ShippedRun:
     """A training whose result is shipped."""
@@ -66,6 +71,8 @@ class ShippedRun:
     folder: Path
     kind: Kind
     name: str
+    root: Path = WEIGHTS
+    """The folder of all shipped models."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", self.name):
@@ -73,6 +80,14 @@ class ShippedRun:
         recipe = self.recipe
         if isinstance(recipe, RetrieverRecipe) and (recipe.labels or recipe.encoder is not None):
             raise DataError(f"{self.folder} learnt from labels or another encoder; ship one of drawn worlds alone")
+        start = self.start
+        if start is not None and start not in shipped_models(root=self.root):
+            raise DataError(f"{self.folder} began with {start}, which is not shipped; ship one that began with nothing")
+        recorded = cast("dict[str, str]", self.record.get(KEY) or {}).get("start")
+        if start is not None and recorded != fingerprint(model_path(start, root=self.root)):
+            raise DataError(
+                f"{self.folder} began with another {start} than the shipped one; ship from the commit of its training"
+            )
         if not self.trained.is_dir():
             raise DataError(f"there is no {self.trained}; finish the training, or choose another --kind")
 
@@ -90,15 +105,33 @@ class ShippedRun:
         return make_settings(BaseRecipe if self.kind == "policy" else RetrieverRecipe, tree, self.folder / FILE)
 
     @property
+    def start(self) -> str | None:
+        """The model that the training began with."""
+        return self.recipe.start if isinstance(self.recipe, BaseRecipe) else None
+
+    @property
     def command(self) -> str:
         """The command that makes it again; its settings are those that differ from the defaults."""
         words = ["base"] if self.kind == "policy" else ["retriever", self.name]
         usual: Settings = BaseRecipe() if self.kind == "policy" else load_retriever_recipe(self.name)
-        return shlex.join(["coseek", "train", *words, *changes(dump_settings(usual), dump_settings(self.recipe))])
+        chosen = dump_settings(self.recipe) | ({} if self.start is None else {"start": f"{EARLIER}/base"})
+        return shlex.join(["coseek", "train", *words, *changes(dump_settings(usual), chosen)])
 
-    def write(self, root: Path = WEIGHTS) -> Path:
+    @property
+    def earlier(self) -> dict[str, str]:
+        """The fact of a card that says how the model was made that the training began with."""
+        if self.start is None:
+            return {}
+        card = (model_path(self.start, root=self.root) / CARD).read_text(encoding="utf-8")
+        command = card.partition("```sh\n")[2].partition("\n")[0]
+        facts = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, flags=re.MULTILINE))
+        before = f"; {facts[EARLIER]}" if EARLIER in facts else ""
+        made = f"`{command}` at {facts['commit']}, sha256 {facts['sha256 of model.safetensors']}{before}"
+        return {EARLIER: made}
+
+    def write(self) -> Path:
         """Write the shipped folder atomically; returns it."""
-        folder = root / self.kind / self.name
+        folder = self.root / self.kind / self.name
         atomic_folder(folder, self._fill)
         return folder
 
@@ -122,6 +155,7 @@ class ShippedRun:
                 "parameters": f"{parameters:,}, in float16",
                 "data": DATA,
                 "commit": str(self.record.get("commit") or "unknown"),
+                **self.earlier,
                 "sha256 of the settings as sorted JSON": sha256(settings.encode()).hexdigest(),
                 **{f"sha256 of {name}": digest for name, digest in hashes.items()},
             },
@@ -167,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=WEIGHTS, help="the folder of all shipped models")
     args = parser.parse_args(arguments)
     try:
-        folder = ShippedRun(args.run, args.kind, args.name).write(args.root)
+        folder = ShippedRun(args.run, args.kind, args.name, args.root).write()
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

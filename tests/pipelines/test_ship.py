@@ -13,6 +13,7 @@ from tests.pipelines.card_check import checked_card
 from tests.pipelines.test_base import tiny
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import dump_settings, make_settings
 from coseek.models.shipped import model_path
 from coseek.training.encoder.recipe import RetrieverRecipe, load_retriever_recipe
@@ -47,6 +48,29 @@ def test_weights_whose_data_are_not_ours_are_not_shipped(tmp_path: Path) -> None
     for run in (labelled, tuned):
         with pytest.raises(DataError, match="labels or another encoder"):
             ShippedRun(run, "encoder", "base")
+
+
+def test_a_base_that_went_on_from_weights_that_are_not_ours_is_not_shipped(tmp_path: Path) -> None:
+    elsewhere = write_run(tmp_path / "elsewhere", {"start": "somebody/model"})
+    with pytest.raises(DataError, match="began with somebody/model, which is not shipped"):
+        ShippedRun(elsewhere, "policy", "base")
+    other = write_run(tmp_path / "other", {"start": "base"})  # its record names no digest
+    with pytest.raises(DataError, match="another base than the shipped one; ship from the commit"):
+        ShippedRun(other, "policy", "base")
+
+
+def test_the_card_of_a_base_that_went_on_says_how_the_one_before_was_made(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"start": "base", "seed": 3})
+    record = yaml.safe_load((run / "recipe.yaml").read_text())
+    (run / "recipe.yaml").write_text(
+        yaml.safe_dump({**record, "identities": {"start": fingerprint(model_path("base"))}})
+    )
+    (run / "base").mkdir()
+    shipped, card = ShippedRun(run, "policy", "base"), (model_path("base") / "README.md").read_text()
+    assert "EARLIER/base" in shipped.command and "seed=3" in shipped.command
+    told = shipped.earlier["EARLIER"]
+    digest = hashlib.sha256((model_path("base") / "model.safetensors").read_bytes()).hexdigest()
+    assert "`coseek train base " in told and digest in told and digest in card
 
 
 def test_an_unfinished_run_and_a_path_as_a_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
