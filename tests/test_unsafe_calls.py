@@ -11,7 +11,10 @@ MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "job
 """Modules that run code when they read, or run a shell."""
 NAMES = {"eval", "exec", "compile", "__import__"}
 CALLS = {"os.system", "os.popen", "builtins.eval", "builtins.exec", "pandas.read_pickle"}
-SAFE_YAML = {"safe_load", "safe_dump", "YAMLError", "MarkedYAMLError"}
+SAFE_YAML = {
+    *("safe_load", "safe_dump", "SafeLoader", "YAMLError", "MarkedYAMLError"),
+    *("Node", "ScalarNode", "SequenceNode", "MappingNode"),
+}
 OFF = {"allow_pickle", "shell"}
 """Keywords that must be `False` where they stand."""
 

@@ -75,3 +75,14 @@ def test_a_format_and_a_method_of_ones_own_are_found_by_their_paths(ran: Path, t
 def test_a_command_is_no_file_of_ones_own(tmp_path: Path, coseek: Type) -> None:
     (tmp_path / "do.py").write_text("raise SystemExit(9)\n", encoding="utf-8")
     assert "no command named" in coseek(tmp_path / "do.py").sentence
+
+
+def test_a_fault_in_a_part_of_ones_own_is_one_sentence_with_its_line(index: Path, tmp_path: Path, coseek: Type) -> None:
+    head = "from coseek.core.settings import Settings\nclass SETTINGS(Settings):\n    over: str\n"
+    (tmp_path / "mine.py").write_text(f"{head}def open(settings, opening):\n    return opning\n", encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(f"retriever: mine.py\nover: {index}\n", encoding="utf-8")
+    sentence = coseek("search", tmp_path / "mine.yaml", "who").sentence
+    assert "mine.py failed: NameError" in sentence and "(line 5); mend it" in sentence
+    (tmp_path / "cut.py").write_text("def read(sources):\n    pass\n", encoding="utf-8")
+    imported = coseek("data", "import", tmp_path / "cut.py", tmp_path / "mine.yaml", "--out", tmp_path / "set")
+    assert "cut.py returns an ImportedData, not NoneType" in imported.sentence

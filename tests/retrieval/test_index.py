@@ -110,7 +110,7 @@ def of_no_retriever(path: Path) -> None:
     [
         (broken, "not valid JSON"),
         (of_tomorrow, "schema 99"),
-        (not_a_card, "not the card of an index"),
+        (not_a_card, "a JSON object is needed, not list; rebuild it"),
         (of_no_retriever, r"index\.json is damaged"),
     ],
 )

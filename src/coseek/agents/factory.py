@@ -26,7 +26,7 @@ from coseek.core.errors import DataError, SettingError, UserError, nearest
 from coseek.core.files import JsonObject, read_yaml
 from coseek.core.fingerprint import TOKENIZER, fingerprint
 from coseek.core.hub import fetch_command, missing
-from coseek.core.plugins import PluginSpec, is_plugin_path
+from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.registry import find_plugin, plugin_names
 from coseek.core.role_marks import without_role_marks
 from coseek.core.settings import make_settings
@@ -221,7 +221,8 @@ def content_of(name: str, files: str = "*") -> str:
 
 def open_scripted_agent(name: str) -> ScriptedAgent:
     """Make a scripted agent with its default settings."""
-    return cast(ScriptedAgent, find_plugin("scripted agent", SCRIPTED, name, CONTRACT).make())
+    with running("scripted agent", name):
+        return cast(ScriptedAgent, find_plugin("scripted agent", SCRIPTED, name, CONTRACT).make())
 
 
 def open_tokenizer(settings: AgentSettings, protocol: Protocol) -> Tokenizer:

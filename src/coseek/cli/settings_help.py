@@ -6,6 +6,7 @@ The meaning is the docstring where the setting is declared, so the list is alway
 import shutil
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -16,6 +17,7 @@ from pydantic_core import to_jsonable_python
 from coseek.cli.terminal import print_json, tell
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
+from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 
 WIDEST = 120
 """Columns of a line, at most; longer lines are hard to read."""
@@ -92,9 +94,16 @@ def in_words(one: Setting, width: int) -> str:
     return "\n".join([typed, textwrap.fill(about, width, initial_indent="    ", subsequent_indent="    ")])
 
 
+def _reads_as(text: str) -> bool:
+    """Whether a text is itself as a YAML value."""
+    with suppress(InvalidYaml):
+        return parse_yaml(text or "null") == text
+    return False
+
+
 def _typed(value: Json) -> str:
     """A value as YAML on one line, as NAME=VALUE takes it."""
-    if isinstance(value, str) and yaml.safe_load(value or "null") == value and "\n" not in value:
+    if isinstance(value, str) and _reads_as(value) and "\n" not in value:
         return value
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -167,5 +167,5 @@ def _newest(database: sqlite3.Connection) -> int:
 
 
 def _code(error: sqlite3.DatabaseError) -> int:
-    """SQLite's primary result code."""
-    return error.sqlite_errorcode & 0xFF
+    """SQLite's primary result code; Python's own error for a text that is not UTF-8 has none."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

@@ -8,22 +8,28 @@ import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias, TypeVar, cast
 
 import yaml
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.strict_json import InvalidJson, parse_strict, text_fault_in
+from coseek.core.strict_json import InvalidJson, parse_lenient, parse_strict, text_fault_in
 from coseek.core.strict_json import Json as Json
+from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.core.visible import HIDDEN
 
 JsonObject: TypeAlias = dict[str, "Json"]
 Faults: TypeAlias = tuple[type[Exception], ...]
 T = TypeVar("T")
 
+WRONG_SHAPE: Faults = (LookupError, ValueError, TypeError, AttributeError, AssertionError, OverflowError)
+"""What making an object of plain values raises where a value is missing or has another type."""
+
+LONGEST_LINE = 1 << 27
+"""Characters of a line of a JSONL file, at most."""
+BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 RECORDS = ("run.yaml", "recipe.yaml", "labels.yaml")
 """Records of a start. They are written first and are no result."""
 
@@ -53,13 +59,34 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, JsonObject]]:
             yield number, parse_line(line, f"{path}, line {number}")
 
 
-def parse_rows(path: Path, parse: Callable[[JsonObject], T], faults: Faults = (DataError,)) -> Iterator[T]:
-    """Parse each row of a JSONL file; `faults` of `parse` become a `DataError` with the line."""
-    for line, row in read_jsonl(path):
-        try:
-            yield parse(row)
-        except faults as error:
-            raise DataError(f"{path}, line {line}: {error}") from None
+def parse_rows(path: Path, parse: Callable[[JsonObject], T]) -> Iterator[T]:
+    """Parse each row of a JSONL file. Raises `DataError` with the line, as `parse_row`."""
+    return (parse_row(row, parse, f"{path}, line {line}") for line, row in read_jsonl(path))
+
+
+def parse_row(row: JsonObject, parse: Callable[[JsonObject], T], where: str) -> T:
+    """What `parse` makes of a row. What it raises for a missing or wrong value becomes a `DataError` with `where`."""
+    try:
+        return parse(row)
+    except KeyError as error:
+        raise DataError(f"{where}: {error} is missing; mend or delete that line") from None
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+    except WRONG_SHAPE as error:
+        raise DataError(f"{where}: {error}; mend or delete that line") from None
+
+
+@contextmanager
+def shaped(where: Path | str, way_out: str) -> Iterator[None]:
+    """Make objects of plain values that were read from `where`. A missing value or one of another type (`WRONG_SHAPE`)
+    becomes a `DataError`."""
+    try:
+        yield
+    except KeyError as error:
+        raise DataError(f"{where}: {error} is missing; {way_out}") from None
+    except WRONG_SHAPE as error:
+        said = f" ({' '.join(str(error).split())[:120]})" if str(error) else ""
+        raise DataError(f"{where}: a value is of another kind than it should be{said}; {way_out}") from None
 
 
 def parse_line(line: str | bytes, where: str) -> JsonObject:
@@ -76,61 +103,74 @@ def parse_line(line: str | bytes, where: str) -> JsonObject:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line). Raises `DataError` for text that is not UTF-8 and for a broken `.gz`."""
+    """Yield (line number from 1, line). Raises `DataError` for text that is not UTF-8, a line of more than
+    `LONGEST_LINE` characters and a broken `.gz`."""
     number = 0
     with open_text(path) as lines:
         try:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), ""), start=1):
+                if len(line) == LONGEST_LINE:
+                    raise DataError(f"{path}, line {number}: a line of more than {LONGEST_LINE:,} characters; split it")
                 yield number, line
         except UnicodeDecodeError:
             # Text is decoded in blocks, so the broken line is this one or one soon after it.
             raise DataError(f"{path}, after line {number}: not UTF-8 text; save the file as UTF-8") from None
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except BROKEN_GZIP as error:
             raise DataError(f"{path}, after line {number}: a broken .gz file ({error}); fetch it again") from None
 
 
-def read_json(path: Path) -> Json:
-    """One JSON document; a broken one is a `DataError` naming the line or the field."""
+def read_byte_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number from 1, line) of a plain or `.gz` file, undecoded. Raises `DataError` as `read_lines`."""
+    number = 0
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        try:
+            for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b""), start=1):
+                if len(line) == LONGEST_LINE:
+                    raise DataError(f"{path}, line {number}: a line of more than {LONGEST_LINE:,} bytes; split it")
+                yield number, line
+        except BROKEN_GZIP as error:
+            raise DataError(f"{path}, after line {number}: a broken .gz file ({error}); fetch it again") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, plain or `.gz`. Raises `DataError`."""
     with open_text(path) as text:
         try:
-            return parse_strict(text.read())
-        except InvalidJson as error:
-            raise DataError(f"{path}{f', line {error.line}' if error.line else ''}: {error}") from None
+            return text.read()
         except UnicodeDecodeError:
             raise DataError(f"{path} is not UTF-8 text; save the file as UTF-8") from None
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except BROKEN_GZIP as error:
             raise DataError(f"{path} is a broken .gz file ({error}); fetch it again") from None
 
 
-def parse_yaml(text: str) -> object:
-    """Parse YAML, a text that comes again from memory: protocols, prompts and recipes are opened again and again."""
-    return deepcopy(_parsed_yaml(text))
+def read_json(path: Path, foreign: bool = False) -> Json:
+    """One JSON document; a broken one is a `DataError` naming the line or the field. In a `foreign` one, such as
+    those of model folders, what `parse_lenient` accepts is no fault."""
+    text = read_text(path)
+    try:
+        return parse_lenient(text) if foreign else parse_strict(text)
+    except InvalidJson as error:
+        raise DataError(f"{path}{f', line {error.line}' if error.line else ''}: {error}") from None
 
 
-@lru_cache(maxsize=256)
-def _parsed_yaml(text: str) -> object:
-    return yaml.safe_load(text)
+def read_json_object(path: Path, foreign: bool = False) -> JsonObject:
+    """One JSON document that is an object: see `read_json`."""
+    value = read_json(path, foreign)
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: a JSON object is needed, not {type(value).__name__}")
+    return value
 
 
 def read_yaml(path: Path, kind: str, holds: str = "`name: value` lines") -> JsonObject:
     """Read one YAML mapping; an empty file is an empty one. `kind` and `holds` describe the file in errors."""
     if not path.exists():
         raise DataError(f"there is no {kind} {path}; check the path")
-    with open_text(path) as text:
-        try:
-            tree = cast(Json, parse_yaml(text.read()))
-            fault = text_fault_in(tree)
-        except yaml.MarkedYAMLError as error:
-            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-            raise DataError(f"{path}{line}: not valid YAML ({error.problem or error.context})") from None
-        except yaml.YAMLError as error:
-            raise DataError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from None
-        except UnicodeDecodeError:
-            raise DataError(f"{path} is not UTF-8 text; save the file as UTF-8") from None
-        except RecursionError:
-            raise DataError(f"{path}: it is nested too deeply; flatten it") from None
-        except ValueError as error:  # a date that is none, a number of thousands of digits
-            raise DataError(f"{path}: not valid YAML ({str(error)[:80]}); mend it, or put it in quotes") from None
+    text = read_text(path)
+    try:
+        tree = cast(Json, parse_yaml(text))
+    except InvalidYaml as error:
+        raise DataError(f"{path}{f', line {error.line}' if error.line else ''}: {error}; mend it") from None
+    fault = text_fault_in(tree)
     if fault:
         raise DataError(f"{path}: {fault}; mend it")
     if tree is not None and not isinstance(tree, dict):

@@ -9,12 +9,13 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import TypeAlias
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import CoseekError, DataError, SettingError
 from coseek.core.files import Json
 from coseek.core.settings import Settings
 
@@ -51,6 +52,20 @@ def load_plugin(kind: str, name: str, offers: PluginSpec) -> ModuleType:
     return module
 
 
+@contextmanager
+def running(kind: str, name: str) -> Iterator[None]:
+    """Call a part inside the block. What a user's own file raises is a `SettingError` with the line; errors of our own
+    parts propagate."""
+    try:
+        yield
+    except CoseekError:
+        raise
+    except Exception as error:
+        if not is_plugin_path(name):
+            raise
+        raise SettingError(_failed(f"the {kind} file {name} failed", Path(name), error)) from None
+
+
 def plugin_digests(tree: Json) -> dict[str, Json]:
     """Path → digest of the plugins that a tree of settings names, which must not change on resume."""
     found = {name for name in _texts(tree) if is_plugin_path(name) and Path(name).expanduser().is_file()}
@@ -66,16 +81,19 @@ def _run(path: Path, kind: str, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 (a user's file may raise anything)
         del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        if isinstance(error, SyntaxError):
-            said, line = error.msg, error.lineno
-        else:
-            said, line = str(error), lines[-1] if lines else None
-        where = f" (line {line})" if line else ""
-        raise SettingError(
-            f"the {kind} file {path} cannot be imported: {type(error).__name__}: {said}{where}; mend it"
-        ) from None
+        raise SettingError(_failed(f"the {kind} file {path} cannot be imported", path, error)) from None
     return module
+
+
+def _failed(what: str, path: Path, error: Exception) -> str:
+    """The sentence about an error in a user's file, with its line there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        said, line = error.msg, error.lineno
+    else:
+        said, line = str(error), lines[-1] if lines else None
+    where = f" (line {line})" if line else ""
+    return f"{what}: {type(error).__name__}: {said}{where}; mend it"
 
 
 def _check(module: ModuleType, path: Path, kind: str, needed: str, what: type | None, offers: PluginSpec) -> None:

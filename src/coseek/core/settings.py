@@ -6,12 +6,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeAlias, TypeVar, cast, get_origin
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from coseek.core.errors import ErrorList, Place, SettingError, closest
-from coseek.core.files import Json, JsonObject, parse_yaml, read_yaml
+from coseek.core.files import Json, JsonObject, read_yaml
+from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 
 
 class Settings(BaseModel):
@@ -104,7 +104,7 @@ def _assign(tree: JsonObject, override: str) -> None:
         raise SettingError(f"{override!r} is not a setting; write name=value")
     try:
         set_path(tree, name.split("."), cast(Json, parse_yaml(value)))
-    except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none is no YAMLError
+    except InvalidYaml:
         raise SettingError(f"the value of {override!r} is not valid YAML; quote it: {name}='\"…\"'") from None
 
 

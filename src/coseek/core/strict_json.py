@@ -1,4 +1,5 @@
-"""Strict JSON: no NaN, infinities, numbers beyond a float, lone surrogates or deep nesting, which Python accepts.
+"""Strict JSON: no NaN, infinities, numbers beyond a float, repeated keys, lone surrogates or deep nesting, which Python
+accepts.
 
 A user's file with any of these is refused with the place (`parse_strict`). Lone surrogates in the output of servers and
 models are replaced (`parse_lenient`).
@@ -7,6 +8,7 @@ models are replaced (`parse_lenient`).
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias, cast
 
@@ -35,6 +37,8 @@ def parse_strict(text: str) -> Json:
     """The value of a JSON text. Raises `InvalidJson` with the place of the fault."""
     try:
         value = cast(Json, _STRICT.decode(text))
+    except _Repeated as error:
+        raise InvalidJson(f"it has the key {error} twice in one object") from None
     except _NotFinite as error:
         raise InvalidJson(f"{_not_finite_in(text)} is {error}, and JSON has finite numbers only") from None
     except (ValueError, RecursionError) as error:
@@ -47,7 +51,8 @@ def parse_strict(text: str) -> Json:
 
 
 def parse_lenient(text: str | bytes) -> Json:
-    """The value of a server's or model's JSON text, with U+FFFD for lone surrogates. NaN and infinities are accepted.
+    """The value of another program's JSON text (a server's, a model's, a model folder's), with U+FFFD for lone
+    surrogates. NaN, infinities and repeated keys are accepted.
 
     Raises `InvalidJson` for text that is no JSON or nested too deeply.
     """
@@ -56,7 +61,7 @@ def parse_lenient(text: str | bytes) -> Json:
             text = text.decode(json.detect_encoding(text), errors="surrogatepass")
         value = cast(Json, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise InvalidJson(_why(error)) from None
+        raise InvalidJson(_why(error), getattr(error, "lineno", None)) from None
     if _may_be_deep(text) and is_deep(value):
         raise InvalidJson(_TOO_DEEP)
     return _mended(value) if _ESCAPED_HALF.search(text) or _HALF.search(text) else value
@@ -95,8 +100,21 @@ def is_deep(value: object, deepest: int = DEEPEST) -> bool:
     return bool(level)
 
 
+def is_json(text: str | bytes) -> bool:
+    """Whether a text is one JSON value, and not a part of one."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 class _NotFinite(ValueError):
     """A number that is not finite."""
+
+
+class _Repeated(ValueError):
+    """A key that stands twice in an object."""
 
 
 def _refuse(literal: str) -> float:
@@ -110,7 +128,15 @@ def _finite(literal: str) -> float:
     return number
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise _Repeated(repr(_shown(name)))
+    return made
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
 _TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 
 

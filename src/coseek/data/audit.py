@@ -5,8 +5,6 @@ editor or a program that is not ours. What needs a tokenizer, a protocol, questi
 (`AuditParts`), since this room knows none of them.
 """
 
-import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,7 +218,7 @@ class _Auditor:
         try:
             row = _parsed(data)
         except (InvalidJson, UnicodeDecodeError) as error:
-            yield Violation(path, f"not valid JSON ({error})", number)
+            yield Violation(path, f"not strict JSON ({error})", number)
             return
         if not isinstance(row, dict):
             yield Violation(path, f"a JSON object is needed, not {type(row).__name__}", number)
@@ -235,8 +233,6 @@ class _Auditor:
             yield Violation(path, what, number, ident, segment)
         if stored is not None and stored != found:
             yield Violation(path, "it was changed after it was written: its digest is another one", number, ident)
-        if twice := _repeated_keys(data):
-            yield Violation(path, f"it has the key {twice!r} twice in one object", number, ident)
 
     def _row(self, number: int, row: JsonObject) -> Iterator[Finding]:
         """What is wrong with the content of a row. What is worked out again is compared in rows that have no fault of
@@ -300,18 +296,6 @@ class _Auditor:
 def _parsed(data: bytes) -> Json:
     """The value of a line. Raises `InvalidJson` and `UnicodeDecodeError`."""
     return parse_strict(data.decode("utf-8-sig"))
-
-
-def _repeated_keys(data: bytes) -> str:
-    """A key that one object of a line has twice, of which readers take one; "" when there is none."""
-    twice: list[str] = []
-
-    def look(pairs: list[tuple[str, object]]) -> None:
-        if len(dict(pairs)) < len(pairs):
-            twice.append(Counter(name for name, _ in pairs).most_common(1)[0][0])
-
-    json.loads(data.decode("utf-8-sig"), object_pairs_hook=look)
-    return twice[0] if twice else ""
 
 
 def _ident(row: JsonObject) -> str | None:

@@ -12,13 +12,14 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import overload
+from typing import cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError, DiskFault, IndexMismatch
 from coseek.core.files import json_line, parse_line, read_json, write_json
+from coseek.data.array_file import read_array
 from coseek.data.corpus_scan import LINES, KnownLines, LinePositions, line_digest, scan_lines
 from coseek.data.digest_table import Digests, as_digests
 from coseek.data.passage import Corpus, Passage, id_digest, passage_digest
@@ -140,9 +141,8 @@ class CorpusFile(Corpus):
         names = ("spans.npy", "ids.npy", LINES)
         if not all((folder / name).is_file() for name in names[:2]):
             raise DataError(f"{folder} lacks the positions of its passages; rebuild it with `coseek index`")
-        # asarray: a plain view, since slices of np.memmap cost microseconds each.
         spans_N2, hashes_N2, *lines = (
-            np.asarray(np.load(folder / name, mmap_mode="r")) for name in names if (folder / name).is_file()
+            cast(Longs, read_array(folder / name, "i", 2, mapped="r")) for name in names if (folder / name).is_file()
         )
         if not _is_kept(stamp, folder):
             again = cls.rescan(path, folder)

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError
 from coseek.core.files import parse_line
+from coseek.data.array_file import read_array
 from coseek.data.digest_table import Digests, DigestTable, as_digests
 from coseek.data.passage import Passage, passage_digest
 
@@ -67,7 +69,9 @@ class KnownLines:
         files = [folder / name for name in (LINES, DIGESTS, _GROUPS)]
         if not all(file.is_file() for file in files):
             return None
-        lines_N2, passages_N4, groups_G3 = map(np.load, files)
+        lines_N2, passages_N4, groups_G3 = (
+            cast(Digests, read_array(file, "i", columns)) for file, columns in zip(files, (2, 4, 3), strict=True)
+        )
         return cls(lines_N2, passages_N4, groups_G3) if len(lines_N2) == len(passages_N4) else None
 
     @cached_property

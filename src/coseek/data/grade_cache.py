@@ -5,7 +5,6 @@ again without a model.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import IO, Generic, Protocol, Self, TypeVar
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, atomic_write, json_line, parse_line
+from coseek.core.files import WRONG_SHAPE, JsonObject, atomic_write, json_line, parse_line
 from coseek.core.lock import lock_beside
+from coseek.core.strict_json import is_json
 from coseek.data.run import drop_partial_line
 
 SCHEMA = 1
@@ -134,7 +134,7 @@ class GradeCache(Generic[E]):
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 where = f"{self.path}, line {number}"
-                if not line.endswith(b"\n") and not _is_json(line):
+                if not line.endswith(b"\n") and not is_json(line):
                     return  # a partial last line
                 row = parse_line(line, where)
                 if number == 1:
@@ -143,7 +143,7 @@ class GradeCache(Generic[E]):
                     continue
                 try:
                     yield self.kind.from_json(row)
-                except (KeyError, AssertionError, ValueError):
+                except WRONG_SHAPE:
                     raise DataError(f"{where}: not an entry of this sheet; delete the line") from None
 
     @contextmanager
@@ -161,14 +161,6 @@ class GradeCache(Generic[E]):
     def append(file: IO[str], entry: GradeEntry) -> None:
         file.write(json_line(entry.to_json()))
         file.flush()
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
 
 
 def _text(row: JsonObject, name: str) -> str | None:

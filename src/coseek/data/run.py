@@ -1,7 +1,6 @@
 """Run: a folder with `run.yaml` (settings, identities, versions, commit, seal), `trajectories.jsonl` and
 `metrics.jsonl`."""
 
-import json
 import platform
 import shutil
 import subprocess
@@ -20,23 +19,24 @@ from coseek.core.files import (
     check_output_folder,
     is_failed_start,
     parse_line,
+    parse_row,
     parse_rows,
     read_jsonl,
     read_yaml,
+    shaped,
     write_jsonl,
     write_yaml,
 )
 from coseek.core.lock import NAME as LOCK
 from coseek.core.lock import lock_folder
 from coseek.core.settings import first_difference
+from coseek.core.strict_json import is_json
 from coseek.data.identities import KEY, Identities, changed_parts, check_identities
 from coseek.data.run_seal import SEAL, row_line, seal_of
 from coseek.data.trajectory import StopReason, Trajectory
 
 RECORDED = ("coseek", "torch", "transformers", "tokenizers", "faiss-cpu", "numpy")
 """Libraries whose versions a run remembers."""
-FAULTS = (DataError, KeyError, ValueError, TypeError)
-"""What reading a trajectory of a wrong form raises."""
 RowKey: TypeAlias = tuple[str, int]
 """Question id and seed of a trajectory."""
 
@@ -125,7 +125,7 @@ class Run:
     def trajectories(self) -> Iterator[Trajectory]:
         """The stored trajectories, in the order they ended."""
         if self.trajectories_path.exists():
-            yield from parse_rows(self.trajectories_path, Trajectory.from_json, FAULTS)
+            yield from parse_rows(self.trajectories_path, Trajectory.from_json)
 
     def by_question(self) -> Iterator[list[Trajectory]]:
         """The stored trajectories of one question after the other, in the order of the first of each; by seed."""
@@ -135,11 +135,7 @@ class Run:
         for group in spans.values():
             lines = _lines_at(self.trajectories_path, sorted(group))
             where = f"{self.trajectories_path}, question {group[0][0][0]!r}"
-            try:
-                runs = [Trajectory.from_json(parse_line(line, where)) for line in lines]
-            except FAULTS as error:
-                raise DataError(f"{where}: {error}") from None
-            yield runs
+            yield [parse_row(parse_line(line, where), Trajectory.from_json, where) for line in lines]
 
     def done(self) -> set[RowKey]:
         """The keys of all stored trajectories."""
@@ -220,9 +216,10 @@ def _spans(path: Path) -> list[tuple[RowKey, int, int]]:
     with path.open("rb") if path.exists() else nullcontext(()) as lines:
         for number, line in enumerate(lines, start=1):
             if line.endswith(b"\n"):
-                row = parse_line(line, f"{path}, line {number}")
-                question = cast(JsonObject, row["question"])
-                found.append(((str(question["id"]), cast(int, row["seed"])), at, at + len(line)))
+                row = parse_line(line, where := f"{path}, line {number}")
+                with shaped(where, "delete that line"):
+                    question = cast(JsonObject, row["question"])
+                    found.append(((str(question["id"]), int(cast(int, row["seed"]))), at, at + len(line)))
             at += len(line)
     return found
 
@@ -267,13 +264,11 @@ def drop_partial_line(path: Path) -> None:
         last = tail[tail.rfind(b"\n") + 1 :]
         if not last:
             return
-        try:
-            json.loads(last)
-        except ValueError:
-            file.truncate(begins + len(tail) - len(last))
-        else:
+        if is_json(last):
             file.seek(0, 2)
             file.write(b"\n")
+        else:
+            file.truncate(begins + len(tail) - len(last))
 
 
 def provenance() -> JsonObject:

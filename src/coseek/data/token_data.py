@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, parse_rows
-from coseek.data.run import FAULTS, RowKey
+from coseek.data.run import RowKey
 from coseek.data.run_seal import TOKENS
 from coseek.data.trajectory import Author, Trajectory
 
@@ -123,7 +123,7 @@ def agent_spans(trajectory: Trajectory) -> tuple[Span, ...]:
 def read_token_data(folder: Path) -> dict[RowKey, TokenData]:
     """The token data of a run's episodes; empty for a run without. Raises `DataError` with the line of a broken row."""
     path = folder / FILE
-    return {one.key: one for one in parse_rows(path, TokenData.from_json, FAULTS)} if path.exists() else {}
+    return {one.key: one for one in parse_rows(path, TokenData.from_json)} if path.exists() else {}
 
 
 def finite(values: Iterable[float], short: Callable[[float], float] = lambda value: float(f"{value:.6g}")) -> Values:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import cast
 
+from coseek.core import fields
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject
 from coseek.data.passage import Hit
@@ -93,11 +94,11 @@ class Segment:
     def from_json(cls, row: JsonObject) -> "Segment":
         return cls(
             author=Author(str(row["author"])),
-            tag=str(row["tag"]),
-            text=str(row["text"]),
-            ids=tuple(cast(list[int], row["ids"])),
-            logprobs=tuple(float(value) for value in cast(list[float], row.get("logprobs", []))),
-            version=cast("int | None", row.get("version")),
+            tag=fields.text(row, "tag"),
+            text=fields.text(row, "text"),
+            ids=fields.tokens(row, "ids"),
+            logprobs=fields.numbers(row, "logprobs"),
+            version=fields.whole_or_none(row, "version"),
         )
 
 
@@ -126,13 +127,12 @@ class Search:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Search":
-        fault, selected = row.get("fault"), row.get("selected")
         return cls(
-            query=str(row["query"]),
-            hits=tuple(Hit.from_json(hit) for hit in cast(list[JsonObject], row["hits"])),
-            fault=None if fault is None else str(fault),
-            turn=cast(int | None, row.get("turn")),
-            selected=None if selected is None else tuple(str(ident) for ident in cast(list[str], selected)),
+            query=fields.text(row, "query"),
+            hits=tuple(Hit.from_json(hit) for hit in fields.objects(row, "hits")),
+            fault=fields.text_or_none(row, "fault"),
+            turn=fields.whole_or_none(row, "turn"),
+            selected=None if row.get("selected") is None else fields.texts(row, "selected"),
         )
 
 
@@ -154,13 +154,13 @@ class Call:
 
     @classmethod
     def from_json(cls, row: JsonObject) -> "Call":
-        fault = row.get("fault")
+        fault = fields.text_or_none(row, "fault")
         return cls(
-            turn=cast(int, row["turn"]),
-            tool=str(row["tool"]),
-            arguments=cast(JsonObject, row["arguments"]),
+            turn=fields.whole(row, "turn"),
+            tool=fields.text(row, "tool"),
+            arguments=fields.mapping(row, "arguments"),
             result=row["result"] if fault is None else None,
-            fault=None if fault is None else str(fault),
+            fault=fault,
         )
 
 
@@ -275,29 +275,28 @@ class Trajectory:
     @classmethod
     def from_json(cls, row: JsonObject) -> "Trajectory":
         row = upgraded(row)
-        answer = row["answer"]
         return cls(
-            question=Question.from_json(cast(JsonObject, row["question"])),
-            protocol=str(row["protocol"]),
-            segments=tuple(Segment.from_json(part) for part in cast(list[JsonObject], row["segments"])),
-            searches=tuple(Search.from_json(part) for part in cast(list[JsonObject], row["searches"])),
+            question=Question.from_json(fields.mapping(row, "question")),
+            protocol=fields.text(row, "protocol"),
+            segments=tuple(Segment.from_json(part) for part in fields.objects(row, "segments")),
+            searches=tuple(Search.from_json(part) for part in fields.objects(row, "searches")),
             stop=StopReason(str(row["stop"])),
-            answer=None if answer is None else str(answer),
-            valid=bool(row["valid"]),
-            format_error=str(row["format_error"]),
-            stop_detail=str(row["stop_detail"]),
-            selected_ids=tuple(str(ident) for ident in cast(list[str], row["selected_ids"])),
+            answer=fields.text_or_none(row, "answer"),
+            valid=fields.flag(row, "valid"),
+            format_error=fields.text(row, "format_error"),
+            stop_detail=fields.text(row, "stop_detail"),
+            selected_ids=fields.texts(row, "selected_ids"),
             side_contexts=tuple(
                 tuple(Segment.from_json(part) for part in context)
                 for context in cast(list[list[JsonObject]], row.get("side_contexts", []))
             ),
-            seed=cast(int, row["seed"]),
-            timings=cast(dict[str, float], row["timings"]),
-            exact=bool(row.get("exact", True)),
-            cost_usd=cast("float | None", row.get("cost_usd")),
-            calls=tuple(Call.from_json(part) for part in cast(list[JsonObject], row.get("calls", []))),
+            seed=fields.whole(row, "seed"),
+            timings=fields.seconds(row, "timings"),
+            exact=fields.flag({"exact": True, **row}, "exact"),
+            cost_usd=fields.number_or_none(row, "cost_usd"),
+            calls=tuple(Call.from_json(part) for part in fields.objects({"calls": [], **row}, "calls")),
             evidence=_idents(row.get("evidence")),
-            messages=tuple(cast(list[JsonObject], row.get("messages", []))),
+            messages=tuple(fields.objects({"messages": [], **row}, "messages")),
         )
 
 

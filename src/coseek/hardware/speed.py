@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from coseek.core.errors import CoseekError
-from coseek.core.files import JsonObject, write_json
+from coseek.core.errors import CoseekError, DataError
+from coseek.core.files import JsonObject, read_json, write_json
 from coseek.core.settings import Settings, dump_settings
 from coseek.hardware.device import AUTO, device_of, multiplies_bfloat16
 from coseek.hardware.host import Host
@@ -210,8 +210,8 @@ def _read_pace(value: object) -> Timing | None:
 def _read(path: Path | None) -> JsonObject:
     """The hosts of the file; empty where it is missing or broken."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-    except (OSError, ValueError, RecursionError):
+        tree = read_json(path) if path is not None else {}
+    except (OSError, DataError):
         return {}
     hosts = tree.get("hosts") if isinstance(tree, dict) and tree.get("schema") == SCHEMA else None
     return hosts if isinstance(hosts, dict) else {}

@@ -16,7 +16,8 @@ import yaml
 from pydantic import AfterValidator
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, atomic_write, parse_yaml
+from coseek.core.files import Json, JsonObject, atomic_write, read_yaml
+from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.measure.table import Table
 
 FILE = "README.md"
@@ -126,7 +127,7 @@ def front_of(text: str, where: Path) -> tuple[JsonObject, str]:
     block = "".join(lines[1 : ends[1]])
     try:
         front = parse_yaml(block)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except InvalidYaml:
         front = None
     if not isinstance(front, dict | None) or (front is None and block.strip()):
         raise DataError(f"{where}: the lines between --- and --- are no `name: value` lines; mend or delete them")
@@ -146,8 +147,7 @@ def base_model_of(name: str, folder: Path) -> str | None:
     if name in _SHIPPED_ELSEWHERE:
         return _SHIPPED_ELSEWHERE[name]
     if (folder / PULLED).is_file():
-        pulled = parse_yaml((folder / PULLED).read_text(encoding="utf-8"))
-        repo = pulled.get("repo") if isinstance(pulled, dict) else None
+        repo = read_yaml(folder / PULLED, "record").get("repo")
         return repo if isinstance(repo, str) else None
     cached = folder.parent.parent.name.split("--")  # `models--OWNER--NAME` in the hub's own cache
     if folder.parent.name == "snapshots" and len(cached) == 3:

@@ -5,14 +5,16 @@ A model folder's files are chosen by their suffix, a data set's by their name. A
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
 from coseek.agents.agent_card import AgentCard
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, read_json
+from coseek.core.files import Json, JsonObject, read_json, read_jsonl, read_yaml
 from coseek.data.dataset import Dataset
 from coseek.hub.card import FILE, UNKNOWN, ModelCard, document, fact_table, fenced, front_of, inert, read_card, shared
 from coseek.retrieval.vectors.encoder_card import EncoderCard
@@ -23,6 +25,8 @@ Content: TypeAlias = Path | bytes
 FolderKind: TypeAlias = Literal["model", "encoder", "data set"]
 
 SOURCE = "source.json"
+LINES_READ = 100_000
+"""Lines of a file that are read before it is sent, and after it is fetched; a corpus may have millions."""
 _MODEL_SUFFIXES = {".json", ".safetensors", ".txt", ".jinja", ".model", ".yaml", ".yml", ".md", ".py"}
 _DATA = re.compile(r"corpus\.jsonl|questions\.[\w-]+\.jsonl|world\.json|source\.json|README\.md")
 _STATE = re.compile(r"(checkpoint|optimizer|optimiser|scheduler|scaler|rng_state|trainer_state|training_args|\.).*")
@@ -94,9 +98,22 @@ def publication_of(folder: Path, license: str | None = None) -> Publication:
         files[SOURCE] = (json.dumps(shared(read_json(folder / SOURCE)), ensure_ascii=False, indent=2) + "\n").encode()
     card, said = _card_text(folder, what, license)
     files[FILE] = card.encode()
+    check_content(folder, [name for name, content in files.items() if isinstance(content, Path)])
     for name, content in files.items():
         _refuse_keys(folder / name, content)
     return Publication(what, dict(sorted(files.items())), tuple(left_out), said)
+
+
+def check_content(folder: Path, names: Iterable[str]) -> None:
+    """Read the published JSON, JSONL and YAML files of a folder, of a large one its first `LINES_READ` lines. Raises
+    `DataError` for a broken one."""
+    for path in (folder / name for name in names):
+        if path.suffix == ".json":
+            read_json(path, foreign=True)
+        elif path.suffix in (".yaml", ".yml"):
+            read_yaml(path, "file")
+        elif path.suffix == ".jsonl":
+            deque(islice(read_jsonl(path), LINES_READ), maxlen=0)
 
 
 def _checked_kind(folder: Path) -> FolderKind:

@@ -19,7 +19,7 @@ from coseek.core.files import atomic_folder, check_not_file
 from coseek.core.fingerprint import file_digest
 from coseek.core.lock import lock_beside
 from coseek.hub.card import PULLED
-from coseek.hub.publication import Content, RepoKind, is_published, kind_of, publication_of
+from coseek.hub.publication import Content, RepoKind, check_content, is_published, kind_of, publication_of
 
 KINDS: tuple[RepoKind, ...] = ("model", "dataset")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
@@ -197,6 +197,10 @@ def _fetch(repo: str, kind: RepoKind, names: list[str], stored: Revision, hub: H
             shutil.rmtree(path)
     if kind_of(part) is None:
         raise DataError(f"{repo} in {hub.place} holds no model, encoder or data set that coseek reads; choose another")
+    try:
+        check_content(part, names)
+    except DataError as error:
+        raise DataError(f"{repo} in {hub.place}: {str(error).replace(f'{part}/', '')}; nothing was written") from None
     (part / PULLED).write_text(yaml.safe_dump({"repo": repo, "revision": stored.id}), encoding="utf-8")
 
 

@@ -18,8 +18,10 @@ from coseek.core.files import (
     is_failed_start,
     json_line,
     parse_line,
+    parse_rows,
     read_jsonl,
     read_yaml,
+    shaped,
     write_jsonl,
     write_yaml,
 )
@@ -67,12 +69,12 @@ class LabelFolder:
             return cls.create(folder, settings, identity)
         labels = cls(folder)
         labels._lock = lock_folder(folder)
-        different = first_difference(labels.record["settings"], settings)
+        different = first_difference(labels.record.get("settings"), settings)
         if different:
             raise SettingError(
                 f"{folder} was begun with {different} is asked for; use the same settings, or another --out"
             )
-        if labels.record["identity"] != identity:
+        if labels.record.get("identity") != identity:
             raise SettingError(
                 f"{folder} was begun with another retriever, agent or scorer under the same name (an index or weights "
                 "have changed since); choose another --out"
@@ -189,16 +191,13 @@ def cut_last_turn(path: Path) -> None:
 
 def _turn_of(row: JsonObject) -> TurnId:
     """The turn of a line of either file."""
-    question = row.get("question")
-    ident = question["id"] if isinstance(question, dict) else row["question_id"]
-    return TurnId(str(ident), cast(int, row["seed"]), cast(int, row["search"]))
+    with shaped("a row of labels", "delete it, and go on with --resume"):
+        question = row.get("question")
+        ident = question["id"] if isinstance(question, dict) else row["question_id"]
+        return TurnId(str(ident), int(cast(int, row["seed"])), int(cast(int, row["search"])))
 
 
 def _read(path: Path, make: Callable[[JsonObject], R]) -> Iterator[R]:
     if not path.exists():
         return
-    for line, row in read_jsonl(path):
-        try:
-            yield make(row)
-        except (DataError, KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{path}, line {line}: {error}") from None
+    yield from parse_rows(path, make)

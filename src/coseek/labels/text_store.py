@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, json_line, parse_line, write_jsonl
+from coseek.core.files import Json, JsonObject, json_line, parse_line, shaped, write_jsonl
 
 LONG = 256
 """Characters; shorter texts stay in the row."""
@@ -89,7 +89,8 @@ class TextStore:
             with self.path.open("rb") as file:
                 file.seek(span[0])
                 line = file.read(span[1] - span[0])
-        return str(parse_line(line, str(self.path))["text"])
+        with shaped(self.path, "make the labels anew"):
+            return str(parse_line(line, str(self.path))["text"])
 
     def _index(self) -> dict[str, tuple[int, int]]:
         """Key → start and end of its line, by one pass over the file. A line that a kill cut short does not count."""
@@ -98,9 +99,11 @@ class TextStore:
             if self.path.exists():
                 at = 0
                 with self.path.open("rb") as lines:
-                    for line in lines:
+                    for number, line in enumerate(lines, start=1):
                         if line.endswith(b"\n"):
-                            self._spans[str(parse_line(line, str(self.path))["key"])] = at, at + len(line)
+                            where = f"{self.path}, line {number}"
+                            with shaped(where, "make the labels anew"):
+                                self._spans[str(parse_line(line, where)["key"])] = at, at + len(line)
                         at += len(line)
         return self._spans
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as library_logging
@@ -17,17 +16,15 @@ from coseek.core.files import atomic_folder
 from coseek.core.hub import missing
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
+from coseek.models.model_folder import library_reads
 from coseek.models.shape import hidden_size
 from coseek.models.shipped import shipped_models
-from coseek.models.tokenizer import HfTokenizer, first_line
+from coseek.models.tokenizer import HfTokenizer
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _LOADING = threading.Lock()
 """The library makes empty weights by a setting of the whole process, so that two threads would leave some empty."""
-
-# Four libraries read weights, configuration and architecture, each with its own errors.
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 
 
 def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
@@ -41,13 +38,10 @@ def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
         raise DataError(f"{folder} is not a model folder: it has no config.json")
     device = placement.torch_device()
     dtype = DTYPES[placement.precision_at(hidden_size(folder))]
-    try:
-        with _LOADING, quiet():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=kernel_of(placement), local_files_only=True
-            )
-    except _UNREADABLE as error:
-        raise DataError(f"{folder} holds no language model that can be opened: {first_line(error)}") from None
+    with library_reads(folder, "language model"), _LOADING, quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=kernel_of(placement), local_files_only=True
+        )
     assert isinstance(model, PreTrainedModel)
     model.eval()
     nn.Module.to(model, device)

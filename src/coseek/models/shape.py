@@ -64,7 +64,7 @@ class Shape:
 def hidden_size(folder: Path) -> int:
     """The hidden size in `config.json`; 0 if it is not stated."""
     path = folder / "config.json"
-    config = read_json(path) if path.is_file() else None
+    config = read_json(path, foreign=True) if path.is_file() else None
     whole = config if isinstance(config, dict) else {}
     for row in (whole.get("text_config"), whole):
         found = row.get("hidden_size") if isinstance(row, dict) else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.hub import missing
+from coseek.models.model_folder import library_reads
 from coseek.models.shipped import shipped_models
 
 if TYPE_CHECKING:
@@ -51,10 +52,8 @@ class HfTokenizer:
 
         if not folder.is_dir():
             raise DataError(missing("model folder", folder, known=shipped_models()))
-        try:
+        with library_reads(folder, "tokenizer"):
             fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise DataError(f"{folder} holds no tokenizer that can be opened: {first_line(error)}") from None
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise DataError(f"{folder} holds a slow tokenizer; a fast one is needed, with a tokenizer.json")
         return cls(fast, source=str(folder))
@@ -167,8 +166,3 @@ def _cut_inside(pattern: re.Pattern[str], text: str) -> list[str]:
         done = cut
         place = pattern.search(text, cut)
     return [*pieces, text[done:]]
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error, or its class name."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -20,6 +20,7 @@ from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.measure.table import Table
 from coseek.models.laptop import LaptopSettings, make_policy
+from coseek.models.model_folder import library_reads
 from coseek.models.pretrained import save_model
 from coseek.models.shape import Shape
 from coseek.models.shipped import model_path
@@ -196,7 +197,8 @@ def small_model(recipe: AgentRecipe, shape: Shape, protocol: Protocol, folder: P
     tokenizer = HfTokenizer(train_tokenizer(texts, (), VOCABULARY))
     source = model_path(recipe.policy.folder)
     if (source / "config.json").is_file():
-        config = AutoConfig.from_pretrained(source, local_files_only=True)
+        with library_reads(source, "configuration"):
+            config = AutoConfig.from_pretrained(source, local_files_only=True)
     else:
         row = shape.config()
         config = AutoConfig.for_model(str(row.pop("model_type")), **row)

@@ -50,7 +50,7 @@ def shape_of_folder(folder: Path) -> tuple[Shape, str]:
     """The shape of a model folder, which may be missing, and its source. Raises `DataError` for an unknown shape."""
     path = folder / "config.json"
     if path.is_file():
-        return shape_of_config(read_json(path), path), str(path)
+        return shape_of_config(read_json(path, foreign=True), path), str(path)
     size = _QWEN_SIZE.search(folder.name.lower())
     if size is None or size[1] not in QWEN25:
         known = ", ".join(f"Qwen2.5-{name.upper()}" for name in QWEN25)

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import yaml
-
 from coseek.agents.protocol import tool_files
-from coseek.core.errors import RetrieverError
-from coseek.core.files import Json
+from coseek.core.errors import DataError, RetrieverError
+from coseek.core.files import Json, read_yaml
 from coseek.core.fingerprint import TOKENIZER, file_digest, fingerprint
 from coseek.core.settings import dump_settings
 from coseek.data.identities import Identities, digest, questions_digest
@@ -73,8 +71,8 @@ def content_of(path: Path) -> str:
     """Digest of a model folder, or of a YAML file and the folders it names."""
     if path.is_dir():
         return fingerprint(path)
-    with suppress(yaml.YAMLError, UnicodeDecodeError):
-        named = [model_path(text) for text in _texts(yaml.safe_load(path.read_text(encoding="utf-8")))]
+    with suppress(DataError):
+        named = [model_path(text) for text in _texts(read_yaml(path, "file"))]
         return digest("".join([file_digest(path), *(fingerprint(folder) for folder in named if folder.is_dir())]))
     return file_digest(path)
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, read_json, write_json
+from coseek.core.files import WRONG_SHAPE, JsonObject, read_json_object, write_json
 from coseek.data.corpus_file import STAMP
 
 CHECKSUMS = "checksums.json"
@@ -47,7 +47,11 @@ class FileSums:
     def from_json(cls, row: JsonObject) -> "FileSums":
         """Raises `KeyError`, `TypeError` or `ValueError` for anything but the row of a file."""
         size, digests = row["bytes"], bytes.fromhex(cast(str, row["blocks"]))
-        if not isinstance(size, int) or len(digests) != -(-size // BLOCK_BYTES) * _DIGEST_BYTES:
+        if (
+            not isinstance(size, int)
+            or isinstance(size, bool)
+            or len(digests) != -(-size // BLOCK_BYTES) * _DIGEST_BYTES
+        ):
             raise ValueError(row)
         return cls(size, digests)
 
@@ -101,12 +105,12 @@ class Checksums:
         if not path.is_file():
             raise DataError(f"{path} is missing; {_WAY_OUT}")
         try:
-            row = cast(JsonObject, read_json(path))
+            row = read_json_object(path)
             schema, files = row["schema"], cast(dict[str, JsonObject], row["files"])
             found = {name: FileSums.from_json(sums) for name, sums in files.items()}
         except DataError as error:
             raise DataError(f"{error}; {_WAY_OUT}") from None
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except WRONG_SHAPE:
             raise DataError(f"{path} is damaged; {_WAY_OUT}") from None
         if schema != SCHEMA:
             raise DataError(f"{path} is of schema {schema!r}, and this coseek reads schema {SCHEMA}; {_WAY_OUT}")

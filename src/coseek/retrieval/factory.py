@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias, cast
 from coseek.core import registry
 from coseek.core.errors import MissingExtra, SettingError
 from coseek.core.files import JsonObject, read_yaml
-from coseek.core.plugins import PluginSpec, is_plugin_path
+from coseek.core.plugins import PluginSpec, is_plugin_path, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.passage import Corpus
 from coseek.models.local_text import TextModelSettings, open_text_model
@@ -81,7 +81,8 @@ class OpenContext:
 
     def _part(self, tree: Mapping[str, object], where: str) -> Retriever:
         module, settings = self.check(tree, where)
-        return module.open(settings, self)
+        with running("retriever", str(self.path(str(tree["retriever"])))):
+            return module.open(settings, self)
 
     def check(self, tree: Mapping[str, object], where: str) -> tuple[RetrieverModule, Settings]:
         """The module and the settings that a mapping names. Raises `SettingError` for a wrong name or setting. Opens

@@ -29,7 +29,15 @@ import numpy as np
 from coseek import __version__
 from coseek.core import registry
 from coseek.core.errors import DataError, IndexMismatch, InUse, SettingError
-from coseek.core.files import JsonObject, as_path, atomic_folder, read_json, recover_folder, write_json
+from coseek.core.files import (
+    WRONG_SHAPE,
+    JsonObject,
+    as_path,
+    atomic_folder,
+    read_json_object,
+    recover_folder,
+    write_json,
+)
 from coseek.core.lock import lock_beside
 from coseek.core.plugins import is_plugin_path
 from coseek.core.settings import Settings, dump_settings, make_settings
@@ -106,10 +114,10 @@ class IndexCard:
         if not (folder / INDEX_CARD).is_file():
             raise DataError(f"{folder} is not an index (it has no {INDEX_CARD}); make one with `coseek index`")
         try:
-            return cls._from_json(cast(JsonObject, read_json(folder / INDEX_CARD)), folder)
+            return cls._from_json(read_json_object(folder / INDEX_CARD), folder)
         except DataError as error:
             raise DataError(f"{error}; rebuild it with `coseek index`") from None
-        except (KeyError, TypeError, AttributeError):
+        except WRONG_SHAPE:
             path = folder / INDEX_CARD
             raise DataError(f"{path} is not the card of an index; rebuild it with `coseek index`") from None
 
@@ -119,8 +127,9 @@ class IndexCard:
             raise DataError(f"{folder} is an index of schema {row['schema']!r}, and this coseek reads schema {SCHEMA}")
         corpus, settings = cast(JsonObject, row["corpus"]), cast(JsonObject, row["settings"])
         path = None if corpus["path"] is None else str(corpus["path"])
-        passages = cast(int, corpus["passages"])
-        schema = cast(int, row["schema"])
+        passages, schema = int(cast(int, corpus["passages"])), int(cast(int, row["schema"]))
+        if not isinstance(settings, dict):
+            raise TypeError("settings")
         return cls(str(row["retriever"]), settings, str(corpus["digest"]), passages, path, str(row["coseek"]), schema)
 
 

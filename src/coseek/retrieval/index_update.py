@@ -7,7 +7,7 @@ encoded. The results are those of a rebuild. The old index stays in place until 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import as_path
 from coseek.core.lock import lock_beside
 from coseek.core.settings import Settings
+from coseek.data.array_file import read_array
 from coseek.data.corpus_scan import DIGESTS
 from coseek.data.digest_table import Digests, DigestTable, as_digests
 from coseek.data.passage import Corpus
@@ -106,7 +107,7 @@ def update_index(
         check_files(out, card, report)  # in full: the new index takes these bytes over and vouches for them
         path = None if isinstance(source, Corpus) else corpus_path(source)
         corpus = source if isinstance(source, Corpus) else read_corpus(path or source, out)
-        change = CorpusChange.between(np.load(out / DIGESTS), as_digests(corpus.digests, 4))
+        change = CorpusChange.between(cast(Digests, read_array(out / DIGESTS, "i", 4)), as_digests(corpus.digests, 4))
 
         def fill(folder: Path) -> None:
             if isinstance(module, Updatable):

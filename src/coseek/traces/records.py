@@ -4,9 +4,7 @@ A file holds JSON lines, one JSON object or a list of them. A record is an ATIF 
 object; `TraceSettings` say where an object holds what.
 """
 
-import gzip
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +14,7 @@ from typing import cast
 
 from coseek.agents.actions import texts_of
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, open_text, read_json
+from coseek.core.files import Json, JsonObject, open_text, read_byte_lines, read_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.strict_json import InvalidJson, is_deep, parse_strict
 from coseek.data.passage import DEEPEST_META
@@ -182,16 +180,13 @@ def _values(path: Path) -> Iterator[tuple[str, "Json | RecordFault"]]:
         for number, one in enumerate(cast(list[Json], value) if several else [value], start=1):
             yield f"{path.name}, item {number}" if several else path.name, one
         return
-    number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    where = f"{path.name}, line {number}"
-                    yield where, _parsed(line, where)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        where = f"{path.name}, after line {number}"
-        yield where, RecordFault(where, f"a broken .gz file ({error}); fetch it again")
+        for number, line in read_byte_lines(path):
+            if line.strip():
+                where = f"{path.name}, line {number}"
+                yield where, _parsed(line, where)
+    except DataError as error:
+        yield path.name, RecordFault(path.name, str(error))
 
 
 def _parsed(line: bytes, where: str) -> "Json | RecordFault":

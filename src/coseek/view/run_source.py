@@ -12,8 +12,8 @@ from typing import TypeAlias, TypeVar, cast
 from coseek.agents.factory import decoder_of
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.search_turns import replay_queries
-from coseek.core.errors import CoseekError, DataError, UserError
-from coseek.core.files import Json, JsonObject, parse_line, read_jsonl, read_yaml
+from coseek.core.errors import CoseekError, UserError
+from coseek.core.files import Json, JsonObject, parse_line, parse_row, read_jsonl, read_yaml
 from coseek.core.plugins import is_plugin_path
 from coseek.core.strict_json import replace_surrogates
 from coseek.data.grade_cache import GeneratedAnswer, GradeCache, Verdict
@@ -62,10 +62,7 @@ class RunSource:
         path = Run(self.folder).trajectories_path
         for number, line in enumerate(whole_lines(path), start=1):
             where = f"{path}, line {number}"
-            try:
-                yield Trajectory.from_json(parse_line(line, where))
-            except (DataError, KeyError, ValueError, TypeError) as error:
-                raise error if where in str(error) else DataError(f"{where}: {error}") from None
+            yield parse_row(parse_line(line, where), Trajectory.from_json, where)
 
     def decode(self) -> Callable[[Sequence[int]], str] | None:
         """The decoding of the run's token ids; `None` where its tokenizer cannot be opened here."""

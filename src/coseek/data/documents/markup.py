@@ -6,10 +6,9 @@ import re
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, cast
 
-import yaml
-
 from coseek.core.files import Json, JsonObject
 from coseek.core.plain_text import decode
+from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.data.documents.document import Document, DocumentFault, Outline, Section, paragraphs, text_of
 
 if TYPE_CHECKING:
@@ -98,8 +97,8 @@ def read_markdown(data: bytes, name: str) -> Document:
 def front_matter(text: str) -> JsonObject:
     """The plain values, and lists of them, of a YAML head; nothing where it is no YAML."""
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        tree = parse_yaml(text)
+    except InvalidYaml:
         return {}
     found: JsonObject = {}
     for key, value in tree.items() if isinstance(tree, dict) else ():

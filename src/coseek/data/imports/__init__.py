@@ -16,7 +16,7 @@ from coseek.core import registry
 from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
 from coseek.core.fingerprint import file_digest
-from coseek.core.plugins import plugin_name
+from coseek.core.plugins import plugin_name, running
 from coseek.core.settings import Settings, make_settings
 from coseek.data.corpus_file import CorpusFile
 from coseek.data.imports._published import Deal, origin_of
@@ -90,7 +90,11 @@ def import_data(
         alone = deal.leaves_alone(sources)
         files = [file for file in files if file not in alone]
     _check_out(out)
-    reading = part.read(files, *_format_settings(format_name, part, settings))
+    with running("data format", format_name):
+        made: object = part.read(files, *_format_settings(format_name, part, settings))
+    if not isinstance(made, ImportedData):
+        raise SettingError(f"`read` of {format_name} returns an ImportedData, not {type(made).__name__}; mend it")
+    reading = made
     found: list[ImportSummary] = []
 
     def fill(folder: Path) -> None:

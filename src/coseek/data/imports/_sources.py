@@ -1,14 +1,13 @@
 """Import sources: rows of the files of a data set, and the passages and questions read from them."""
 
 import csv
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, open_text, read_json, read_jsonl
+from coseek.core.files import LONGEST_LINE, Json, JsonObject, open_text, read_json, read_jsonl, read_lines
 from coseek.core.strict_json import fault_in
 from coseek.data.passage import Passage
 from coseek.data.question import Question
@@ -103,10 +102,8 @@ def read_rows(path: Path) -> Iterator[SourceRow]:
         for line, value in read_jsonl(path):
             yield SourceRow(f"{path}, line {line}", value)
     elif kind_of(path) == ".csv":
-        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-        with open_text(path) as file:
-            for number, cells in enumerate(csv.DictReader(file), start=1):
-                yield SourceRow(f"{path}, row {number}", dict(cells))
+        for number, cells in enumerate(_csv(path), start=1):
+            yield SourceRow(f"{path}, row {number}", cells)
     elif kind_of(path) == ".parquet":
         for number, value in enumerate(_parquet(path), start=1):
             if fault := fault_in(value):
@@ -120,6 +117,19 @@ def read_rows(path: Path) -> Iterator[SourceRow]:
             if not isinstance(item, dict):
                 raise DataError(f"{path}, item {number}: an object is needed, not {type(item).__name__}")
             yield SourceRow(f"{path}, item {number}", item)
+
+
+def _csv(path: Path) -> Iterator[JsonObject]:
+    """The rows of a CSV file with a header."""
+    csv.field_size_limit(LONGEST_LINE)
+    rows = csv.DictReader(line for _, line in read_lines(path))
+    try:
+        for cells in rows:
+            if None in cells:
+                raise DataError(f"{path}, line {rows.line_num}: more cells than the header has; mend that line")
+            yield {**cells}
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}: not valid CSV ({error}); mend that line") from None
 
 
 def _parquet(path: Path) -> Iterator[JsonObject]:

@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from coseek.core.errors import DataError
 from coseek.core.files import read_json
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
+from coseek.data.array_file import WAY_OUT, read_array
 from coseek.data.passage import Corpus, Hit, Passage
+from coseek.retrieval.checksums import CHECKSUMS
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.index_update import OldIndex
 from coseek.retrieval.lexical.analyzer import AUTO, Stem, stemmer, words
 from coseek.retrieval.lexical.array_writer import ArrayWriter
 from coseek.retrieval.lexical.language import language_of
-from coseek.retrieval.lexical.postings import Ints, Postings
+from coseek.retrieval.lexical.postings import Ints, Postings, Rows32
 from coseek.retrieval.lexical.word_counts import (
     ChunkCounts,
     Splice,
@@ -282,19 +286,42 @@ def _write(
 
 def _read_counts(folder: Path) -> WordCounts:
     """The counts that an index was weighed from; the pairs stay on disk."""
-    starts_V1, lengths_N = (np.load(folder / f"{name}.npy") for name in ("starts", "lengths"))
-    rows_P, times_P = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("rows", "times"))
-    return WordCounts(cast(list[str], read_json(folder / VOCABULARY)), starts_V1, rows_P, times_P, lengths_N)
+    starts_V1, lengths_N = (cast(Ints, read_array(folder / f"{name}.npy", "i")) for name in ("starts", "lengths"))
+    rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
+    times_P = cast(NDArray[np.uint8], read_array(folder / "times.npy", "i", mapped="r"))
+    vocabulary = _read_vocabulary(folder)
+    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(times_P), len(lengths_N))
+    return WordCounts(vocabulary, starts_V1, rows_P, times_P, lengths_N)
 
 
 def load(folder: Path, corpus: Corpus, settings: Bm25Settings) -> Bm25:
     """Open an index; its arrays stay on disk and are mapped into memory."""
-    vocabulary = cast(list[str], read_json(folder / VOCABULARY))
-    # A plain array view of the mapped file: slices of np.memmap cost microseconds each.
-    weights_P, rows_P, starts_V1 = (
-        np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("weights", "rows", "starts")
-    )
+    vocabulary = _read_vocabulary(folder)
+    weights_P = cast(Scores, read_array(folder / "weights.npy", "f", mapped="r"))
+    rows_P = cast(Rows32, read_array(folder / "rows.npy", "i", mapped="r"))
+    starts_V1 = cast(Ints, read_array(folder / "starts.npy", "i", mapped="r"))
+    _check_sizes(folder, len(vocabulary), starts_V1, rows_P, len(weights_P), len(corpus))
     kept = folder / "maxima.npy"  # absent from indexes of coseek 0.1
-    maxima_V = np.load(kept) if kept.is_file() else _maxima(weights_P, starts_V1)
+    maxima_V = cast(Scores, read_array(kept, "f")) if kept.is_file() else _maxima(weights_P, starts_V1)
+    if len(maxima_V) != len(vocabulary):
+        raise DataError(f"{kept} does not fit the other files of {folder}; {WAY_OUT}")
     postings = Postings(weights_P, rows_P, starts_V1, maxima_V, len(corpus))
     return Bm25(corpus, settings, postings, {word: number for number, word in enumerate(vocabulary)})
+
+
+def _read_vocabulary(folder: Path) -> list[str]:
+    found = read_json(folder / VOCABULARY)
+    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+        raise DataError(f"{folder / VOCABULARY} is no list of words; {WAY_OUT}")
+    return cast(list[str], found)
+
+
+def _check_sizes(folder: Path, words: int, starts_V1: Ints, rows_P: Rows32, pairs: int, passages: int) -> None:
+    """Refuse files that do not fit each other. The rows are read only where there are no checksums, as in indexes of
+    coseek 0.2."""
+    fits = len(starts_V1) == words + 1 and starts_V1[0] == 0 and starts_V1[-1] == len(rows_P) == pairs
+    fits = fits and bool((np.diff(starts_V1) >= 0).all())
+    if fits and len(rows_P) and not (folder / CHECKSUMS).is_file():
+        fits = int(rows_P.min()) >= 0 and int(rows_P.max()) < passages
+    if not fits:
+        raise DataError(f"the arrays of {folder} do not fit each other; {WAY_OUT}")

@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from pydantic import Field
 
 from coseek.core.cache import TextCache
+from coseek.core.files import JsonObject, shaped
 from coseek.core.fingerprint import digest_of
 from coseek.core.settings import Settings
+from coseek.core.strict_json import parse_strict
 from coseek.data.passage import Hit
 from coseek.retrieval.factory import OpenContext
 from coseek.retrieval.query import QueryLike, as_queries
@@ -73,7 +76,7 @@ class CachedRetriever(LayeredRetriever):
         # JSON first: external text may hold lone surrogates, which cannot be encoded.
         keys = [digest_of(self.identity, json.dumps(self.seen(query)), str(k)) for query in queries]
         known = self._store.read(list(dict.fromkeys(keys)))
-        found = {key: _hits(text) for key, text in (known or {}).items()}
+        found = {key: self._hits(text) for key, text in (known or {}).items()}
         missing: dict[str, QueryLike] = {}
         for key, query in zip(keys, queries, strict=True):
             if key not in found:
@@ -93,13 +96,13 @@ class CachedRetriever(LayeredRetriever):
         """Close the file."""
         self._store.close()
 
+    def _hits(self, text: str) -> list[Hit]:
+        with shaped(f"the cache {self._store.path}", "delete it, or choose another path"):
+            return [Hit.from_json(hit) for hit in cast(list[JsonObject], parse_strict(text))]
+
 
 def _text(hits: Sequence[Hit]) -> str:
     return json.dumps([hit.to_json() for hit in hits])
-
-
-def _hits(text: str) -> list[Hit]:
-    return [Hit.from_json(hit) for hit in json.loads(text)]
 
 
 SETTINGS = CachedSettings

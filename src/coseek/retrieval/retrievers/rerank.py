@@ -18,7 +18,7 @@ from coseek.core.hub import missing
 from coseek.data.passage import Hit
 from coseek.hardware.placement import Placement
 from coseek.hardware.precision import Use
-from coseek.models.tokenizer import first_line
+from coseek.models.model_folder import library_reads
 from coseek.retrieval.factory import OpenContext, require_library
 from coseek.retrieval.query import QueryLike, as_queries
 from coseek.retrieval.retriever import LayeredRetriever, Retriever
@@ -51,13 +51,10 @@ class CrossEncoder:
 
         device = str(placement.torch_device())
         kwargs = {"dtype": DTYPES[placement.precision_at()], "attn_implementation": kernel_of(placement)}
-        try:
-            with quiet(), remote_code_asked(folder):
-                model = sentence_transformers.CrossEncoder(
-                    str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
-                )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise DataError(f"{folder} holds no cross-encoder that can be opened: {first_line(error)}") from None
+        with library_reads(folder, "cross-encoder"), quiet(), remote_code_asked(folder):
+            model = sentence_transformers.CrossEncoder(
+                str(folder), device=device, local_files_only=True, model_kwargs=kwargs, trust_remote_code=trust
+            )
         if model.num_labels != 1:
             raise DataError(f"{folder} has {model.num_labels} outputs per pair; a reranker needs exactly one")
         if max_tokens is not None:

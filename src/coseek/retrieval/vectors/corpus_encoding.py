@@ -20,9 +20,10 @@ from typing import Protocol, cast, overload
 import numpy as np
 
 from coseek.core.errors import DataError, IndexMismatch
-from coseek.core.files import JsonObject, read_json, write_json
+from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
 from coseek.core.fingerprint import fingerprint
 from coseek.core.settings import dump_settings, make_settings
+from coseek.data.array_file import WAY_OUT
 from coseek.data.passage import Corpus, Passage
 from coseek.retrieval.resumable_build import INDEX_CARD, Report, empty
 from coseek.retrieval.vectors.embedding_retriever import E, EmbeddingSettings, QueryEncoder, passage_text
@@ -209,10 +210,11 @@ def open_encoder(folder: Path, settings: EmbeddingSettings) -> QueryEncoder:
     """Open the encoder of an index for queries. A changed encoder is an `IndexMismatch` that names the difference."""
     note, name = _encoder_of(folder)
     source = encoder_folder(name)
-    then = make_settings(EncoderCard, cast(dict[str, object], note["card"]))
+    with shaped(folder / NOTE, WAY_OUT):
+        then, stored = make_settings(EncoderCard, {**cast(JsonObject, note["card"])}), note["fingerprint"]
     now = EncoderCard.of(source)
     difference = now.difference(then)
-    if difference is None and fingerprint(source) != note["fingerprint"]:
+    if difference is None and fingerprint(source) != stored:
         difference = "other weights or files"
     if difference is not None:
         raise IndexMismatch(
@@ -230,5 +232,6 @@ def same_encoder(folder: Path, settings: E) -> E:
 
 def _encoder_of(folder: Path) -> tuple[JsonObject, str]:
     """The note of an index about its encoder, and the encoder's name or path."""
-    note = cast(JsonObject, read_json(folder / NOTE))
-    return note, str(note["shipped"] or os.path.normpath(folder.resolve() / str(note["path"])))
+    note = read_json_object(folder / NOTE)
+    with shaped(folder / NOTE, WAY_OUT):
+        return note, str(note["shipped"] or os.path.normpath(folder.resolve() / str(note["path"])))

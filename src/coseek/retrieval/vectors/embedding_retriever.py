@@ -6,19 +6,20 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from coseek.core.errors import RetrieverError, SettingError
-from coseek.core.files import JsonObject, read_json
+from coseek.core.files import read_json_object
 from coseek.core.fingerprint import digest_of, fingerprint
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Use
 from coseek.hardware.speed import resolve_here
+from coseek.models.model_folder import library_reads
 from coseek.retrieval.context_fields import ContextFields
 from coseek.retrieval.query import Query, QueryLike, as_queries
 from coseek.retrieval.vectors.encoder import Encoder, Vectors, encoder_folder
@@ -88,7 +89,8 @@ def view_renderer(folder: Path, prompt: str, max_tokens: int) -> "partial[str]":
     """`render_view` with the separator, token limit and token counter of an encoder's folder. Needs no torch."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with library_reads(folder, "tokenizer"):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
@@ -102,7 +104,8 @@ def view_renderer(folder: Path, prompt: str, max_tokens: int) -> "partial[str]":
 def _separator(folder: Path) -> str:
     """The tokenizer's separator; `[SEP]` if it has none."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = cast(JsonObject, read_json(folder / name)).get("sep_token") if (folder / name).is_file() else None
+        found = read_json_object(folder / name, foreign=True) if (folder / name).is_file() else {}
+        token = found.get("sep_token")
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str) and text:
             return text

@@ -20,6 +20,7 @@ from coseek.core.fingerprint import fingerprint
 from coseek.core.hub import fetch_command, missing
 from coseek.hardware.placement import DevicePlacement, Placement
 from coseek.hardware.precision import Precision
+from coseek.models.model_folder import library_reads
 from coseek.models.shipped import model_path, shipped_models
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def load_encoder(
     from coseek.models.pretrained import DTYPES, kernel_of, quiet
 
     kwargs = {"dtype": DTYPES[precision], "attn_implementation": kernel_of(placement)}
-    with quiet(), remote_code_asked(folder):
+    with library_reads(folder, "encoder"), quiet(), remote_code_asked(folder):
         return SentenceTransformer(
             str(folder),
             device=str(placement.torch_device()),

@@ -4,6 +4,7 @@ Values missing in `coseek.yaml` are read from the folder's own files (modules, p
 guessed from names. Needs no torch.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, cast
@@ -11,7 +12,7 @@ from typing import Literal, cast
 from pydantic import Field
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.files import Json, JsonObject, read_json, read_yaml, write_yaml
+from coseek.core.files import JsonObject, read_json, read_json_object, read_yaml, write_yaml
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.retrieval.views import View
 
@@ -95,7 +96,9 @@ class EncoderCard(Settings):
 def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
     """The card that the folder's own files imply."""
     config = _object(folder / "config_sentence_transformers.json")
-    prompts = cast(dict[str, str | None], config.get("prompts") or {})
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise DataError(f"{folder / 'config_sentence_transformers.json'}: 'prompts' must be an object")
     similarity = said.get("similarity") or config.get("similarity_fn_name") or "cosine"
     if similarity not in ("cosine", "dot"):
         raise DataError(f"{folder}: its similarity is {similarity!r}, and only cosine and dot can be searched")
@@ -116,13 +119,13 @@ def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
 def _modules(folder: Path) -> tuple[str, bool]:
     """The folder's pooling (`none` without a pooling module), and whether it normalises."""
     pooling, normalises = "none", False
-    modules = read_json(folder / "modules.json")
-    if not isinstance(modules, list):
+    modules = read_json(folder / "modules.json", foreign=True)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise DataError(f"{folder / 'modules.json'} must hold a list of modules")
-    for module in cast(list[dict[str, str]], modules):
-        kind = module.get("type", "").rpartition(".")[2]
+    for module in cast(list[JsonObject], modules):
+        kind = str(module.get("type", "")).rpartition(".")[2]
         if kind == "Pooling":
-            pooling = _pooling(_object(folder / module.get("path", "") / "config.json"))
+            pooling = _pooling(_object(folder / str(module.get("path", "")) / "config.json"))
         normalises = normalises or kind == "Normalize"
     return pooling, normalises
 
@@ -143,7 +146,9 @@ def _longest(folder: Path) -> int:
         return own
     limits = [_object(folder / "tokenizer_config.json").get("model_max_length"), most_read(folder)]
     # Tokenizers without a limit store 1e30, as a float.
-    return min((int(limit) for limit in limits if isinstance(limit, int | float) and limit > 0), default=MOST_TOKENS)
+    return int(
+        min((limit for limit in limits if isinstance(limit, int | float) and 0 < limit < math.inf), default=MOST_TOKENS)
+    )
 
 
 def most_read(folder: Path) -> int | None:
@@ -157,10 +162,5 @@ def most_read(folder: Path) -> int | None:
 
 
 def _object(path: Path) -> JsonObject:
-    """Read a JSON object; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    value: Json = read_json(path)
-    if not isinstance(value, dict):
-        raise DataError(f"{path} must hold a JSON object")
-    return value
+    """Read a JSON object of another program; empty if there is no file."""
+    return read_json_object(path, foreign=True) if path.is_file() else {}

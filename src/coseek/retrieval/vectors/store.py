@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, read_json, write_json
+from coseek.core.files import WRONG_SHAPE, JsonObject, read_json, write_json
+from coseek.data.array_file import read_array
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Rows: TypeAlias = NDArray[np.int64]
@@ -65,7 +66,7 @@ class _Card:
         try:
             sizes = [int(cast(int, row[name])) for name in ("rows", "dim", "shard_rows")]
             return cls(sizes[0], sizes[1], cast(FloatName, row["dtype"]), sizes[2])
-        except (KeyError, TypeError, ValueError):
+        except WRONG_SHAPE:
             raise DataError(f"{folder / _CARD} does not describe vectors; rebuild the index") from None
 
 
@@ -181,11 +182,12 @@ def mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic
         raise DataError(f"{path} is missing; rebuild the index")
     if path.stat().st_size != len(_header(dtype, shape)) + int(np.prod(shape)) * np.dtype(dtype).itemsize:
         raise DataError(f"{path} does not have the size of {dtype} {shape}; rebuild the index")
+    columns = shape[1] if len(shape) == 2 else None
     # Mode c shares the file's pages, and torch accepts the array because it is writable.
-    found = np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
+    found = read_array(path, "i" if np.dtype(dtype).kind == "i" else "f", columns, mapped="c")
     if found.shape != shape or found.dtype != np.dtype(dtype):
         raise DataError(f"{path} holds {found.dtype} {found.shape}, not {dtype} {shape}; rebuild the index")
-    return cast(NDArray[np.generic], found)
+    return found
 
 
 class VectorWriter:

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from coseek.core.errors import CoseekError, DiskFault
-from coseek.core.files import JsonObject, read_json, write_json
+from coseek.core.files import JsonObject, read_json, read_json_object, shaped, write_json
 from coseek.core.progress import Progress
 from coseek.training.encoder.collator import Collator
 from coseek.training.encoder.evaluation import HeldOutEvaluator
@@ -57,8 +57,9 @@ class CheckpointNotes:
         """Read the notes of a checkpoint; empty for a new run."""
         if checkpoint is None:
             return cls()
-        row = cast(JsonObject, read_json(checkpoint / NOTES))
-        return cls(cast(int, row["metrics_bytes"]), cast(dict[str, float], row.get("sums", {})))
+        row = read_json_object(checkpoint / NOTES)
+        with shaped(checkpoint / NOTES, "delete this checkpoint, to go on from the one before it"):
+            return cls(int(cast(int, row["metrics_bytes"])), {**cast(dict[str, float], row.get("sums", {}))})
 
     def to_json(self) -> JsonObject:
         return {"metrics_bytes": self.metrics_bytes, "sums": dict(self.sums)}

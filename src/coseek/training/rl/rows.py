@@ -128,7 +128,7 @@ def export_rows(run: Run, reward: ScoreFunction, settings: RlSettings, out: Path
 
 def read_rows(path: Path) -> Iterator[TrainingRow]:
     """The rows of a file, in order. Raises `DataError` with the line of a broken one."""
-    return parse_rows(path, TrainingRow.from_json, (DataError, KeyError, ValueError, TypeError))
+    return parse_rows(path, TrainingRow.from_json)
 
 
 def rows_of(

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from coseek.core.errors import DataError
-from coseek.core.files import JsonObject, parse_line, read_json, write_json
+from coseek.core.files import JsonObject, parse_line, read_json_object, shaped, write_json
 from coseek.core.plugins import is_plugin_path, plugin_name
 from coseek.training.tracker import TrackedRun, Tracker, find_tracker
 from coseek.training.trainer.metrics import listening
@@ -57,8 +57,9 @@ class SentRows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        tree = cast(JsonObject, read_json(path)) if path.exists() else {}
-        self._parts = {part: cast(JsonObject, row) for part, row in tree.items()}
+        tree = read_json_object(path) if path.exists() else {}
+        with shaped(path, "delete it, to send all rows again"):
+            self._parts = {part: {**cast(JsonObject, row)} for part, row in tree.items()}
 
     def id_of(self, part: str) -> str:
         """Return the id of a part's runs, created on first use."""

@@ -1,0 +1,84 @@
+"""Arrays of indexes: a file that is cut, of another shape, or a program in disguise is refused with its name."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.examples_drawn import at_most
+
+from coseek.core.errors import DataError
+from coseek.data.array_file import read_array
+
+
+def stored(array: object) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def several() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.arange(3), b=np.arange(3))
+    return file.getvalue()
+
+
+BROKEN: dict[str, Callable[[], bytes]] = {
+    "empty": lambda: b"",
+    "cut": lambda: stored(np.arange(100))[:-9],
+    "cut in its header": lambda: stored(np.arange(100))[:40],
+    "text": lambda: b"not an array\n" * 20,
+    "two columns": lambda: stored(np.zeros((4, 2), dtype=np.int64)),
+    "one number": lambda: stored(np.int64(3)),
+    "floats": lambda: stored(np.zeros(4)),
+    "objects, which are pickles": lambda: stored(np.array([{"a": 1}], dtype=object)),
+    "several arrays": several,
+    "more than any memory": lambda: stored(np.arange(4)).replace(b"(4,), }" + b" " * 14, b"(4" + b"0" * 14 + b",), }"),
+}
+
+
+@pytest.mark.parametrize("mapped", [None, "r", "c"])
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_no_index_writes_is_refused_with_the_way_out(what: str, mapped: None, tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    path.write_bytes(BROKEN[what]())
+    with pytest.raises(DataError, match=r"rows\.npy .*; rebuild the index with `coseek index`"):
+        read_array(path, "i", mapped=mapped)
+
+
+def test_a_missing_array_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rows\.npy is missing"):
+        read_array(tmp_path / "rows.npy", "i")
+
+
+def test_whole_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "one.npy"
+    for array, kind, columns in (
+        (np.arange(5), "i", None),
+        (np.arange(5, dtype=np.uint8), "i", None),
+        (np.zeros(0, dtype=np.float32), "f", None),
+        (np.arange(6).reshape(3, 2), "i", 2),
+    ):
+        np.save(path, array)
+        for mapped in (None, "r", "c"):
+            found = read_array(path, kind, columns, mapped=mapped)  # type: ignore[arg-type]
+            assert found.dtype == array.dtype and np.array_equal(found, array)
+
+
+@settings(max_examples=at_most(200))
+@given(at=st.integers(0, 200), bit=st.integers(0, 7), end=st.integers(0, 200))
+def test_a_flipped_bit_or_a_cut_ends_in_no_other_error(
+    at: int, bit: int, end: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = bytearray(stored(np.arange(12)))
+    data[at % len(data)] ^= 1 << bit
+    path = tmp_path_factory.mktemp("array") / "one.npy"
+    for content in (bytes(data), bytes(data)[:end]):
+        path.write_bytes(content)
+        try:
+            assert read_array(path, "i").ndim == 1
+        except DataError:
+            continue
