@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol as Interface
 from typing import TypeVar, cast
@@ -17,9 +18,9 @@ from coseek.data.trajectory import Search, Trajectory
 from coseek.serve.agent_chat import ChatAnswer, ChatRequest
 from coseek.serve.agent_responses import ResponsesAnswer, ResponsesRequest
 from coseek.serve.agent_service import AgentService, Hear
-from coseek.serve.app import new_app, whole_body
+from coseek.serve.app import new_app, read_body
 from coseek.serve.contract import BUG, RefusedRequest
-from coseek.serve.conversation import read_request
+from coseek.serve.conversation import QuestionInContext, read_request
 from coseek.serve.logs import Log, print_bug
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
 from coseek.serve.model_app import openai_error, while_wanted
@@ -97,9 +98,9 @@ def _endpoint(
     service: AgentService, kind: type[A], new: Callable[[str, A], Answer]
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        asked = read_request(kind, await whole_body(request, service.settings))
+        asked, conversation = await read_body(request, service, partial(_read, kind))
         service.check_name(asked.model)
-        conversation, seed = asked.conversation, asked.seed or 0
+        seed = asked.seed or 0
         service.check_length(conversation)
         record = cast(JsonObject, request.scope[RECORD])
         answer = new(service.name, asked)
@@ -108,12 +109,19 @@ def _endpoint(
             _note(record, run)
             if run.stop.is_fault:
                 return JSONResponse(openai_error(502, _fault(run), "agent_error"), 502)
-            return Response(json.dumps(answer.whole(run), allow_nan=False).encode(), media_type="application/json")
+            text = json.dumps(answer.whole(run), allow_nan=False).encode()
+            service.held.take(request.scope, len(text))
+            return Response(text, media_type="application/json")
         service.check_room()  # a refusal is a status, and a stream has begun with 200
         parts = _stream(answer, lambda hear: service.answer(conversation, seed, hear), record)
         return StreamingResponse(parts, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     return endpoint
+
+
+def _read(kind: type[A], body: bytes) -> tuple[A, QuestionInContext]:
+    asked = read_request(kind, body)
+    return asked, asked.conversation
 
 
 async def _stream(

@@ -25,7 +25,7 @@ _NOT_KEPT = ("previous_response_id", "conversation", "background")
 class ResponsesRequest(AgentRequest):
     """A request to `/v1/responses`."""
 
-    input: str | Annotated[list[dict[str, object]], Field(min_length=1)]
+    input: str | Annotated[list[dict[str, object]], Field(min_length=1, fail_fast=True)]
     """The question, or the items of the conversation; items that are no messages are passed over."""
     previous_response_id: object = None
     """Refused: no response is stored."""

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeAlias, cast
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,6 +17,8 @@ from coseek.core.files import JsonObject
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query
 from coseek.serve.batching import SearchJob
+from coseek.serve.budgets import HeldBytes, check_values
+from coseek.serve.connection import LEAVING, Leaving
 from coseek.serve.contract import BUG, RefusedRequest, RetrieveRequest, answer, blank, parse_request, passages_of
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
@@ -28,11 +31,24 @@ IDENTITY = "x-index-identity"
 """The header of an answer that names the index which it came from."""
 _MANY_HITS = 2_000
 """Hits from which an answer is serialised in a thread, so that other requests are not blocked."""
+_LONG_BODY = 65_536
+"""Bytes from which a body is read in a thread."""
 _STOP_S = 5.0
 
 
+T = TypeVar("T")
 ErrorBody: TypeAlias = Callable[[int, str, str], JsonObject]
 """(status, sentence, kind) → the body of an answer that is an error."""
+
+
+class Bounded(Protocol):
+    """A service with limits."""
+
+    @property
+    def settings(self) -> ListenSettings: ...
+
+    @property
+    def held(self) -> HeldBytes: ...
 
 
 def make_app(service: RetrieverService, token: str | None = None) -> App:
@@ -123,10 +139,9 @@ def _info(service: RetrieverService, name: str) -> Callable[[], Awaitable[Respon
 
 def _retrieve(service: RetrieverService, name: str) -> Callable[[Request], Awaitable[Response]]:
     async def retrieve(request: Request) -> Response:
-        body = await whole_body(request, service.settings)
         record = cast(JsonObject, request.scope[RECORD])
+        wish = await read_body(request, service, partial(parse_request, limits=service.settings))
         index = service.index(name)
-        wish = parse_request(body, service.settings)
         k = passages_of(wish, service.settings, index.passages)
         record |= {"index": name, "queries": len(wish.queries), "k": k}
         if service.settings.log_queries:
@@ -134,37 +149,50 @@ def _retrieve(service: RetrieverService, name: str) -> Callable[[Request], Await
         asked = [query for query in wish.queries if not blank(query)]
         lists: list[list[Hit]] = []
         if asked:
-            job = await service.batcher.search(index.retriever, asked, k)
+            job = await service.batcher.search(index.retriever, asked, k, cast(Leaving, request.scope.get(LEAVING)))
             record |= _times(job)
             if job.fault is not None:
                 raise job.fault
             lists = job.lists
-        text = await _written(_in_place(wish, lists), wish, service.settings.max_answer_bytes)
+        text = await _written(service, _in_place(wish, lists), wish)
+        service.held.take(request.scope, len(text))
         return Response(text, media_type="application/json", headers={IDENTITY: index.identity})
 
     return retrieve
 
 
-async def whole_body(request: Request, limits: ListenSettings) -> bytes:
-    """Read the whole body, within the limits of size and time."""
+async def read_body(request: Request, service: AnyService, read: Callable[[bytes], T]) -> T:
+    """Read a request's JSON; a long one in a thread."""
+    body = await whole_body(request, service)
+
+    def checked() -> T:
+        check_values(body, service.settings.max_values)
+        return read(body)
+
+    return await service.aside(len(body) > _LONG_BODY, checked)
+
+
+async def whole_body(request: Request, service: Bounded) -> bytes:
+    """The whole body, within the limits of size and time."""
+    limits = service.settings
     most = limits.max_body_bytes
     too_large = RefusedRequest(413, f"the request has more than {most} bytes; send less at a time")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > most:
         raise too_large
-    parts: list[bytes] = []
+    body = bytearray()
     try:
         async with asyncio.timeout(limits.body_s):
             async for part in request.stream():
-                parts.append(part)
-                most -= len(part)
-                if most < 0:
+                service.held.take(request.scope, len(part))
+                body += part
+                if len(body) > most:
                     raise too_large
     except TimeoutError:
         raise RefusedRequest(408, f"the request was not complete after {limits.body_s:g} seconds") from None
     except ClientDisconnect:
         raise RefusedRequest(400, "the connection was closed before the request was complete") from None
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _in_place(wish: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
@@ -175,11 +203,10 @@ def _in_place(wish: RetrieveRequest, lists: list[list[Hit]]) -> list[list[Hit]]:
     return [[] if blank(query) else next(found) for query in wish.queries]
 
 
-async def _written(lists: list[list[Hit]], wish: RetrieveRequest, max_bytes: int) -> bytes:
+async def _written(service: RetrieverService, lists: list[list[Hit]], wish: RetrieveRequest) -> bytes:
+    many = sum(map(len, lists)) >= _MANY_HITS
     try:
-        if sum(map(len, lists)) < _MANY_HITS:
-            return answer(lists, wish, max_bytes)
-        return await asyncio.to_thread(answer, lists, wish, max_bytes)
+        return await service.aside(many, partial(answer, lists, wish, service.settings.max_answer_bytes))
     except ValueError:
         raise RetrieverError("the retriever gave a score that is no number") from None
 

@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -17,6 +17,7 @@ from coseek.core.errors import RetrieverError, UserError
 from coseek.data.passage import Hit
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
+from coseek.serve.connection import Leaving
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import print_bug
 from coseek.serve.worker import Worker
@@ -44,6 +45,14 @@ class SearchJob:
     ended: float = 0.0
     batch: int = 0
     """Queries of the largest search that it was part of."""
+    left: bool = False
+    """Whether the client has gone."""
+
+    def leave(self) -> None:
+        """Called in the event loop when the client goes."""
+        self.left = True
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 Piece: TypeAlias = tuple[SearchJob, Sequence[QueryLike]]
@@ -73,8 +82,11 @@ class Batcher(Worker):
         """Queries in the queue."""
         return self._waiting
 
-    async def search(self, retriever: Retriever, queries: Sequence[QueryLike], k: int) -> SearchJob:
-        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full."""
+    async def search(
+        self, retriever: Retriever, queries: Sequence[QueryLike], k: int, leaving: Leaving | None = None
+    ) -> SearchJob:
+        """Queue the queries and wait for their hits. Raises `RefusedRequest` (503) when the queue is full, and where
+        the client leaves; then no search begins that was for it alone."""
         job = SearchJob(retriever, queries, k, asyncio.get_running_loop().create_future())
         with self._changed:
             if self._waiting + len(queries) > self.queue:
@@ -83,7 +95,15 @@ class Batcher(Worker):
             self._waiting += len(queries)
             if self._waiting >= self._wanted:
                 self._changed.notify()
-        await job.done
+        told = set[Callable[[], object]]() if leaving is None else leaving
+        told.add(job.leave)
+        try:
+            await job.done
+        finally:
+            told.discard(job.leave)
+            self._drop_rest(job)
+        if job.left:
+            raise RefusedRequest(499, "the client has gone")
         return job
 
     def _patience(self) -> int:
@@ -100,13 +120,15 @@ class Batcher(Worker):
     def _next(self) -> list[Piece]:
         """Wait for the next batch; empty when closed."""
         with self._changed:
-            self._wanted = 1
-            while not self._waiting:
-                if self._closed:
-                    return []
-                self._changed.wait()
-            self._gather()
-            return self._take()
+            while True:
+                self._wanted = 1
+                while not self._waiting:
+                    if self._closed:
+                        return []
+                    self._changed.wait()
+                self._gather()
+                if self._waiting:  # else all clients have gone meanwhile
+                    return self._take()
 
     def _gather(self) -> None:
         """Wait a little for more queries: clients that were answered together mostly ask again together."""
@@ -181,7 +203,9 @@ class Batcher(Worker):
             self._drop_rest(job)
 
     def _drop_rest(self, job: SearchJob) -> None:
-        """Drop the unsearched queries of a failed request."""
+        """Drop the unsearched queries of a request that failed, or that nobody waits for."""
+        if job.taken == len(job.queries):
+            return
         with self._changed:
             left = len(job.queries) - job.taken
             if left:

@@ -47,7 +47,11 @@ _SENTENCE = 400
 _MOST_STOPS = 64
 _LONGEST_STOP = 256
 
-IdList = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+_MOST_FIELDS = 100
+
+IdList = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
+TextList = Annotated[list[str], Field(fail_fast=True)]
+"""Lists end at their first mistake, or a request of many would be answered with a sentence for each."""
 
 
 class _Asked(Settings):
@@ -67,7 +71,7 @@ class _Asked(Settings):
     """Draw from this many most likely tokens only; 0 and -1 mean all."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """The draw depends on it and on the row's own tokens alone. A random one when not set."""
-    stop: str | list[str] | None = None
+    stop: str | TextList | None = None
     """Strings that end the text."""
     include_stop_str_in_output: bool = False
     """Keep the stop string in the text. The ids hold it in any case."""
@@ -94,7 +98,7 @@ class _Asked(Settings):
 class CompletionAsked(_Asked):
     """A request to `/v1/completions`."""
 
-    prompt: str | list[str] | IdList | list[IdList]
+    prompt: str | TextList | IdList | Annotated[list[IdList], Field(fail_fast=True)] = Field(union_mode="left_to_right")
     """Text or ids, or a list of either. Special tokens in the text are read as such."""
     logprobs: int | None = Field(default=None, ge=0)
     """Any number returns the log-probability of each generated token; those of other tokens are not offered."""
@@ -123,7 +127,7 @@ class MessageAsked(Settings):
 class ChatAsked(_Asked):
     """A request to `/v1/chat/completions`."""
 
-    messages: list[MessageAsked] = Field(min_length=1)
+    messages: Annotated[list[MessageAsked], Field(fail_fast=True)] = Field(min_length=1)
     """The chat so far."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """Another name of `max_tokens`."""
@@ -155,6 +159,8 @@ def read_asked(kind: type[A], body: bytes) -> A:
         raise RefusedRequest(400, "the request is not JSON in UTF-8") from None
     if not isinstance(row, dict):
         raise RefusedRequest(400, "the request is a JSON object")
+    if len(row) > _MOST_FIELDS:
+        raise RefusedRequest(400, f"the request has {len(row)} fields, and at most {_MOST_FIELDS} are read")
     if b"\\u" in body:
         try:
             json.dumps(row, ensure_ascii=False).encode()

@@ -100,8 +100,10 @@ def answer(lists: Sequence[Sequence[Hit]], wish: RetrieveRequest, max_bytes: int
         room -= len(parts[-1])
         if room < 0:
             raise RefusedRequest(413, f"the answer has more than {max_bytes} bytes; split the request")
-    result = parts[0] if wish.flat else b"[" + b",".join(parts) + b"]"
-    return b'{"result":' + result + b"}"
+    if wish.flat:
+        return b"".join((b'{"result":', parts[0], b"}"))
+    between = [piece for part in parts for piece in (b",", part)][1:]
+    return b"".join((b'{"result":[', *between, b"]}"))
 
 
 def document(hit: Hit) -> JsonObject:

@@ -35,7 +35,7 @@ class AgentMessage(LenientSettings):
 
     role: Literal["system", "developer", "user", "assistant"]
     """The author."""
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     """The text, whole or in parts."""
 
     @property
@@ -73,7 +73,7 @@ class QuestionInContext:
 
 
 R = TypeVar("R", bound=AgentRequest)
-Messages = Annotated[list[AgentMessage], Field(min_length=1)]
+Messages = Annotated[list[AgentMessage], Field(min_length=1, fail_fast=True)]
 
 
 def read_request(kind: type[R], body: bytes) -> R:

@@ -167,9 +167,12 @@ class GenerationWorker(Worker):
         try:
             for job in jobs:
                 await job.done
-        finally:
+        except asyncio.CancelledError:
             for job in jobs:
                 job.done.cancel()
+            with self._changed:  # else they would keep others out of the queue
+                self._waiting = deque(job for job in self._waiting if not job.done.cancelled())
+            raise
         return jobs
 
     async def change_weights(self, make: Callable[[], None], version: int | str | None) -> None:

@@ -4,18 +4,20 @@
 and the same JSON as text. Searches of one server run one after the other, since a retriever need not be thread-safe.
 """
 
-import threading
+import asyncio
+import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import anyio.to_thread
-import uvicorn
+from anyio import CapacityLimiter
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
+from starlette.requests import Request
 
 from coseek import __version__
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -25,12 +27,24 @@ from coseek.core.errors import CoseekError, DataError
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.running import bound
+from coseek.serve.app import whole_body
+from coseek.serve.budgets import HeldBytes, check_values
+from coseek.serve.connection import LEAVING, Leaving
+from coseek.serve.contract import RefusedRequest
+from coseek.serve.middleware import AccessMiddleware, App, Receive, Scope, Send
+from coseek.serve.running import Server, bound, url_of
+from coseek.serve.settings import ListenSettings
 
 R = TypeVar("R")
 
 REMEMBERED = 10_000
 """Passages that `fetch` knows of a retriever without a corpus here: the last ones that searches found."""
+MOST_WAITING = 256
+"""Calls that may wait for the one under way; more fail."""
+LONGEST = 32_768
+"""Characters of a query or question, at most."""
+MOST_BYTES = 4_194_304
+"""Bytes of a body, at most, as in the library; it reads them in the event loop."""
 ABOUT = "Search a collection of passages, and read a passage whole by its id."
 ABOUT_AGENT = " `ask` lets a search agent answer a question from it, and names the passages it read."
 
@@ -79,12 +93,10 @@ class KnowledgeTools:
     agent: Agent | None = None
     limits: Limits = field(default_factory=Limits)
     _met: OrderedDict[str, Passage] = field(default_factory=OrderedDict, init=False)
-    _one: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def search(self, query: str) -> SearchResults:
         """Find passages for a query."""
-        with self._one:
-            hits = self.retriever.search([_asked(query, "query")], self.topk)[0]
+        hits = self.retriever.search([_asked(query, "query")], self.topk)[0]
         self._remember([hit.passage for hit in hits])
         return SearchResults([_found(hit.passage) for hit in hits])
 
@@ -97,8 +109,7 @@ class KnowledgeTools:
         """Let the agent search and answer."""
         assert self.agent is not None
         asked = Question("asked", _asked(question, "question"))
-        with self._one:
-            trajectory = rollout(self.agent, self.retriever, [asked], [0], self.limits)[0]
+        trajectory = rollout(self.agent, self.retriever, [asked], [0], self.limits)[0]
         if trajectory.stop.is_fault:
             raise DataError(f"the run ended by {trajectory.stop}: {trajectory.stop_detail or 'no detail'}")
         served = [] if trajectory.declined else served_context(trajectory)
@@ -125,18 +136,19 @@ class KnowledgeTools:
 def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
     """A server with `search` and `fetch`, and `ask` where there is an agent."""
     about = ABOUT + (ABOUT_AGENT if tools.agent is not None else "")
-    server = MCPServer(name, instructions=about, version=__version__, log_level="WARNING")
+    server = MCPServer(name, instructions=about, version=__version__, log_level="ERROR")
+    one, many = CapacityLimiter(1), CapacityLimiter(8)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
     @server.tool(description="Find passages for a query, best first.", annotations=reads, structured_output=True)
     async def search(query: str) -> SearchResults:
-        return await _blocking(partial(tools.search, query))
+        return await _blocking(partial(tools.search, query), one)
 
     @server.tool(
         description="Read a passage whole, by an id that was found.", annotations=reads, structured_output=True
     )
     async def fetch(id: str) -> PassageRecord:
-        return await _blocking(partial(tools.fetch, id))
+        return await _blocking(partial(tools.fetch, id), many)
 
     if tools.agent is not None:
 
@@ -146,24 +158,86 @@ def make_server(tools: KnowledgeTools, name: str) -> MCPServer:
             structured_output=True,
         )
         async def ask(question: str) -> AgentAnswer:
-            return await _blocking(partial(tools.ask, question))
+            return await _blocking(partial(tools.ask, question), one)
 
     return server
 
 
-def serve_http(server: MCPServer, port: int, ready: Callable[[str], None]) -> None:
+@dataclass
+class _Listening:
+    """The limits and the state of the HTTP side."""
+
+    settings: ListenSettings
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self.held = HeldBytes(self.settings.max_held_bytes)
+
+
+def serve_http(server: MCPServer, settings: ListenSettings, ready: Callable[[str], None]) -> None:
     """Serve streamable HTTP on loopback until a signal comes; `ready` is called with the URL. Port 0 takes a free one.
     Raises `SettingError` for a port that is taken."""
-    listening = bound("127.0.0.1", port)
-    config = uvicorn.Config(server.streamable_http_app(stateless_http=True, json_response=True), log_level="warning")
-    ready(f"http://127.0.0.1:{listening.getsockname()[1]}/mcp")
-    uvicorn.Server(config).run(sockets=[listening])
+    service = _Listening(settings)
+    listening = bound(settings.host, settings.port)
+    app = guarded(cast(App, server.streamable_http_app(stateless_http=True, json_response=True)), service)
+    ready(f"{url_of(listening)}/mcp")
+    Server(service, AccessMiddleware(app, service, None, None)).run(sockets=[listening])
 
 
-async def _blocking(call: Callable[[], R]) -> R:
-    """Run a call in a thread; its `CoseekError` becomes an error of the tool."""
+def guarded(app: App, service: _Listening) -> App:
+    """The application behind the limits of a body; what it does is cancelled when the client leaves."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        try:
+            if scope["method"] != "POST":  # a stream of events would hold nothing, and its connection for ever
+                raise RefusedRequest(405, "calls are sent with POST")
+            body = await whole_body(Request(scope, receive), service)
+            check_values(body, service.settings.max_values)
+        except RefusedRequest as error:
+            await _refuse(send, error)
+            return
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> MutableMapping[str, object]:
+            return given.pop() if given else await receive()
+
+        calling = asyncio.ensure_future(app(scope, again, send))
+        leaving = cast(Leaving, scope.get(LEAVING, set()))
+        leaving.add(calling.cancel)
+        try:
+            await asyncio.wait({calling})
+        finally:
+            leaving.discard(calling.cancel)
+            calling.cancel()
+        if not calling.cancelled():
+            calling.result()
+
+    return handle
+
+
+async def _refuse(send: Send, error: RefusedRequest) -> None:
+    """Answer in JSON-RPC."""
+    row = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": str(error)}}
+    body = json.dumps(row).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(b"allow", b"POST")] if error.status == 405 else []
+    if error.status in (408, 413):
+        headers.append((b"connection", b"close"))
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _blocking(call: Callable[[], R], limiter: CapacityLimiter) -> R:
+    """Run a call in a thread; its `CoseekError` becomes an error of the tool. One that waits can be cancelled."""
+    if (waiting := limiter.statistics().tasks_waiting) >= MOST_WAITING:
+        raise ToolError(f"{waiting} calls are waiting already; retry later")
     try:
-        return await anyio.to_thread.run_sync(call)
+        return await anyio.to_thread.run_sync(call, limiter=limiter)
     except CoseekError as error:
         raise ToolError(str(error)) from error
 
@@ -171,6 +245,8 @@ async def _blocking(call: Callable[[], R]) -> R:
 def _asked(text: str, name: str) -> str:
     if not text.strip():
         raise DataError(f"the {name} is empty")
+    if len(text) > LONGEST:
+        raise DataError(f"the {name} has {len(text)} characters, and at most {LONGEST} are taken")
     return text
 
 

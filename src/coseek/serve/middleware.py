@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Protocol, TypeAlias, cast
 
 from coseek.core.files import Json, JsonObject
+from coseek.serve.budgets import HeldBytes
 from coseek.serve.logs import Log
 
 Scope: TypeAlias = MutableMapping[str, object]
@@ -26,12 +27,15 @@ RECORD = "coseek.record"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = frozenset({"/health"})
 """Paths that need no token."""
+_PIECE = 65_536
+"""Bytes of an answer that are handed to the connection at a time: the next ones wait until the client has read."""
 
 
 class Stoppable(Protocol):
     """A service that can be stopping."""
 
     stopping: bool
+    held: HeldBytes
 
 
 class AccessMiddleware:
@@ -64,7 +68,7 @@ class AccessMiddleware:
                 marked.append((b"x-request-id", ident))
                 if self._service.stopping:
                     marked.append((b"connection", b"close"))
-            await send(message)
+            await _send_in_pieces(send, message)
 
         try:
             if self._may_pass(str(scope["path"]), headers):
@@ -72,6 +76,7 @@ class AccessMiddleware:
             else:
                 await _turn_away(send_marked)
         finally:
+            self._service.held.free(scope)
             if self._log is not None:
                 self._log.add(self._line(scope, record, ident.decode(), time.perf_counter() - began))
 
@@ -92,6 +97,16 @@ class AccessMiddleware:
 
 def _header(headers: Headers, name: bytes) -> bytes:
     return next((value for key, value in headers if key == name), b"")
+
+
+async def _send_in_pieces(send: Send, message: MutableMapping[str, object]) -> None:
+    """Send a message; a long body in pieces, of which the connection buffers one or two."""
+    body = memoryview(cast(bytes, message.get("body", b"")))
+    while len(body) > _PIECE:
+        await send({"type": "http.response.body", "body": body[:_PIECE], "more_body": True})
+        body = body[_PIECE:]
+        message["body"] = body
+    await send(message)
 
 
 async def _turn_away(send: Send) -> None:

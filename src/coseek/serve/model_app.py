@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -11,16 +12,18 @@ from fastapi.responses import JSONResponse
 
 from coseek.core.errors import ModelError
 from coseek.core.files import JsonObject
-from coseek.serve.app import new_app, whole_body
+from coseek.serve.app import new_app, read_body
 from coseek.serve.completions import A, ChatAsked, CompletionAsked, WeightsAsked, read_asked
 from coseek.serve.contract import RefusedRequest
 from coseek.serve.logs import Log
 from coseek.serve.middleware import RECORD, AccessMiddleware, App
-from coseek.serve.model_service import ModelService
+from coseek.serve.model_service import ModelService, Write
 from coseek.serve.running import run, token_of
 from coseek.serve.settings import ModelServeSettings
 
 T = TypeVar("T")
+_MANY_TOKENS = 1_000
+"""Tokens from which an answer is written in a thread."""
 
 
 def serve_model(folder: Path, settings: ModelServeSettings, name: str | None, ready: Callable[[str], None]) -> None:
@@ -63,13 +66,19 @@ def openai_error(status: int, sentence: str, kind: str) -> JsonObject:
 
 
 def _endpoint(
-    service: ModelService, kind: type[A], write: Callable[[A, JsonObject], Awaitable[JsonObject]]
+    service: ModelService, kind: type[A], write: Callable[[A, JsonObject], Awaitable[Write]]
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        asked = read_asked(kind, await whole_body(request, service.settings))
-        answer = await while_wanted(request, write(asked, cast(JsonObject, request.scope[RECORD])))
+        asked = await read_body(request, service, partial(read_asked, kind))
+        record = cast(JsonObject, request.scope[RECORD])
+        answer = await while_wanted(request, write(asked, record))
         # ASCII: a text may end within a character.
-        return Response(json.dumps(answer, allow_nan=False).encode(), media_type="application/json")
+        text = await service.aside(
+            cast(int, record.get("written", 0)) > _MANY_TOKENS,
+            lambda: json.dumps(answer(), allow_nan=False).encode(),
+        )
+        service.held.take(request.scope, len(text))
+        return Response(text, media_type="application/json")
 
     return endpoint
 

@@ -1,9 +1,10 @@
 """Model service: a model, and the way from a request to token ids and back. Knows no HTTP."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from coseek import __version__
 from coseek.core.errors import CoseekError, DataError, ModelError
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 _DEFAULT_TOKENS = 16
 """Tokens of a completion without `max_tokens`, as in OpenAI's API."""
-_LONG = 20_000
+Write: TypeAlias = Callable[[], JsonObject]
+"""Writes an answer; may be called in a thread."""
+_LONG = 4_000
 """Characters from which a prompt is encoded in a thread, so that other requests are not blocked."""
 
 
@@ -119,8 +122,8 @@ class ModelService(Service[ModelServeSettings]):
             "coseek": __version__,
         }
 
-    async def complete(self, asked: CompletionAsked, record: JsonObject) -> JsonObject:
-        """Answer `/v1/completions`; counts are added to the log's `record`."""
+    async def complete(self, asked: CompletionAsked, record: JsonObject) -> Write:
+        """Generate for `/v1/completions`; counts are added to the log's `record`."""
         weights = self._named(asked.model)
         prompts = asked.prompts
         if not 0 < len(prompts) <= self.settings.max_prompts:
@@ -131,10 +134,12 @@ class ModelService(Service[ModelServeSettings]):
             ids = (*bos, *await self._encoded(prompt)) if isinstance(prompt, str) else tuple(prompt)
             wanted = asked.max_tokens or _DEFAULT_TOKENS
             requests.append(self._request(weights, ids, wanted, asked.drawn_seed, asked.kind))
+        self._check_product([request.max_tokens for request in requests])
         jobs = await self.generation.write(requests)
-        return completion(asked, self.name, self._told(weights, jobs, record))
+        self._note(jobs, record)
+        return lambda: completion(asked, self.name, _texts(weights, jobs))
 
-    async def load_weights(self, asked: WeightsAsked) -> JsonObject:
+    async def load_weights(self, asked: WeightsAsked) -> Write:
         """Answer `/update_weights_from_disk`: open a model and generate with it from then on. The old one generates
         meanwhile."""
         folder = self._loadable(asked.model_path)
@@ -147,7 +152,8 @@ class ModelService(Service[ModelServeSettings]):
             self.weights = weights
 
         await self.generation.change_weights(change, asked.weight_version)
-        return {"success": True, "message": f"{self.name} has new weights", "weight_version": asked.weight_version}
+        message = f"{self.name} has new weights"
+        return lambda: {"success": True, "message": message, "weight_version": asked.weight_version}
 
     def _loadable(self, path: str) -> Path:
         if self.settings.weights_below is None:
@@ -162,8 +168,8 @@ class ModelService(Service[ModelServeSettings]):
             raise RefusedRequest(400, "model_path is no model folder below the one of --weights-below")
         return folder
 
-    async def chat(self, asked: ChatAsked, record: JsonObject) -> JsonObject:
-        """Answer `/v1/chat/completions`."""
+    async def chat(self, asked: ChatAsked, record: JsonObject) -> Write:
+        """Generate for `/v1/chat/completions`."""
         weights = self._named(asked.model)
         messages = [Message(message.role, message.content) for message in asked.messages]
         self._check_length(sum(len(message.content) for message in messages))
@@ -172,8 +178,10 @@ class ModelService(Service[ModelServeSettings]):
         except DataError as error:
             raise RefusedRequest(400, str(error)) from None
         wanted = asked.max_tokens or asked.max_completion_tokens or max(1, weights.context - len(ids))
+        wanted = min(wanted, self.settings.max_new_tokens)
         jobs = await self.generation.write([self._request(weights, ids, wanted, asked.drawn_seed, asked.kind)])
-        return chat_completion(asked, self.name, self._told(weights, jobs, record)[0])
+        self._note(jobs, record)
+        return lambda: chat_completion(asked, self.name, _texts(weights, jobs)[0])
 
     def _open_weights(self) -> Weights:
         if self.weights is None:
@@ -211,7 +219,16 @@ class ModelService(Service[ModelServeSettings]):
             )
         return GenerationRequest(ids, min(max_tokens, weights.context - len(ids)), seed, kind)
 
-    def _told(self, weights: Weights, jobs: list[GenerationJob], record: JsonObject) -> list[WrittenText]:
+    def _check_product(self, tokens: list[int]) -> None:
+        if sum(tokens) > self.settings.max_new_tokens:
+            raise RefusedRequest(
+                413,
+                f"{len(tokens)} prompts may be continued by {sum(tokens)} tokens together, and at most "
+                f"{self.settings.max_new_tokens} are generated for one request; split it",
+            )
+
+    def _note(self, jobs: list[GenerationJob], record: JsonObject) -> None:
+        """Count for the log. Raises `RefusedRequest` for a bug of the sampler."""
         record["texts"] = len(jobs)
         record["read"] = sum(len(job.request.ids) for job in jobs)
         record["reused"] = sum(job.reused for job in jobs)
@@ -219,7 +236,6 @@ class ModelService(Service[ModelServeSettings]):
         for job in jobs:
             if job.fault is not None:
                 raise RefusedRequest(500, BUG)
-        return [_told(weights.tokenizer, job) for job in jobs]
 
     def _sampler(self, kind: SamplingKind) -> "Sampler":
         from coseek.models.sampler import Sampler, SamplerSettings
@@ -235,6 +251,11 @@ class ModelService(Service[ModelServeSettings]):
             patience=0.0,  # a text is returned as soon as it is done
         )
         return Sampler(weights.network, weights.tokenizer, kind.stops, settings)
+
+
+def _texts(weights: Weights, jobs: list[GenerationJob]) -> list[WrittenText]:
+    """The texts of finished jobs. Decoding tokens one by one takes longer than all else here, hence a `Write`."""
+    return [_told(weights.tokenizer, job) for job in jobs]
 
 
 def _told(tokenizer: HfTokenizer, job: GenerationJob) -> WrittenText:

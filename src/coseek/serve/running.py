@@ -7,14 +7,15 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coseek.core.errors import SettingError
 from coseek.retrieval.factory import Stamp
 from coseek.retrieval.retriever import Retriever
 from coseek.serve.app import make_app
+from coseek.serve.connection import protocol_of
 from coseek.serve.middleware import App
 from coseek.serve.service import RetrieverService
 from coseek.serve.settings import ListenSettings, ServeSettings
@@ -39,8 +40,7 @@ def run(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
     """Listen until a signal comes."""
     server = Server(service, app)
     listening = bound(service.settings.host, service.settings.port)
-    host, port = listening.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = url_of(listening)
 
     def when_open() -> None:
         if service.failure is None:
@@ -58,21 +58,31 @@ def run(service: AnyService, app: App, ready: Callable[[str], None]) -> None:
         os._exit(0)
 
 
+class Listens(Protocol):
+    """What connections need to know of a service."""
+
+    stopping: bool
+
+    @property
+    def settings(self) -> ListenSettings: ...
+
+
 class Server(uvicorn.Server):
     """uvicorn, with a shutdown that loses no request."""
 
     grace_s = 0.25
-    """Seconds after the signal in which requests over open connections are still accepted."""
+    """Seconds after the signal in which connections are still accepted, and then requests over open ones."""
 
-    def __init__(self, service: AnyService, app: App) -> None:
+    def __init__(self, service: Listens, app: App) -> None:
         settings = service.settings
         self.service = service
         config = uvicorn.Config(
             app,
-            http=_patient(settings.headers_s),
+            http=protocol_of(settings),
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # no line for each malformed request, whose writing could block
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -88,46 +98,16 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing new, answer what has come, then close."""
+        """Answer what has come, accept nothing new, then close.
+
+        A connection that waits to be accepted is reset when its port closes, hence the first wait; the second one is
+        for the requests of those that were accepted last."""
         self.service.stopping = True
+        await asyncio.sleep(self.grace_s)
         for server in self.servers:
             server.close()
         await asyncio.sleep(self.grace_s)
         await super().shutdown(sockets)
-
-
-def _patient(headers_s: float) -> type[HttpToolsProtocol]:
-    """uvicorn's HTTP protocol with a time limit for a request's headers, which it lacks."""
-
-    class Patient(HttpToolsProtocol):
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._wait_for_headers()
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._wait_for_headers()
-
-        def on_headers_complete(self) -> None:
-            self._stop_waiting()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(exc)
-
-        def _wait_for_headers(self) -> None:
-            if self._timer is None:
-                self._timer = self.loop.call_later(headers_s, self.transport.close)
-
-        def _stop_waiting(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return Patient
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -142,6 +122,11 @@ def bound(host: str, port: int) -> socket.socket:
         raise SettingError(
             f"port {port} of {host} cannot be used: {reason}; name another, or 0 for a free one"
         ) from None
+
+
+def url_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def token_of(settings: ListenSettings) -> str | None:

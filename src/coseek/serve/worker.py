@@ -5,9 +5,11 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from coseek.core.files import JsonObject
+from coseek.serve.budgets import HeldBytes
 from coseek.serve.settings import AgentServeSettings, ListenSettings, ModelServeSettings, ServeSettings
 
 L = TypeVar("L", bound=ListenSettings)
@@ -76,6 +78,9 @@ class Service(ABC, Generic[L]):
 
     def __init__(self, settings: L, worker: Worker) -> None:
         self.settings, self._worker = settings, worker
+        self.held = HeldBytes(settings.max_held_bytes)
+        self._side = ThreadPoolExecutor(1, "coseek-side")
+        """One thread, so that large requests are read and written one after the other."""
         self.failure: Exception | None = None
         """Why it could not be opened."""
         self.stopping = False
@@ -112,6 +117,10 @@ class Service(ABC, Generic[L]):
             return self.failure is None
 
         self._worker.start(first)
+
+    async def aside(self, long: bool, call: Callable[[], T]) -> T:
+        """The result of a call, which is made in a thread where it is long, so that other requests go on."""
+        return await asyncio.get_running_loop().run_in_executor(self._side, call) if long else call()
 
     def close(self, wait_s: float) -> bool:
         """End the work; false when that takes longer than `wait_s` seconds."""

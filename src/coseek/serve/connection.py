@@ -1,0 +1,196 @@
+"""Connection: uvicorn's HTTP protocol with the limits that it lacks, of time and of bytes.
+
+A client has to send headers and body, and to read its answer, in time. Whatever the parser keeps before an application
+sees it (request line, headers, trailers) is counted. When a client leaves, what was begun for it is told.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TypeAlias, cast
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from coseek.serve.settings import ListenSettings
+
+LEAVING = "coseek.leaving"
+"""Key of the ASGI scope with the `Leaving` of the connection."""
+Leaving: TypeAlias = set[Callable[[], object]]
+"""Calls that are made when the client leaves."""
+_A_HEADER = 32
+"""Bytes that a header costs besides its letters."""
+_LATE_S = 5.0
+"""Seconds after `body_s` in which the application refuses a late body by itself."""
+_FILES = 256
+"""File descriptors that a service needs besides those of its connections."""
+
+
+class _Flow(FlowControl):
+    """uvloop raises where reading is stopped or resumed on a connection that the client has just closed."""
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            super().resume_reading()
+
+
+class Connection(HttpToolsProtocol):
+    """One connection; `protocol_of` sets the limits."""
+
+    limits = ListenSettings()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._head = self._unparsed = self._dropped = 0
+        """Bytes of the head so far; those that the parser keeps; those of a body that nobody reads."""
+        self._too_large = self._unread = self._moved = False
+        """The head is; at the last look some of the answer was unread; the client has read since."""
+        self._leaving: Leaving = set()
+        self._look_at: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(503, f"{self.limits.max_connections} connections are open already; retry later")
+            return
+        self._wait(self.limits.headers_s)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._deadline, self._look_at):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+        for call in tuple(self._leaving):
+            call()
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._unparsed > self.limits.max_header_bytes:
+            self._refuse(431, self._head_sentence)
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self._deadline is None and self.timeout_keep_alive_task is None:
+            self._wait(self.limits.headers_s)  # an empty line ends the keep-alive, and begins no request
+
+    # --- the parser's calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, object], self.scope)[LEAVING] = self._leaving
+        self._head = self._unparsed = self._dropped = 0
+        if self._deadline is None:
+            self._wait(self.limits.headers_s)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + _A_HEADER)  # trailers come here, too
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unparsed = 0
+        self._wait(self.limits.body_s + _LATE_S)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        if self.cycle.response_complete:
+            self._dropped += len(body)
+            if self._dropped > self.limits.max_body_bytes:
+                self.transport.close()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed = 0
+        self._wait(None)
+        super().on_message_complete()
+
+    def _count(self, size: int) -> None:
+        self._unparsed = 0
+        self._head += size
+        if self._head > self.limits.max_header_bytes:
+            self._too_large = True
+            raise ValueError("too large")  # the parser stops, and `send_400_response` is called
+
+    # --- refusals
+
+    @property
+    def _head_sentence(self) -> str:
+        return f"the headers have more than {self.limits.max_header_bytes} bytes; send fewer"
+
+    def send_400_response(self, msg: str) -> None:
+        if self._too_large:
+            self._refuse(431, self._head_sentence)
+        else:
+            self._refuse(400, "this is no HTTP/1.1 request")
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        """Answer without the application, and close."""
+        body = json.dumps({"error": sentence}).encode()
+        again = "retry-after: 1\r\n" if status == 503 else ""
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n{again}"
+        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    # --- time
+
+    def _wait(self, for_s: float | None) -> None:
+        """Wait so long for the rest of the headers, or of the body; `None` for nothing."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if for_s is None else self.loop.call_later(for_s, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if self.flow.read_paused:  # it is this side that does not read
+            self._wait(self.limits.body_s)
+        else:
+            self.transport.close()
+
+    def resume_writing(self) -> None:
+        self._moved = True
+        super().resume_writing()
+
+    def _look(self) -> None:
+        """Cut a connection whose client has stopped reading: closing alone would wait for it for ever."""
+        unread = self.transport.get_write_buffer_size() > 0
+        if unread and self._unread and not self._moved:
+            self.transport.abort()
+            return
+        self._unread, self._moved = unread, False
+        self._look_at = self.loop.call_later(self.limits.answer_s, self._look)
+
+
+def protocol_of(settings: ListenSettings) -> type[Connection]:
+    """The protocol with these limits, and no more connections than this process may open files."""
+    most = _room(settings.max_connections)
+
+    class Limited(Connection):
+        limits = settings.model_copy(update={"max_connections": most})
+
+    return Limited
+
+
+def _room(connections: int) -> int:
+    """How many of so many connections this process may have; its limit of descriptors is raised where it can be."""
+    if sys.platform == "win32":
+        return connections
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard) and soft == hard:
+        return connections
+    if soft < connections + _FILES and soft != resource.RLIM_INFINITY:
+        soft = connections + _FILES if hard == resource.RLIM_INFINITY else min(connections + _FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, soft - _FILES))
