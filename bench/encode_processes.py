@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> int:
     args = arguments()
     sys.path.insert(0, str(ROOT))
-    from bench.kill_encoding import digests, shown
+    from bench.digests import digests, shown
     from tests.retrieval.tiny_encoder import make_encoder, sentences
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from bench.format import LEARN, SMALL, WARM
 from bench.format import run as train_recipe
-from bench.kill_s3 import tiny_generator
+from bench.small_s3 import tiny_generator
 
 from coseek.agents.rollout import Agent, rollout
 from coseek.core.errors import ModelError, RetrieverError

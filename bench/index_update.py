@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from bench.kill_encoding import digests, tiny_encoder
+from bench.digests import digests
 from bench.scale_engine import write_words
+from tests.retrieval.tiny_encoder import make_encoder
 
 from coseek.core.files import read_json
 from coseek.data.passage import Corpus, Passage
@@ -112,7 +113,7 @@ def measured(
     passages, fresh = texts[:size], texts[size:]
     retriever, settings = ENGINES[engine]
     if engine != "bm25":
-        settings = {**settings, "encoder": encoder or tiny_encoder(folder / "tiny")}
+        settings = {**settings, "encoder": encoder or str(make_encoder(folder / "tiny"))}
     saved(passages, path)
     found = Measured(rebuilds=[Spent.by(lambda: build_index(path, retriever, updated, settings))])
     for number, edits in enumerate(batches, start=1):

@@ -1,10 +1,6 @@
-"""Co-training: what a round is told, when there is no other, and that a killed run ends as one that was not."""
+"""Co-training: what a round is told, and when there is no other."""
 
 import json
-import random
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +20,7 @@ from coseek.pipelines.together_recipe import (
 
 
 def recipe(folder: Path, *overrides: str) -> TogetherRecipe:
-    from bench.kill_together import small
+    from bench.small_together import small
 
     return small(folder, *overrides)
 
@@ -32,7 +28,7 @@ def recipe(folder: Path, *overrides: str) -> TogetherRecipe:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a policy has seen demonstrations."""
-    from bench.kill_together import taught
+    from bench.small_together import taught
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("together") / "first"
@@ -47,23 +43,16 @@ def begins_with(first: Path) -> str:
     return f"agent.policy.folder={CoTrainingPaths(recipe(first), first).first.policy_folder('warm')}"
 
 
-@dataclass(frozen=True)
-class WholeRun:
-    """A co-training of one round that nobody disturbed."""
-
-    folder: Path
-    marks: list[tuple[float, str]]
-    outcome: Mapping[str, str]
-
-
 @pytest.fixture(scope="module")
-def one_round(first: Path) -> WholeRun:
-    from bench.kill_together import outcome, train
-    from bench.killing import whole_run
+def one_round(first: Path) -> Path:
+    """The folder of a co-training of one round."""
+    from bench.small_together import train
+
+    from coseek.core.progress import NoProgress
 
     folder = first.with_name("run")
-    marks = whole_run(partial(train, recipe(first.parent, begins_with(first), "rounds=1")), folder)
-    return WholeRun(folder, marks, outcome(folder))
+    train(recipe(first.parent, begins_with(first), "rounds=1"), folder, False, NoProgress())
+    return folder
 
 
 # --- the recipe
@@ -302,10 +291,10 @@ def test_no_two_pairs_share_a_folder_or_a_name() -> None:
 
 @pytest.mark.slow
 def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
-    first: Path, one_round: WholeRun, tmp_path: Path
+    first: Path, one_round: Path, tmp_path: Path
 ) -> None:
     """The second round is asked for after the first has ended, as a user does who wants more."""
-    from bench.kill_together import check_moved, outcome, train
+    from bench.small_together import check_moved, outcome, train
 
     from coseek.core.progress import NoProgress
     from coseek.data.run import Run
@@ -315,7 +304,7 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
     from coseek.pipelines.together.together import CoTraining
 
     torch.set_num_threads(1)
-    policy, out = begins_with(first), one_round.folder
+    policy, out = begins_with(first), one_round
     train(recipe(tmp_path, policy), out, True, NoProgress())
     check_moved(out, outcome(out))
     cells = [path for path in (out / "pairs").iterdir() if not path.name.endswith(".dev")]
@@ -343,21 +332,8 @@ def test_two_rounds_leave_three_agents_three_encoders_and_every_pair(
 
 
 @pytest.mark.slow
-def test_a_killed_co_training_ends_with_the_same_weights_and_table(
-    first: Path, one_round: WholeRun, tmp_path: Path
-) -> None:
-    from bench.kill_together import outcome, train
-    from bench.killing import killed_run
-
-    work = partial(train, recipe(tmp_path, begins_with(first), "rounds=1"))
-    at = random.Random(5).uniform(0.3, 0.9) * one_round.marks[-1][0]
-    assert killed_run(work, tmp_path / "killed", one_round.marks, at) is not None
-    assert outcome(tmp_path / "killed") == one_round.outcome
-
-
-@pytest.mark.slow
 def test_a_server_can_be_the_first_retriever_and_the_agents_own(first: Path, tmp_path: Path) -> None:
-    from bench.kill_together import outcome, train
+    from bench.small_together import outcome, train
     from tests.retrieval.tiny_encoder import make_encoder
     from tests.serve.live import live
 

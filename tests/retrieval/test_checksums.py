@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bench.kill_encoding import digests
+from bench.digests import digests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_drawn import at_most

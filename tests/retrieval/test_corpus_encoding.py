@@ -1,12 +1,10 @@
 import multiprocessing
 import os
-import random
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
-from bench.kill_encoding import build, compare, digests
+from bench.digests import digests
 from tests.retrieval.tiny_encoder import make_encoder, sentences
 
 from coseek.core.errors import DiskFault, RunError, SettingError, UserError
@@ -168,11 +166,3 @@ def test_progress_is_told_to_the_end(tmp_path: Path, encoder: Path, corpus: Corp
         done = [row[1] for row in told if row[0] == what]
         assert done == sorted(done) and done[0] == 0 and done[-1] == ROWS
     assert {row[2] for row in told} == {ROWS}
-
-
-@pytest.mark.slow
-def test_a_build_that_is_killed_three_times_ends_with_the_same_bytes(encoder: Path, tmp_path: Path) -> None:
-    sentences(1500).save(tmp_path / "corpus.jsonl")
-    os.utime(tmp_path / "corpus.jsonl", (0, 0))  # an index notes whether its corpus file was older than two seconds
-    work = partial(build, tmp_path / "corpus.jsonl", str(encoder), "dense")
-    assert compare(tmp_path, work, 3, 3, random.Random(0))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.kill_encoding import digests
+from bench.digests import digests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.retrieval.tiny_encoder import WORDS, make_encoder

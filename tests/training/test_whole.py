@@ -1,12 +1,10 @@
 """The trainers on a tiny world, through the real sampler, driver, retriever and rewards."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
-from bench.kill import ALGORITHMS, outcome, prepare, train, weights_sum
-from bench.killing import killed_run, whole_run
+from bench.small_rl import ALGORITHMS, prepare, train, weights_sum
 
 from coseek.core.progress import NoProgress
 
@@ -38,11 +36,3 @@ def test_three_steps_through_the_real_sampler_and_driver(base: Path, tmp_path: P
     # The trainer's log-probabilities are the sampler's, on every step: the sampler follows the weights.
     assert all(row["logprob_gap"] < 1e-4 for row in rows)
     assert weights_sum(tmp_path / "policy") != weights_sum(base / "policy")
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_killed_run_resumes_to_the_same_bytes(base: Path, tmp_path: Path, algorithm: str) -> None:
-    work = partial(train, base, algorithm, 5)
-    marks = whole_run(work, tmp_path / "whole")
-    assert killed_run(work, tmp_path / "killed", marks, 0.6 * marks[-1][0]) is not None
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

@@ -4,6 +4,7 @@
     1    the program could not go on (`RunError`, a failed part)
     2    a mistake that the user can mend: one sentence with the way out
     130  Ctrl-C
+    143  SIGTERM
 
 Only the named command is imported, so help is fast and torch is imported only where it is needed. A bug shows its
 traceback.
@@ -14,9 +15,13 @@ import errno
 import importlib.util
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGTERM
 
 import typer
 from pydantic import ValidationError
@@ -68,17 +73,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.addHandler(StderrHandler())
     sys.excepthook = show_traceback
     try:
-        code = dispatch(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()  # here, where a closed pipe is handled
-        return code
+        with sigterm_as_stop():
+            code = dispatch(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()  # here, where a closed pipe is handled
+            return code
     except UserError as error:
         return complain(error, code=2)
     except ValidationError as error:  # from settings derived from others, which `make_settings` did not read
         return complain(SettingError(*(sentence for _, sentence in mistakes(error))), code=2)
     except CoseekError as error:
         return complain(error, code=1)
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stop:
+        kept = f"finished work is kept. Resume with: {stop}" if stop.args else "the same command starts again"
+        say(f"\nstopped; {kept}")
+        return 143 if isinstance(stop, Terminated) else 130
     except BrokenPipeError:
         # The reader closed the pipe (`coseek search … | head`). Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -88,6 +96,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         place = error.filename2 or error.filename or "the disk"  # the target of a rename
         return complain(DiskFault(f"{place}: {error.strerror}; {DISK_FAULTS[error.errno]}"), code=2)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+@contextmanager
+def sigterm_as_stop() -> Iterator[None]:
+    """Raise `Terminated` at SIGTERM in the block, unless the process has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise Terminated
+
+    signal.signal(SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(SIGTERM, signal.SIG_DFL)
 
 
 def complain(error: CoseekError, code: int) -> int:

@@ -257,9 +257,8 @@ def _in_lines(console: Console) -> bool:
 
 @contextmanager
 def resumable(how_to_go_on: str) -> Iterator[None]:
-    """On Ctrl-C, print how to resume, and let the program end with 130."""
+    """Let the program say how to resume when it is stopped in the block."""
     try:
         yield
-    except KeyboardInterrupt:
-        say(f"\nstopped; finished work is kept. Resume with: {how_to_go_on}")
-        raise
+    except KeyboardInterrupt as stop:
+        raise type(stop)(how_to_go_on) from None

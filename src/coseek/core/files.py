@@ -3,8 +3,6 @@
 import gzip
 import json
 import os
-import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +13,8 @@ from typing import IO, TypeAlias, TypeVar, cast
 import yaml
 
 from coseek.core.errors import DataError, SettingError
+from coseek.core.parts import part_file, part_folder, replace_folder
+from coseek.core.parts import recover_folder as recover_folder
 from coseek.core.strict_json import InvalidJson, parse_lenient, parse_strict, text_fault_in
 from coseek.core.strict_json import Json as Json
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
@@ -263,20 +263,21 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """An empty hidden file that replaces `path` when the block ends without an error."""
+    make_folder(path.parent)
+    with part_file(path) as part:
+        yield part
+        sync(part)
+        os.chmod(part, 0o644)
+        os.replace(part, path)
+
+
+@contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Write a text file that replaces `path` when the block ends without an error."""
-    make_folder(path.parent)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with atomic_path(path) as part, part.open("w", encoding="utf-8") as file:
+        yield file
 
 
 def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
@@ -288,33 +289,16 @@ def atomic_folder(path: Path, fill: Callable[[Path], None]) -> None:
     check_not_file(path)
     make_folder(path.parent)
     recover_folder(path)
-    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
-    old = path.with_name(f".{path.name}.old")
-    try:
+    with part_folder(path) as part:
         fill(part)
-        for file in part.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as written:
-                    os.fsync(written.fileno())
+        sync(part)
         os.chmod(part, 0o755)
-        if path.exists():
-            os.replace(path, old)
-        os.replace(part, path)
-    except BaseException:
-        if part.exists():
-            shutil.rmtree(part)
-        recover_folder(path)
-        raise
-    if old.exists():
-        shutil.rmtree(old)
+        replace_folder(part, path)
 
 
-def recover_folder(path: Path) -> None:
-    """Finish a replacement that a crash interrupted: restore the old folder, or remove it beside the new one."""
-    old = path.with_name(f".{path.name}.old")
-    if not old.is_dir():  # a file of that name is not ours
-        return
-    if not path.exists():
-        os.replace(old, path)
-    else:
-        shutil.rmtree(old)
+def sync(path: Path) -> None:
+    """Flush a file, or all files of a folder, to disk (fsync)."""
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())

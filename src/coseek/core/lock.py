@@ -1,6 +1,7 @@
 """Locks of output folders and files: one process writes at a time.
 
-The operating system keeps the lock, so a killed process leaves a hidden file and no lock. A folder's lock file lies
+The operating system keeps the lock, so a killed process leaves a hidden file and no lock; what else it left hidden in
+a folder with a record is removed by the next process that locks the folder. A folder's lock file lies
 inside it; that of a file, or of a folder that is replaced as a whole, lies beside it. Reading takes no lock. Locks are
 reentrant within a process.
 """
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, finalize
 
 from coseek.core.errors import InUse
-from coseek.core.files import make_folder
+from coseek.core.files import RECORDS, make_folder
+from coseek.core.parts import sweep
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -58,7 +60,11 @@ _taking = threading.Lock()
 
 def lock_folder(folder: Path) -> Lock:
     """Make and lock a folder. Raises `InUse` where another process holds the lock."""
-    return _lock(folder / NAME, folder, True, "wait until it ends, or choose another folder")
+    free = not _is_held(folder / NAME)
+    lock = _lock(folder / NAME, folder, True, "wait until it ends, or choose another folder")
+    if free and any((folder / record).exists() for record in RECORDS):
+        sweep(folder)
+    return lock
 
 
 def lock_beside(path: Path, again: bool = True) -> Lock:
@@ -83,6 +89,11 @@ def kept_lock(folder: Path) -> Iterator[Lock]:
     except BaseException:
         lock.release()
         raise
+
+
+def _is_held(path: Path) -> bool:
+    """Whether this process has the lock."""
+    return (os.getpid(), path.parent.resolve() / path.name) in _holds
 
 
 def _lock(path: Path, place: Path, again: bool, way_out: str) -> Lock:

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from coseek.agents.protocol import Protocol
 from coseek.core.errors import DataError
 from coseek.core.files import Json, JsonObject, read_jsonl
+from coseek.core.parts import part_folder
 from coseek.core.progress import NoProgress
 from coseek.core.settings import dump_settings, make_settings, merge_settings
 from coseek.measure.table import Table
@@ -155,8 +156,8 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
     check_settings(recipe)  # before the small step replaces the data
     shape, source = shape_of(recipe)
     paths = tuple((named, problem_of(named)) for named in paths_of(recipe))
-    with tempfile.TemporaryDirectory(prefix="coseek-dry-run-") as deleted:
-        steps = rehearse(recipe, shape, folder or Path(deleted))
+    with part_folder(Path(tempfile.gettempdir()) / "coseek-dry-run") as deleted:
+        steps = rehearse(recipe, shape, folder or deleted)
     whole = [(stage.name, stage.recipe) for stage in stages_of(recipe, Path())] or [("", recipe)]
     looks = [
         StageEstimate(name, memory_of(one, shape), work_of(one, shape), step, ways_out(one, shape))

@@ -4,14 +4,14 @@ The unfinished index is the folder `.NAME.building` beside its final name and ho
 with the same card continues there; a build with another card starts over. One rename at the end makes it the index.
 """
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DiskFault, UserError
-from coseek.core.files import JsonObject, make_folder, read_json, recover_folder, write_json
+from coseek.core.files import JsonObject, make_folder, read_json, sync, write_json
+from coseek.core.parts import recover_folder, replace_folder, sweep
 
 INDEX_CARD = "index.json"
 """The file with the card of an index."""
@@ -42,13 +42,9 @@ def build_resumably(out: Path, card: JsonObject, fill: Callable[[Path], None]) -
         if fresh and not isinstance(mistake, DiskFault):
             shutil.rmtree(part)
         raise
-    for left in sorted(part.rglob(".*.part")):  # left by a kill before a rename
-        if left.is_dir():
-            shutil.rmtree(left)
-        elif left.exists():  # its folder may have been removed just now
-            left.unlink()
+    sweep(part)
     sync(part)
-    _replace(part, out)
+    replace_folder(part, out)
 
 
 def empty(folder: Path, keep: str | None = None) -> None:
@@ -58,24 +54,3 @@ def empty(folder: Path, keep: str | None = None) -> None:
             shutil.rmtree(child)
         elif child.name != keep:
             child.unlink()
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or all files of a folder, to disk (fsync)."""
-    for file in path.rglob("*") if path.is_dir() else [path]:
-        if file.is_file():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-
-
-def _replace(part: Path, out: Path) -> None:
-    old = out.with_name(f".{out.name}.old")
-    if out.exists():
-        os.replace(out, old)
-    try:
-        os.replace(part, out)
-    except BaseException:
-        recover_folder(out)
-        raise
-    if old.exists():
-        shutil.rmtree(old)

@@ -1,7 +1,5 @@
 """Inspect log: a run as a log of Inspect AI (`.eval`), which its viewer and its Python functions open."""
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +7,7 @@ from statistics import fmean
 from typing import cast
 
 from coseek.agents.sources import reply_of
-from coseek.core.files import Json, JsonObject, make_folder
+from coseek.core.files import Json, JsonObject, atomic_path
 from coseek.data.trajectory import Trajectory
 from coseek.measure.score import score_trajectory
 from coseek.traces.conversation import calls_in, reasoning_in, text_of
@@ -42,15 +40,8 @@ def write_inspect_log(path: Path, task: str, record: JsonObject, runs: Sequence[
         "stats": {"started_at": created, "completed_at": created},
         "samples": samples,
     }
-    make_folder(path.parent)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".eval")
-    os.close(handle)
-    try:
-        write_eval_log(EvalLog.model_validate(log), part, format="eval")
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    with atomic_path(path) as part:
+        write_eval_log(EvalLog.model_validate(log), str(part), format="eval")
     return len(samples)
 
 

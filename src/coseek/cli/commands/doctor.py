@@ -22,6 +22,7 @@ from coseek.cli.extras import EXTRA_OF
 from coseek.cli.terminal import AsJson, new_app, note, print_json, stdout_console
 from coseek.core.errors import MissingExtra
 from coseek.core.files import JsonObject, atomic_write
+from coseek.core.parts import part_folder
 from coseek.data.documents.readers import READERS
 from coseek.data.passage import Corpus, Passage
 
@@ -94,8 +95,8 @@ def machine() -> str:
 
 def files() -> str:
     """Write a file into the working folder atomically, and read it back."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".coseek-doctor-") as name:
-        path = Path(name) / "probe"
+    with part_folder(Path.cwd() / "coseek-doctor") as folder:
+        path = folder / "probe"
         with atomic_write(path) as file:
             file.write("probe")
         if path.read_text(encoding="utf-8") != "probe":

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from coseek.agents.unwritable import storable
 from coseek.core.errors import DiskFault
-from coseek.core.files import JsonObject, atomic_folder, json_line, recover_folder
+from coseek.core.files import JsonObject, atomic_folder, json_line
+from coseek.core.parts import sweep
 from coseek.data.run import RowKey, Run
 from coseek.data.run_seal import row_line
 from coseek.data.token_data import FILE, TokenData
@@ -39,10 +40,7 @@ class RolloutWriter(Callback):
     def begin(self) -> None:
         """Remove what a killed process left unfinished."""
         if self._workers.first:
-            for path in self._folder.glob(".step-*.old"):
-                recover_folder(path.with_name(path.stem.removeprefix(".")))
-            for path in self._folder.glob(".step-*.part"):
-                shutil.rmtree(path)
+            sweep(self._folder)
 
     def before_step(self, report: StepReport) -> None:
         report.wants_tokens = self._settings.every > 0 and report.is_due(self._settings.every)

@@ -29,7 +29,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from coseek.core.errors import CoseekError, DiskFault, RunError, SettingError
-from coseek.core.files import Json, JsonObject, atomic_folder, read_json, recover_folder, write_json
+from coseek.core.files import Json, JsonObject, atomic_folder, read_json, write_json
+from coseek.core.parts import recover_folder, sweep
 from coseek.training.trainer.learner import LearnerState
 from coseek.training.trainer.workers import ALONE, Workers
 
@@ -147,7 +148,7 @@ def load_checkpoint(folder: Path, like: TensorState | None = None, workers: Work
     all tensors are read, whole and to the CPU. All workers call this.
     """
     if workers.first:
-        _remove_partial(folder)
+        sweep(folder)
         for step in _steps(folder):
             recover_folder(folder / f"step-{step:06d}")
     steps = workers.agree(lambda: sorted(_steps(folder), reverse=True))
@@ -270,12 +271,6 @@ def _steps(folder: Path) -> set[int]:
     if not folder.is_dir():
         return set()
     return {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
-
-
-def _remove_partial(folder: Path) -> None:
-    """Remove partial files of interrupted writes."""
-    for leftover in folder.glob(".*.part"):
-        shutil.rmtree(leftover)
 
 
 def _last_step(folder: Path) -> int | None:

@@ -1,22 +1,10 @@
-"""Kill test: a training run that is killed and resumed ends with the same weights, to the byte, as one that was not.
+"""A small run of reinforcement learning, through the real sampler and driver, for tests."""
 
-    python -m bench.kill --runs 20
-
-Makes a tiny world and a tiny policy, trains it once to the end by GRPO and once by PPO, then starts the same runs
-again, kills each with SIGKILL at a random moment, resumes it to the end and compares the final weights and metrics.
-Every run is a process of its own. Exits 1 when any of them differs.
-"""
-
-import argparse
 import json
-import sys
-import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-import torch
-from bench.killing import Kills, digest, timeless
+from bench.digests import digest, timeless
 
 from coseek.agents.protocol import Protocol, load_protocol
 from coseek.agents.rollout import Agent, Limits, rollout
@@ -126,34 +114,3 @@ def outcome(folder: Path) -> dict[str, str]:
     """Digests of what a run left behind, times left out."""
     rows = [timeless(row) for _, row in read_jsonl(folder / "metrics.jsonl")]
     return {"weights": weights_sum(folder / "policy"), "metrics": digest(json.dumps(rows).encode())}
-
-
-def check_moved(base: Path, folder: Path, expected: dict[str, str]) -> None:
-    """Comparing weights that never moved would say nothing."""
-    if expected["weights"] == weights_sum(base / "policy"):
-        raise RuntimeError(f"the run in {folder} changed no weight")
-
-
-def same(base: Path, algorithm: str, steps: int, runs: int, seed: int) -> bool:
-    """Print one line a kill; True when every outcome is that of the undisturbed run."""
-    kills = Kills(partial(train, base, algorithm, steps), outcome, partial(check_moved, base))
-    found = kills.same(base / algorithm, runs, seed)
-    print(f"{algorithm}: {found} of {runs} byte-identical", flush=True)
-    return found == runs
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=20, help="kills for each algorithm")
-    parser.add_argument("--steps", type=int, default=12, help="steps of a run")
-    parser.add_argument("--seed", type=int, default=0, help="chooses the moments")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as scratch:
-        prepare(Path(scratch))
-        fine = [same(Path(scratch), algorithm, given.steps, given.runs, given.seed) for algorithm in ALGORITHMS]
-    return 0 if all(fine) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

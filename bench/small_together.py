@@ -1,23 +1,9 @@
-"""Kill test of co-training: a whole recipe in small, killed anywhere, ends with the same weights and the same table.
+"""A small co-training, for tests: what is run, and what it leaves behind."""
 
-    OMP_NUM_THREADS=1 python -m bench.kill_together --runs 10
-
-A tiny policy is taught on the questions of a tiny world. Then two rounds of `coseek train together` are run once,
-undisturbed (warm start, an encoder from nothing, reinforcement learning, runs, labels with branches, the retriever's
-training, indexes, all pairs), and again and again, killed with SIGKILL at a random moment of their time, and resumed.
-Compared are the weights of all agents and encoders, the vectors of all indexes, the labels, all metrics without their
-times, and the table. Every run is a process of its own. Exits 1 when any of them differs.
-"""
-
-import argparse
 import json
-import sys
-import tempfile
-from functools import partial
 from pathlib import Path
 
-import torch
-from bench.killing import Kills, digest, timeless
+from bench.digests import digest, timeless
 
 from coseek.core.files import read_jsonl
 from coseek.core.progress import Progress
@@ -132,24 +118,3 @@ def check_moved(folder: Path, expected: dict[str, str]) -> None:
             raise RuntimeError(f"the {name} of the rounds are not three different ones: {digests}")
     sets = [len((folder / f"round-{n}" / "labels" / "labels.jsonl").read_text().splitlines()) for n in (1, 2)]
     print(f"label sets of the two rounds: {sets[0]}, {sets[1]}", flush=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="kills")
-    parser.add_argument("--steps", type=int, default=300, help="steps of demonstrations before every run")
-    parser.add_argument("--seed", type=int, default=0, help="chooses the moments")
-    parser.add_argument("--keep", type=Path, help="a folder for the runs, of which those that differ are kept")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as scratch:
-        base = (given.keep or Path(scratch)).absolute()
-        policy = taught(base / "first", given.steps)
-        recipe = small(base, f"agent.policy.folder={policy}")
-        same = Kills(partial(train, recipe), outcome, check_moved).same(base, given.runs, given.seed)
-    print(f"{same} of {given.runs} identical")
-    return 0 if same == given.runs else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

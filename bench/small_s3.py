@@ -1,29 +1,14 @@
-"""Kill test of a whole recipe: s3 in small, with its frozen generator, judge, baselines and cache, killed anywhere.
+"""A small run of the s3 recipe with its frozen generator, judge, baselines and cache, for tests and benches."""
 
-    OMP_NUM_THREADS=1 python -m bench.kill_s3 --runs 20 [--generator runs/generator/generator]
-
-A tiny policy that has seen some demonstrations is trained once as `coseek train agent` does it (data, warm start,
-baselines, reinforcement learning, table), undisturbed. Then the same run is started again and again, killed with
-SIGKILL at a random moment of its time, and resumed. Compared are the weights after the warm start and at the end, all
-metrics without their times, every baseline and verdict, every text in the frozen models' cache, and the table. Every
-run is a process of its own. Exits 1 when any of them differs.
-
-Without `--generator` one is trained in small; it is wrong so often that few runs gain anything.
-"""
-
-import argparse
 import json
 import sqlite3
-import sys
-import tempfile
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
-import torch
-from bench.killing import Kills, Told, digest, timeless
+from bench.digests import digest, timeless
 
 from coseek.core.files import read_jsonl
+from coseek.core.progress import Progress
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_recipe import AgentRecipe, load_recipe
 from coseek.pipelines.agent_results import measure, write_results
@@ -86,7 +71,7 @@ def prepare(base: Path, generator: Path | None, steps: int) -> AgentRecipe:
     return small(named, *LEARN, f"policy.folder={first.policy_folder('warm')}")
 
 
-def train(recipe: AgentRecipe, folder: Path, resume: bool, progress: Told) -> None:
+def train(recipe: AgentRecipe, folder: Path, resume: bool, progress: Progress) -> None:
     """What `coseek train agent` does, without a terminal."""
     training = AgentTraining(recipe, folder, progress)
     training.begin(resume)
@@ -125,28 +110,3 @@ def check_moved(folder: Path, expected: dict[str, str]) -> None:
         raise RuntimeError("reinforcement learning changed no weight")
     right = ", ".join(f"{gain:.2f}" for gain in gains)
     print(f"the generator is right in {right} of a step's runs; {len(texts_of(folder / CACHE))} texts in its cache")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20, help="kills")
-    parser.add_argument("--generator", type=Path, help="a folder that `coseek train generator` made")
-    parser.add_argument("--steps", type=int, default=200, help="steps of demonstrations before every run")
-    parser.add_argument("--seed", type=int, default=0, help="chooses the moments")
-    parser.add_argument(
-        "--until", default="", help="kill only before this stage, such as table: it is half of the time"
-    )
-    parser.add_argument("--keep", type=Path, help="a folder for the runs, of which those that differ are kept")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as scratch:
-        base = (given.keep or Path(scratch)).absolute()
-        recipe = prepare(base, given.generator.absolute() if given.generator else None, given.steps)
-        kills = Kills(partial(train, recipe), outcome, check_moved)
-        same = kills.same(base, given.runs, given.seed, given.until)
-    print(f"{same} of {given.runs} identical")
-    return 0 if same == given.runs else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

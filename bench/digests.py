@@ -1,0 +1,26 @@
+"""Digests: whether two runs left the same files."""
+
+import hashlib
+from pathlib import Path
+
+from coseek.core.files import JsonObject
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def timeless(row: JsonObject) -> JsonObject:
+    """A row of metrics without its times."""
+    return {name: value for name, value in row.items() if not name.endswith("_s")}
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """sha256 of every file of a folder."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def shown(found: dict[str, str]) -> str:
+    """A short digest of all of them."""
+    return digest(repr(sorted(found.items())).encode())
