@@ -10,7 +10,7 @@ from bench.kill_place import Place
 
 from coseek.core.files import JsonObject, write_jsonl
 
-POLICY = {"hidden": 32, "layers": ["conv", "full_attention"], "heads": 2, "kv_heads": 1, "feed_forward": 32,
+POLICY: JsonObject = {"hidden": 32, "layers": ["conv", "full_attention"], "heads": 2, "kv_heads": 1, "feed_forward": 32,
           "vocabulary": 700}  # fmt: skip
 SFT: JsonObject = {"steps": 4, "repeat_steps": 1, "rounds": 1, "tokens_per_step": 1000, "checkpoint_every": 2,
        "gate": None, "log_every": 1}  # fmt: skip

@@ -128,7 +128,8 @@ def campaign(commands: Sequence[Command], faults: Iterable[str], kills: int, see
             own = [(name, act) for name, act in own if name in wanted]
             rng.shuffle(own)
             share = kills * (number + 1) // len(commands) - kills * number // len(commands)
-            rows = [tried(command, *own[n % len(own)], place, whole, rng) for n in range(share if own else 0)]
+            drawn = [own[n % len(own)] for n in range(share if own else 0)]
+            rows = [tried(command, name, act, place, whole, rng) for name, act in drawn]
             found += rows
             bad = sum(bool(row.faults) for row in rows)
             print(f"{command.name}: {whole.seconds:.1f} s, {whole.writes} writes, {len(whole.outcome)} files; "

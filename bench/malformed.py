@@ -104,9 +104,9 @@ class Figures:
 
     def table(self) -> Table:
         names = dict.fromkeys(kind for kind, _ in self.counts)
-        rows = [(kind, *(self.counts[kind, outcome] for outcome in OUTCOMES)) for kind in names]
-        whole = ("all", *map(self.of, OUTCOMES))
-        shown = tuple((row[0], str(sum(row[1:])), *map(str, row[1:])) for row in (*rows, whole))
+        rows = {kind: [self.counts[kind, outcome] for outcome in OUTCOMES] for kind in names}
+        rows["all"] = [self.of(outcome) for outcome in OUTCOMES]
+        shown = tuple((kind, str(sum(counts)), *map(str, counts)) for kind, counts in rows.items())
         left_out = f"{self.unfit} inputs left out, whose commands fail on whole files." if self.unfit else ""
         note = f"{left_out} {self.several} of the refused have several sentences, one for each mistake."
         return Table(("kind", "inputs", *OUTCOMES), shown, (note,))

@@ -432,8 +432,8 @@ def _sources() -> None:
     write_jsonl(Path("lines.jsonl"), rows)
     write_jsonl(Path("flash.jsonl"), [{"id": "d1", "contents": '"Ada"\nAda knew Bob.'}])
     Path("commas.csv").write_text("id,question,golden_answers\na,Who?,\"['Ada']\"\nb,Where?,\"['Bob']\"\n")
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
 
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "columns.parquet")
     Path("beir/qrels").mkdir(parents=True)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from bench.fits import BAR, PAPERS, counted_rows, make_model
+from bench.fits import BAR, counted_rows, make_model
+from bench.road import PAPERS
 
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.estimate import memory_of, shape_of

@@ -29,21 +29,21 @@ class InvalidYaml(ValueError):
         """From 1, where it is known."""
 
 
-def parse_yaml(text: str) -> object:
+def parse_yaml(text: str, foreign: bool = False) -> object:
     """The value of a YAML text: `None`, booleans, numbers, text, dates, lists and mappings of them. Raises
-    `InvalidYaml`.
+    `InvalidYaml`. In a `foreign` one, such as the head of a document, a scalar that is none of them is its text.
 
     A text that comes again is taken from memory: protocols, prompts and recipes are opened again and again.
     """
-    return deepcopy(_parsed(text))
+    return deepcopy(_parsed(text, foreign))
 
 
 @lru_cache(maxsize=256)
-def _parsed(text: str) -> object:
+def _parsed(text: str, foreign: bool) -> object:
     if len(text) > MOST_CHARACTERS:
         raise InvalidYaml(f"it has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read")
     try:
-        loader = _Loader(text)
+        loader = (_ForeignLoader if foreign else _Loader)(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -86,6 +86,18 @@ class _Loader(yaml.SafeLoader):
         if not isinstance(value, (*_PLAIN, list, dict)):
             raise _fault(f"{node.tag.rpartition(':')[2]!r} is no plain value", node)
         return value
+
+
+class _ForeignLoader(_Loader):
+    """Takes a scalar at its text where it is not what it looks like."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        try:
+            return super().construct_object(node, deep)
+        except yaml.MarkedYAMLError:
+            if isinstance(node, yaml.ScalarNode):
+                return node.value
+            raise
 
 
 class _Check:

@@ -1,5 +1,6 @@
 """Array files: numpy arrays that an index keeps, read with the type and shape that they must have."""
 
+import tokenize
 from pathlib import Path
 from typing import Literal
 
@@ -8,6 +9,11 @@ from numpy.typing import NDArray
 
 from coseek.core.errors import DataError
 
+# A header is a Python literal of any content, and may ask for any amount of memory.
+UNREADABLE = (
+    OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, TypeError, LookupError, OverflowError, MemoryError
+)  # fmt: skip
+"""What numpy raises for a broken file."""
 WAY_OUT = "rebuild the index with `coseek index`"
 _BEGINS = b"\x93NUMPY"
 
@@ -24,8 +30,7 @@ def read_array(
         found: object = np.load(path, mmap_mode=mapped, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{path} is missing; {WAY_OUT}") from None
-    # A header is a Python literal of any content, and may ask for any amount of memory.
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError, LookupError, OverflowError, MemoryError) as error:
+    except UNREADABLE as error:
         said = (str(error) or type(error).__name__).splitlines()[0][:120]
         raise DataError(f"{path} is no whole array ({said}); {WAY_OUT}") from None
     assert isinstance(found, np.ndarray)

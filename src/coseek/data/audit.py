@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, read_jsonl
+from coseek.core.files import Json, JsonObject, read_byte_lines, read_jsonl
 from coseek.core.strict_json import InvalidJson, parse_strict
 from coseek.data.question import Question
 from coseek.data.run import RowKey, Run
@@ -207,10 +207,9 @@ class _Auditor:
         if not path.exists():
             yield Violation(path, "there is no such file: the run holds no trajectories")
             return
-        with path.open("rb") as lines:
-            for number, data in enumerate(lines, start=1):
-                if data.strip():
-                    yield from self._line(path, number, data)
+        for number, data in read_byte_lines(path):
+            if data.strip():
+                yield from self._line(path, number, data)
 
     def _line(self, path: Path, number: int, data: bytes) -> Iterator[Violation]:
         if not data.endswith(b"\n"):

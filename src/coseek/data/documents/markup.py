@@ -97,7 +97,7 @@ def read_markdown(data: bytes, name: str) -> Document:
 def front_matter(text: str) -> JsonObject:
     """The plain values, and lists of them, of a YAML head; nothing where it is no YAML."""
     try:
-        tree = parse_yaml(text)
+        tree = parse_yaml(text, foreign=True)
     except InvalidYaml:
         return {}
     found: JsonObject = {}

@@ -90,11 +90,7 @@ def import_data(
         alone = deal.leaves_alone(sources)
         files = [file for file in files if file not in alone]
     _check_out(out)
-    with running("data format", format_name):
-        made: object = part.read(files, *_format_settings(format_name, part, settings))
-    if not isinstance(made, ImportedData):
-        raise SettingError(f"`read` of {format_name} returns an ImportedData, not {type(made).__name__}; mend it")
-    reading = made
+    reading = _read(format_name, part, files, settings)
     found: list[ImportSummary] = []
 
     def fill(folder: Path) -> None:
@@ -124,6 +120,15 @@ def import_data(
 
     atomic_folder(out, fill)
     return found[0]
+
+
+def _read(name: str, part: ImportFormat, files: Sequence[Path], settings: Mapping[str, object] | None) -> ImportedData:
+    """What a format reads. Raises `SettingError` where it is a user's part that fails."""
+    with running("data format", name):
+        made: object = part.read(files, *_format_settings(name, part, settings))
+    if not isinstance(made, ImportedData):
+        raise SettingError(f"`read` of {name} returns an ImportedData, not {type(made).__name__}; mend it")
+    return made
 
 
 def _format_settings(name: str, part: ImportFormat, given: Mapping[str, object] | None) -> tuple[Settings, ...]:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coseek.core.errors import DataError, DiskFault
-from coseek.retrieval.resumable_build import Report, sync
+from coseek.core.files import sync
+from coseek.retrieval.resumable_build import Report
 from coseek.retrieval.vectors.corpus_encoding import begin
 from coseek.retrieval.vectors.embedding_retriever import E, Rows, in_order
 from coseek.retrieval.vectors.encoder import Vectors, encoder_folder
