@@ -126,7 +126,7 @@ class ShippedRun:
         command = card.partition("```sh\n")[2].partition("\n")[0]
         facts = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, flags=re.MULTILINE))
         before = f"; {facts[EARLIER]}" if EARLIER in facts else ""
-        made = f"`{command}` at {facts['commit']}, sha256 {facts['sha256 of model.safetensors']}{before}"
+        made = f"{command}, at {facts['commit']}, sha256 {facts['sha256 of model.safetensors']}{before}"
         return {EARLIER: made}
 
     def write(self) -> Path:

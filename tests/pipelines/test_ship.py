@@ -70,7 +70,7 @@ def test_the_card_of_a_base_that_went_on_says_how_the_one_before_was_made(tmp_pa
     assert "EARLIER/base" in shipped.command and "seed=3" in shipped.command
     told = shipped.earlier["EARLIER"]
     digest = hashlib.sha256((model_path("base") / "model.safetensors").read_bytes()).hexdigest()
-    assert "`coseek train base " in told and digest in told and digest in card
+    assert "coseek train base " in told and digest in told and digest in card
 
 
 def test_an_unfinished_run_and_a_path_as_a_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
