@@ -18,6 +18,7 @@ READERS = {
     "data/documents/office.py": "DOCX, in that process",
     "data/documents/rows.py": "CSV, in that process",
     "models/pretrained.py": "weights of model folders",
+    "data/documents/token_count.py": "tokenizers of model folders",
     "models/tokenizer.py": "tokenizers of model folders",
     "pipelines/dry_run.py": "configurations of model folders",
     "retrieval/retrievers/rerank.py": "folders of cross-encoders",

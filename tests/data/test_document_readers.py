@@ -151,6 +151,7 @@ def test_a_table_is_cut_between_rows_and_a_text_between_sentences() -> None:
     text = "One sentence is here. Another one follows it. A third ends it."
     assert list(split([text], 8)) == ["One sentence is here. Another one follows it.", "A third ends it."]
     assert list(split(["a b c d e f g h"], 4, overlap=1)) == ["a b c", "c d e f", "f g h"]
+    assert list(split(["abcdefgh ij"], 4, count=len)) == ["abcd", "efgh", "ij"]
     endless = list(split(["x" * 100_000, "漢" * 1000], 50))
     assert sum(map(len, endless)) == 101_000
     assert all(count_words(piece) <= 50 for piece in endless)

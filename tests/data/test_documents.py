@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bench.documents import BROKEN, FORMATS, make, shares, zipped
+from tokenizers import Tokenizer
 
 from coseek.core.errors import DataError, MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
@@ -19,6 +20,7 @@ from coseek.data.documents.archive import DocumentSettings
 from coseek.data.documents.reading import DocumentReader
 from coseek.data.imports import ImportSummary, import_data
 from coseek.data.passage import Passage
+from coseek.models.shipped import model_path
 
 TEXT = "The heron waits in shallow water.\n\nIt eats small fish."
 
@@ -361,3 +363,31 @@ def test_a_passage_without_fields_is_written_as_ever() -> None:
 
 def test_the_settings_say_what_they_are() -> None:
     assert all(field.description for field in DocumentSettings.model_fields.values())
+
+
+def test_passages_of_at_most_so_many_tokens_lose_nothing(tmp_path: Path) -> None:
+    base, padded = model_path("base"), tmp_path / "padded"
+    count = Tokenizer.from_file(str(base / "tokenizer.json"))
+    padding = Tokenizer.from_file(str(base / "tokenizer.json"))
+    padding.enable_padding(length=200)
+    padding.enable_truncation(20)
+    padded.mkdir()
+    padding.save(str(padded / "tokenizer.json"))
+    (tmp_path / "in").mkdir()
+    text = " ".join(f"The heron no. {n} of Köln-Süd waits at https://example.org/{n * 7919}/" for n in range(60))
+    (tmp_path / "in" / "a.md").write_text(f"# Herons\n\n{text}\n\n{'x' * 500}", encoding="utf-8")
+    passages, made = imported(tmp_path / "in", tmp_path / "out", size=100, tokenizer=str(padded))
+    sizes = [len(count.encode(one.text, add_special_tokens=False).ids) for one in passages]
+    assert max(sizes) <= 100 and sum(size > 75 for size in sizes) > len(sizes) / 2
+    assert "".join("".join(one.text.split()) for one in passages) == "".join(text.split()) + "x" * 500
+    assert not unread(made)
+
+
+def test_a_tokenizer_that_is_not_there_or_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("words")
+    for folder, holds, said in (("no", None, "holds no tokenizer.json"), ("odd", "{}", "cannot be opened")):
+        (tmp_path / folder).mkdir()
+        if holds:
+            (tmp_path / folder / "tokenizer.json").write_text(holds)
+        with pytest.raises(DataError, match=said):
+            imported(tmp_path / "a.md", tmp_path / "out", tokenizer=str(tmp_path / folder))

@@ -27,7 +27,6 @@ from coseek.core.files import JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset
 from coseek.data.identities import Identities
-from coseek.data.imports import import_data
 from coseek.data.question import Question
 from coseek.data.run import Run
 from coseek.data.selection import draw
@@ -41,6 +40,7 @@ from coseek.models.shipped import model_path
 from coseek.models.tokenizer import HfTokenizer
 from coseek.pipelines.agent_check import check_recipe, taught
 from coseek.pipelines.agent_recipe import AgentRecipe
+from coseek.pipelines.data_folder import make_data, own_questions
 from coseek.pipelines.demonstrations import demonstrate, texts_of
 from coseek.pipelines.dev_readings import readings_of
 from coseek.pipelines.grader_settings import Graders, open_graders
@@ -127,12 +127,8 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def prepare_data(self) -> None:
         """Make, import or open the data sets, and index them."""
-        data, folder = self.recipe.data, self.data_folder
-        if data.world is not None and not folder.exists():
-            make_world(data.world).save(folder)
-        if data.imported is not None and not folder.exists():
-            sources = [Path(source).expanduser() for source in data.imported.sources]
-            import_data(data.imported.format, sources, folder, shares=data.imported.shares)
+        data = self.recipe.data
+        make_data(data, self.folder / "data", self.progress.say)
         if data.unseen is not None and not (self.folder / "unseen").exists():
             make_world(data.unseen).save(self.folder / "unseen")
         for name, path in self.set_folders.items():
@@ -144,10 +140,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         sizes = ", ".join(f"{name} {len(Dataset(path).corpus)} passages" for name, path in self.set_folders.items())
         self.progress.say(f"data: {sizes}; searched with {data.retriever}")
 
-    @cached_property
+    @property
     def data_folder(self) -> Path:
-        named = self.recipe.data.folder
-        return Path(named).expanduser() if named is not None else self.folder / "data"
+        """The data set: that of the recipe, or the one that is made here."""
+        named, made = self.recipe.data.folder, self.folder / "data"
+        return made if named is None or made.exists() else Path(named).expanduser()
 
     @cached_property
     def set_folders(self) -> dict[str, Path]:
@@ -191,9 +188,11 @@ class AgentTraining(TrainingRun[AgentRecipe]):
         named = [("dev", "data", data.dev), ("test", "data", data.test)]
         named += [("unseen", "unseen", data.test)] if data.unseen is not None else []
         folder = self.set_folders
+        asked = [(name, where, Dataset(folder[where]).questions(split)) for name, where, split in named]
+        if data.folder is not None:
+            asked += [(name, "data", found) for name, found in own_questions(data.folder, folder["data"]).items()]
         return [
-            QuestionSet(name, tuple(draw(Dataset(folder[where]).questions(split), most, seed)), self.retrievers[where])
-            for name, where, split in named
+            QuestionSet(name, tuple(draw(found, most, seed)), self.retrievers[where]) for name, where, found in asked
         ]
 
     # --- policy

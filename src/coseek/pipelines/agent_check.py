@@ -24,6 +24,7 @@ from coseek.pipelines.agent_recipe import (
     paths_of,
     recipe_source,
 )
+from coseek.pipelines.data_folder import check_data_folder
 from coseek.pipelines.grader_settings import check_graders
 from coseek.pipelines.stages import stages_of
 from coseek.retrieval.factory import OpenContext, require_library
@@ -65,7 +66,10 @@ def check_paths(recipe: AgentRecipe) -> None:
     """Refuse missing paths, and folders of another kind."""
     wrong = ErrorList()
     for named in paths_of(recipe):
-        wrong.of(_check_path, named)
+        if named.setting == "data.folder" and recipe.data.synthesis is not None:
+            wrong.of(check_data_folder, str(named.path), named.setting, recipe.data.train)
+        else:
+            wrong.of(_check_path, named)
     wrong.refuse()
 
 
@@ -146,7 +150,7 @@ def problem_of(named: RecipePath) -> str:
 def _inside(named: RecipePath) -> tuple[tuple[str, ...], ...]:
     """File patterns that a folder of this kind must match; one pattern of each row."""
     if named.setting == "data.folder":
-        return (("corpus.jsonl", "corpus.jsonl.gz"), ("questions.*.jsonl",))
+        return (("corpus.jsonl",),)  # the files of its splits are named one by one
     if named.setting == "graders.judge.model" and is_world(named.path):
         return ()
     if named.setting in (ENCODER, "graders.generator.counted_by"):
@@ -190,8 +194,13 @@ def taught(recipe: AgentRecipe) -> list[Protocol]:
 
 
 def check_retriever_recipe(recipe: RetrieverRecipe) -> None:
-    """Refuse an encoder or labels that are not there."""
+    """Refuse an encoder, labels or a data set that are not there."""
     wrong = ErrorList()
+    if recipe.data is not None:
+        wrong.of(check_data_folder, recipe.data.folder, "data.folder", recipe.data.train)
+        for name in recipe.data.questions:
+            if not Path(name).expanduser().exists():
+                wrong.errors.append(DataError(f"there is no {name}, which data.questions names; check the path"))
     if recipe.encoder is not None:
         wrong.of(check_encoder, recipe.encoder)
     for folder in recipe.labels:

@@ -27,6 +27,7 @@ from coseek.models.shipped import model_path, shipped_models
 from coseek.pipelines.grader_settings import ORACLE, GraderSettings
 from coseek.retrieval.vectors.encoder import is_shipped
 from coseek.rewards.reward import RewardSpec
+from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.rl.settings import RlSettings, RolloutSettings
 from coseek.training.sft.settings import KeptRunsSettings, RejectionSettings, SftSettings
 from coseek.world.settings import WorldSettings
@@ -60,6 +61,8 @@ class DataSettings(Settings):
     """Public data, imported for the run."""
     folder: str | None = None
     """An existing data-set folder."""
+    synthesis: SynthesisSettings | None = None
+    """How questions are made from the passages of `folder` where it has no training split; null: it must have one."""
     unseen: WorldSettings | None = None
     """A second laptop world without training, for the last column of the table."""
     retriever: str = "bm25"
@@ -319,6 +322,8 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     for run in recipe.warm_start.runs if recipe.warm_start else ():
         yield RecipePath("warm_start.runs", Path(run).expanduser(), "run")
     if data.folder is not None and (folder := Path(data.folder).expanduser()).is_dir():
+        if data.synthesis is not None and not (folder / f"questions.{data.train}.jsonl").exists():
+            return  # they are made
         taught_there = recipe.warm_start is not None and recipe.warm_start.worlds == 0
         splits = [("data.train", data.train)] if taught_there or recipe.learn != "demonstrations" else []
         for setting, split in [*splits, ("data.dev", data.dev), ("data.test", data.test)]:

@@ -6,6 +6,7 @@
     OUT/metrics.jsonl    one line every few updates, one for each evaluation
     OUT/encoder          the trained encoder: a sentence-transformers folder with its `coseek.yaml`
     OUT/table.md, .json  retrieval metrics on held-out turns, beside BM25 and the untrained encoder
+    …                    for labels from a data set: see `retriever_data`
 
 A part whose result exists is skipped, so a stopped run resumes.
 """
@@ -33,10 +34,11 @@ from coseek.hardware.precision import Use
 from coseek.hardware.speed import precision_of
 from coseek.hub.card import base_model_of, shown_table
 from coseek.labels.label_set import LabelSet
-from coseek.measure.table import Table
+from coseek.measure.table import Table, scores_json
 from coseek.models.lora import merge_adapters
 from coseek.models.pretrained import quiet
 from coseek.pipelines.part_identities import retriever_identities
+from coseek.pipelines.retriever_data import RetrieverData
 from coseek.pipelines.run_record import TrainingRun, write_tables
 from coseek.retrieval.query import Query
 from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, QueryEncoder
@@ -122,9 +124,10 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
     def _texts(self) -> list[str]:
         """The texts that a new tokenizer is trained on."""
         if self.recipe.synthetic is None:
+            labels = read_labels(self.recipe.labels) if self.data is None else self.material.train
             return [
                 text
-                for label in read_labels(self.recipe.labels)
+                for label in labels
                 for candidate in label.candidates
                 for text in (candidate.passage.title, candidate.passage.text, label.question.question)
             ]
@@ -132,6 +135,11 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
             update={"worlds": min(self.recipe.synthetic.tokenizer_worlds, self.recipe.synthetic.worlds)}
         )
         return [text for world in throw_away_worlds(few, self.recipe.seed) for text in texts_of(world)]
+
+    @cached_property
+    def data(self) -> RetrieverData | None:
+        """The data set that gives the labels, if one does."""
+        return None if self.recipe.data is None else RetrieverData(self.recipe, self.folder, self.progress)
 
     @cached_property
     def card(self) -> EncoderCard:
@@ -164,6 +172,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         recipe, seed = self.recipe, derive_seed(self.recipe.seed, "held out")
         if recipe.synthetic is not None:
             return self._synthetic(seed)
+        if self.data is not None:
+            return EncoderData(*self.data.labels(seed))
         labels = read_labels(recipe.labels)
         split = recipe.seed if recipe.held_out.seed is None else recipe.held_out.seed
         train, held = split_by_question(labels, recipe.held_out.share, split)
@@ -221,7 +231,8 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         if self.encoder_folder.exists():
             return
         if not self.workers.first:
-            self.workers.wait()  # the first worker makes the untrained encoder
+            self.workers.wait()  # the first worker makes questions and the untrained encoder
+        _ = self.data and self.data.dataset
         _ = self.start_folder
         if self.workers.first:
             self.workers.wait()
@@ -350,21 +361,31 @@ class RetrieverTraining(TrainingRun[RetrieverRecipe]):
         ).write(folder)
 
     def results(self) -> Table | None:
-        """Write `table.md` and `table.json`; `None` when nothing is held out."""
-        evaluator = self.evaluator
-        if evaluator is None:
+        """Write `table.md` and `table.json`. Returns the table of whole questions where a data set has some, else that
+        of held-out turns; `None` without either."""
+        evaluator, tables = self.evaluator, dict[str, Table]()
+        values: JsonObject = {}
+        if evaluator is not None:
+            rows = cast(dict[str, JsonObject], read_json(self.folder / "before.json"))
+            found = {name: EvaluationResult.from_json(row) for name, row in rows.items()}
+            found["trained"] = evaluator.evaluate(self.open(self.encoder_folder))
+            shown: dict[str, EvaluationResult] = {
+                name: found[name] for name in ("BM25", "before", "trained") if name in found
+            }
+            values = results_json(shown, evaluator.held_out, self.recipe)
+            tables["Held-out turns"] = results_table(shown, evaluator.held_out, self.recipe)
+        if self.data is not None:
+            asked = self.data.tables(self.start_folder, self.encoder_folder)
+            values["questions"] = {name: scores_json(scores) for name, (_, scores) in asked.items()}
+            tables = {f"Questions: {name}": table for name, (table, _) in asked.items()} | tables
+        if not tables:
             return None
-        rows = cast(dict[str, JsonObject], read_json(self.folder / "before.json"))
-        found = {name: EvaluationResult.from_json(row) for name, row in rows.items()}
-        found["trained"] = evaluator.evaluate(self.open(self.encoder_folder))
-        shown: dict[str, EvaluationResult] = {
-            name: found[name] for name in ("BM25", "before", "trained") if name in found
-        }
-        table = results_table(shown, evaluator.held_out, self.recipe)
-        values = results_json(shown, evaluator.held_out, self.recipe)
-        self._write_card(self.encoder_folder, "encoder", table)
-        write_tables(self.folder, f"# A retriever\n\n{table.markdown()}", values)
-        return table
+        first = next(iter(tables.values()))
+        self._write_card(self.encoder_folder, "encoder", first)
+        several = len(tables) > 1
+        parts = (f"## {name}\n\n{one.markdown()}" if several else one.markdown() for name, one in tables.items())
+        write_tables(self.folder, "# A retriever\n\n" + "\n".join(parts), values)
+        return first
 
 
 def train_and_measure(

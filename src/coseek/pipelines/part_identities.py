@@ -13,6 +13,7 @@ from coseek.core.errors import DataError, RetrieverError
 from coseek.core.files import Json, read_yaml
 from coseek.core.fingerprint import TOKENIZER, file_digest, fingerprint
 from coseek.core.settings import dump_settings
+from coseek.data.dataset import Dataset
 from coseek.data.identities import Identities, digest, questions_digest
 from coseek.data.question import load_questions
 from coseek.labels.label_folder import LabelFolder
@@ -44,6 +45,10 @@ def retriever_identities(recipe: RetrieverRecipe) -> Identities:
     found = {f"labels {name}": file_digest(LabelFolder(Path(name)).sets_path) for name in recipe.labels}
     if recipe.encoder is not None:
         found["encoder"] = fingerprint(encoder_folder(recipe.encoder))
+    if recipe.data is not None:
+        folder = Path(recipe.data.folder).expanduser()
+        for path in (Dataset(folder).corpus_path, *sorted(folder.glob("questions.*.jsonl"))):
+            found[f"data.folder {path.name}"] = file_digest(path)
     if recipe.held_out.corpus is not None:
         path = Path(recipe.held_out.corpus)
         found["held_out.corpus"] = file_digest(path / "corpus.jsonl" if path.is_dir() else path)

@@ -192,8 +192,9 @@ def together_recipe_path(name: str) -> Path:
 
 
 def load_together_recipe(name: str, overrides: Sequence[str] = ()) -> TogetherRecipe:
-    """Load a recipe by name or path, with `a.b=c` overrides (values are YAML)."""
+    """Load a recipe by name or path, with `a.b=c` overrides (values are YAML); `data.…` is the agent's."""
     file = together_recipe_path(name)
+    overrides = [f"agent.{text}" if text.startswith("data.") else text for text in overrides]
     tree = read_yaml(file, "co-training recipe")
     if isinstance(inside := tree.get("recipe"), dict):  # a run's record
         tree = inside

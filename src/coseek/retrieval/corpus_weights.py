@@ -39,7 +39,7 @@ def corpus_weights(parts: Sequence[Retriever], corpus: Corpus) -> tuple[float, .
     rng = random.Random(0)
     rows = rng.sample(range(len(corpus)), min(SENTENCES, len(corpus)))
     wanted = [corpus[row].id for row in rows]
-    queries = [_sentence(corpus[row].text, rng) or corpus[row].title for row in rows]
+    queries = [sentence_of(corpus[row].text, rng) or corpus[row].title for row in rows]
     means: list[float] = []
     for part in parts:
         found = [[hit.passage.id for hit in hits] for hits in part.search(queries, DEPTH)]
@@ -50,7 +50,7 @@ def corpus_weights(parts: Sequence[Retriever], corpus: Corpus) -> tuple[float, .
     return tuple(one if part.name == "bm25" else VECTORS * one for part, one in zip(parts, trust, strict=True))
 
 
-def _sentence(text: str, rng: random.Random) -> str:
+def sentence_of(text: str, rng: random.Random) -> str:
     """One sentence of a text; the whole text where it has none that is long enough."""
     sentences = [one.strip() for one in _SENTENCE_END.split(text[:_READ]) if len(one.strip()) >= _LONG_ENOUGH]
     return (rng.choice(sentences) if sentences else text.strip())[:_LONGEST]

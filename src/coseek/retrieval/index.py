@@ -111,6 +111,10 @@ class IndexCard:
                 recover_folder(folder)
         if not folder.is_dir():
             raise DataError(f"there is no index {folder}; make one with `coseek index`")
+        if not (folder / INDEX_CARD).is_file() and (folder / "corpus.jsonl").is_file():
+            raise DataError(
+                f"{folder} is not an index but a data set; make one: coseek index {folder} --out {folder}-bm25"
+            )
         if not (folder / INDEX_CARD).is_file():
             raise DataError(f"{folder} is not an index (it has no {INDEX_CARD}); make one with `coseek index`")
         try:
@@ -308,7 +312,10 @@ def corpus_path(source: Path) -> Path:
     for name in ("corpus.jsonl", "corpus.jsonl.gz"):
         if (source / name).is_file():
             return source / name
-    raise DataError(f"{source} holds no corpus.jsonl; give a data-set folder or a corpus file")
+    raise DataError(
+        f"{source} holds no corpus.jsonl; give a data-set folder or a corpus file, or import your documents first: "
+        f"coseek data import documents FILES --out {source.name}-data"
+    )
 
 
 def index_module(name: str) -> IndexModule:

@@ -65,9 +65,10 @@ def synthesize(
     questions = maker.make(tell)
     if not questions:
         reasons = "; ".join(f"{reason} ({count:,})" for reason, count in maker.dropped.most_common(2))
+        less = f", or set support={settings.support - 1}" if settings.support > 2 else ""
         raise DataError(
-            f"the {len(corpus):,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}; "
-            f"give more documents, or set support={settings.support - 1 or 2}"
+            f"the {len(corpus):,} passages of {folder} give no questions{f': {reasons}' if reasons else ''}; they need "
+            f"English sentences that say the same kind of thing of several names; give more documents{less}"
         )
     split_questions: dict[str, list[Question]] = dict(questions.items())
     everything = [question for asked in questions.values() for question in asked]

@@ -12,15 +12,18 @@ from coseek.cli.extras import missing_extras
 from coseek.cli.options import CacheFile, DeviceName
 from coseek.cli.terminal import AsJson, assignments, new_app, print_json, progress_bar, stdout_console, tell
 from coseek.core.errors import SettingError
-from coseek.core.files import JsonObject
+from coseek.core.files import Json, JsonObject
 from coseek.core.settings import make_settings
-from coseek.data.imports import format_names, import_data, parse_shares
+from coseek.data.imports import ImportSummary, format_names, import_data, parse_shares
 from coseek.data.imports._published import Deal
 from coseek.data.run import Run
 from coseek.graders.factory import open_frozen_model, open_generator
 from coseek.graders.generator import GeneratorSettings
 from coseek.hardware.device import AUTO
 from coseek.models.local_text import TextModelSettings
+from coseek.models.shipped import model_path
+from coseek.pipelines.data_folder import check_data_folder
+from coseek.retrieval.vectors.encoder import encoder_folder, is_shipped
 from coseek.synthesis.question_writer import QuestionWriter
 from coseek.synthesis.settings import SynthesisSettings
 from coseek.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
@@ -88,6 +91,8 @@ def import_(
         show_traces(out, report, as_json)
         return
     deal = None if train is None and test is None else Deal(split_names(train), split_names(test), dev_share)
+    if format_name == "documents" and "tokenizer" in settings:
+        settings["tokenizer"] = tokenizer_folder(settings["tokenizer"])
     dealt = parse_shares(shares) if shares else None
     made = import_data(format_name, paths, out, split=split, shares=dealt, deal=deal, settings=settings)
     if as_json:
@@ -96,10 +101,7 @@ def import_(
         return
     if made.report:
         show_report(made.report)
-    counts = ", ".join(f"{count:,} {name} questions" for name, count in made.questions.items())
-    notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
-    tell(f"{out}: {made.passages:,} passages{counts and ', '}{counts}{notes}.")
-    tell(f"Next: coseek index {out} --out {out}-bm25")
+    show_import(out, made)
 
 
 @app.command()
@@ -132,6 +134,7 @@ def synthesize(
     Nothing is written when anything is wrong; the same command with --cache asks no model twice.
     """
     folder = Path(words[0])
+    check_data_folder(words[0])
     settings = make_settings(SynthesisSettings, assignments(words[1:]))
     placed = TextModelSettings(device=device or AUTO)
     writer = None if generator is None else QuestionWriter.over(open_frozen_model(generator, cache, placed), prompt)
@@ -165,6 +168,14 @@ def export(
         print_json({"out": str(out), "format": format_name, "trajectories": count})
     else:
         tell(f"{out}: {count:,} trajectories as {format_name}.")
+
+
+def show_import(out: Path, made: ImportSummary) -> None:
+    """Print how much was imported, and the next step."""
+    counts = ", ".join(f"{count:,} {name} questions" for name, count in made.questions.items())
+    notes = "".join(f"; {name.replace('_', ' ')}: {count:,}" for name, count in made.notes.items())
+    tell(f"{out}: {made.passages:,} passages{counts and ', '}{counts}{notes}.")
+    tell(f"Next: coseek index {out} --out {out}-bm25")
 
 
 def show_traces(out: Path, report: TraceReport, as_json: bool) -> None:
@@ -213,6 +224,13 @@ def show_report(report: JsonObject) -> None:
         console.print(Text(f"{row['outcome']}: {row['path']}: {'; '.join(row['reasons'])}"))
     if len(unread) > MOST_UNREAD:
         console.print(Text(f"… and {len(unread) - MOST_UNREAD:,} more; source.json lists all"))
+
+
+def tokenizer_folder(name: Json) -> Json:
+    """The folder of a shipped encoder or language model; other values as they are."""
+    if not isinstance(name, str):
+        return name
+    return str(encoder_folder(name) if is_shipped(name) else model_path(name))
 
 
 def _is_setting(source: str) -> bool:

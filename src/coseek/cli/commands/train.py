@@ -202,6 +202,8 @@ def train_retriever(
     if training.workers.first:
         encoder = training.encoder_folder
         way = f"{encoder}: the encoder. Try: coseek index DATA --retriever dense --encoder {encoder}"
+        if read.data is not None:
+            way = f"{encoder}: the encoder. Try: coseek ask 'YOUR QUESTION' --retriever {folder / 'hybrid.yaml'}"
         print_result(folder, table, as_json, way)
 
 

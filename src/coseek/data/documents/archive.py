@@ -38,6 +38,8 @@ class DocumentSettings(Settings):
     """Words of a passage, at most; two Chinese, Japanese or Korean characters count as one."""
     overlap: int = Field(default=0, ge=0)
     """Words of the passage before it that a passage of the same section begins with."""
+    tokenizer: str | None = None
+    """An encoder or language model (`minilm`, `base`, a folder): `size` and `overlap` count its tokens, not words."""
     max_file_mb: float = Field(default=50.0, gt=0)
     """Megabytes of one file, unpacked; a larger one is reported, not read."""
     max_archive_mb: float = Field(default=2000.0, gt=0)

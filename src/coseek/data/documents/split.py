@@ -1,34 +1,18 @@
-"""Split: cuts the blocks of a section into texts of at most so many words: by paragraph, row, sentence, then word."""
+"""Split: cuts the blocks of a section into texts of at most so many words or tokens: by paragraph, row, sentence, word,
+and at last character."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from coseek.core.plain_text import WORD
+
+Count: TypeAlias = Callable[[str], int]
+"""How much of a passage's size a text takes."""
 
 PARAGRAPH = "\n\n"
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])(?<![A-Z]\.)[ \t\n]+|(?<=[。！？])")
 _CELL = " | "
-
-
-def split(blocks: Sequence[str], size: int, overlap: int = 0) -> Iterator[str]:
-    """Texts of at most `size` words (`WORD`), each beginning with the last `overlap` words of the one before it.
-
-    Whole blocks are joined while they fit. A longer block is cut between its rows or sentences, and a longer sentence
-    between words.
-    """
-    room = size - overlap
-    found: list[str] = []
-    words = 0
-    last = ""
-    for text, glue, count in _units(blocks, room):
-        if found and words + count > room:
-            last = _with_overlap(last, "".join(found), overlap)
-            yield last
-            found, words = [], 0
-        found.append(glue + text if found else text)
-        words += count
-    if found:
-        yield _with_overlap(last, "".join(found), overlap)
 
 
 def count_words(text: str) -> int:
@@ -36,30 +20,72 @@ def count_words(text: str) -> int:
     return sum(1 for _ in WORD.finditer(text))
 
 
-def _with_overlap(last: str, text: str, overlap: int) -> str:
+def split(blocks: Sequence[str], size: int, overlap: int = 0, count: Count = count_words) -> Iterator[str]:
+    """Texts of at most `size` words (`WORD`), or of what else is counted, each beginning with the last `overlap` of the
+    one before it, as far as they are whole words.
+
+    Whole blocks are joined while they fit. A longer block is cut between its rows or sentences, a longer sentence
+    between words, a longer word between characters.
+    """
+    room = size - overlap
+    found: list[str] = []
+    filled = 0
+    last = ""
+    for text, glue in _units(blocks, room, count):
+        more = count(glue + text) if found else count(text)
+        if found and filled + more > room:
+            last = _with_overlap(last, "".join(found), overlap, count)
+            yield last
+            found, filled, more = [], 0, count(text)
+        found.append(glue + text if found else text)
+        filled += more
+    if found:
+        yield _with_overlap(last, "".join(found), overlap, count)
+
+
+def _with_overlap(last: str, text: str, overlap: int, count: Count) -> str:
     """The text behind the last words of the text before it."""
-    tail = WORD.findall(last)[-overlap:] if overlap else []
-    return f"{''.join(tail).strip()} {text}" if tail else text
+    if not overlap:
+        return text
+    tail = ""
+    for word in reversed(WORD.findall(last)):
+        if count(word + tail) > overlap:
+            break
+        tail = word + tail
+    return f"{tail.strip()} {text}" if tail else text
 
 
-def _units(blocks: Sequence[str], size: int) -> Iterator[tuple[str, str, int]]:
-    """(text of at most `size` words, what joins it to the text before it, its words)."""
+def _units(blocks: Sequence[str], size: int, count: Count) -> Iterator[tuple[str, str]]:
+    """(text of at most `size`, what joins it to the text before it)."""
     for block in blocks:
-        count = count_words(block)
-        if count <= size:
-            yield block, PARAGRAPH, count
+        if count(block) <= size:
+            yield block, PARAGRAPH
             continue
         glue = PARAGRAPH
         for text, joint in _parts(block):
-            count = count_words(text)
-            if count <= size:
-                yield text, glue, count
-            else:
-                found = WORD.findall(text)
-                for start in range(0, len(found), size):
-                    yield "".join(found[start : start + size]).strip(), glue, len(found[start : start + size])
-                    glue = " "
+            for piece in [text] if count(text) <= size else _words(text, size, count):
+                yield piece, glue
+                glue = " "
             glue = joint
+
+
+def _words(text: str, size: int, count: Count) -> Iterator[str]:
+    """Stretches of words, and of characters of a word that is too long."""
+    found, filled = "", 0
+    waiting = WORD.findall(text)[::-1]
+    while waiting:
+        word = waiting.pop()
+        more = count(word)
+        if more > size and len(word.strip()) > 1:
+            middle = len(word) - len(word.strip()) // 2
+            waiting += [word[middle:], word[:middle]]
+        elif found and filled + more > size:
+            yield found.strip()
+            found, filled = word, more
+        else:
+            found, filled = found + word, filled + more
+    if found:
+        yield found.strip()
 
 
 def _parts(block: str) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from coseek.data.documents.archive import ArchiveBudget, DocumentSettings, Membe
 from coseek.data.documents.document import Document, DocumentFault, clean
 from coseek.data.documents.readers import ARCHIVES, READERS, kind_of
 from coseek.data.documents.split import count_words, split
+from coseek.data.documents.token_count import counter
 
 Message: TypeAlias = JsonObject
 TITLE_STEP = " › "
@@ -140,7 +141,7 @@ def _passages(document: Document, path: str, settings: DocumentSettings) -> Iter
     for section in document.sections:
         steps = [step for place, step in enumerate(section.headings) if place or step != stem]
         title = " ".join(clean(TITLE_STEP.join([stem, *steps])).split())[:_LONGEST_TITLE]
-        for text in split(section.blocks, settings.size, settings.overlap):
+        for text in split(section.blocks, settings.size, settings.overlap, counter(settings.tokenizer)):
             base = f"{path}\0{title}\0{text}"
             seen[base] += 1
             ident = hashlib.sha256(f"{base}\0{seen[base]}".encode()).hexdigest()[:16]

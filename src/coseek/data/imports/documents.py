@@ -13,12 +13,13 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coseek.core.errors import DataError, SettingError
+from coseek.core.errors import DataError, MissingExtra, SettingError
 from coseek.core.files import Json, JsonObject
 from coseek.core.settings import dump_settings
 from coseek.data.documents.archive import DocumentSettings
 from coseek.data.documents.document import clean
 from coseek.data.documents.reading import DocumentReader
+from coseek.data.documents.token_count import check_tokenizer
 from coseek.data.imports._sources import ImportedData
 from coseek.data.passage import Passage
 
@@ -42,6 +43,11 @@ def read(sources: Sequence[Path], settings: DocumentSettings) -> ImportedData:
         raise SettingError(
             f"overlap={settings.overlap} is more than half of size={settings.size}; choose a smaller one"
         )
+    if settings.tokenizer is not None:
+        try:
+            check_tokenizer(settings.tokenizer)
+        except ModuleNotFoundError:
+            raise MissingExtra("tokenizers", "counting tokens (tokenizer)", "dense") from None
     report: JsonObject = {}
     return ImportedData(_passages(sources, settings, report), (), report=report)
 

@@ -14,6 +14,7 @@ from coseek.hardware.placement import DevicePlacement
 from coseek.hardware.precision import TrainingPrecision
 from coseek.hub.card import UNKNOWN, License
 from coseek.retrieval.views import View, load_views
+from coseek.synthesis.settings import SynthesisSettings
 from coseek.training.trainer.settings import LoraSettings, OptimiserSettings
 from coseek.world.settings import WorldSettings
 
@@ -57,6 +58,29 @@ class SyntheticSettings(Settings):
     """Kinds of query, and the weight with which each is drawn for a step of a plan."""
     candidates: int = Field(default=12, ge=2)
     """Maximum number of passages from BM25, without the positive."""
+
+
+class DataLabelSettings(Settings):
+    """Labels from a data set alone: every step of a question's gold path is a search, and so is a sentence or heading
+    of a passage, which is then taken out of the passage. Negatives are other passages that BM25 finds."""
+
+    folder: str
+    """The data set, as `coseek data import documents` or `coseek data synthesize` writes it. Where it has no split to
+    train on, questions are made from its passages."""
+    train: str = "train"
+    """Split of the labels."""
+    dev: str = "dev"
+    """Split of the held-out turns; without it, some of the training questions."""
+    test: str = "test"
+    """Split of the last table."""
+    questions: tuple[str, ...] = ()
+    """Further questions with gold passages for the last table: files, or data-set folders with the split `test`."""
+    sentences: int = Field(default=4000, ge=0)
+    """Passages, at most, that give a query of their own words; 0: labels of questions alone."""
+    candidates: int = Field(default=12, ge=2)
+    """Maximum number of passages from BM25, without the positive."""
+    synthesis: SynthesisSettings = SynthesisSettings()
+    """How questions are made where there are none."""
 
 
 class RetrieverLoss(Settings):
@@ -151,6 +175,8 @@ class RetrieverRecipe(DevicePlacement):
     """Label folders, as `coseek label` writes them."""
     synthetic: SyntheticSettings | None = None
     """Synthetic labels from laptop worlds, in place of label folders."""
+    data: DataLabelSettings | None = None
+    """Labels from a data set's own questions and passages, in place of label folders."""
     encoder: str | None = "minilm"
     """Initial encoder: a sentence-transformers folder, or a shipped one (`base`, `minilm`); none creates one."""
     trust_remote_code: bool = False
@@ -183,13 +209,14 @@ class RetrieverRecipe(DevicePlacement):
 
     @model_validator(mode="after")
     def _one_source(self) -> "RetrieverRecipe":
-        if bool(self.labels) == (self.synthetic is not None):
+        if bool(self.labels) + (self.synthetic is not None) + (self.data is not None) != 1:
             raise SettingError(
-                "a retriever is trained on labels (--labels FOLDER, made by `coseek label`) or synthetic ones; give one"
+                "a retriever is trained on labels (--labels FOLDER, made by `coseek label`), on synthetic ones, or on "
+                "a data set (recipe `documents`, data.folder=DIR); give one"
             )
-        if self.loss.kind == "kl" and self.synthetic is not None:
+        if self.loss.kind == "kl" and not self.labels:
             raise SettingError(
-                "synthetic labels have no targets, which the loss `kl` needs; the method replug makes labels with them"
+                "these labels have no targets, which the loss `kl` needs; the method replug makes labels with them"
             )
         return self
 
@@ -206,7 +233,7 @@ def load_retriever_recipe(name: str, overrides: Sequence[str] = (), labels: Sequ
     if isinstance(inside := tree.get("recipe"), dict):  # a run's record, which also holds versions and commit
         tree = inside
     if labels:
-        tree = {**tree, "labels": [*labels], "synthetic": None}
+        tree = {**tree, "labels": [*labels], "synthetic": None, "data": None}
     whole = load_views(apply_overrides(_filled(tree), overrides))
     return make_settings(RetrieverRecipe, whole, "" if path.parent == RECIPES else path, overrides)
 

@@ -1,0 +1,175 @@
+"""A retriever trained on a data set alone: its labels, and the table of what is found for whole questions.
+
+OUT/data             the data set with questions, where the given one has none to train on
+OUT/index            bm25, and dense with the trained encoder
+OUT/hybrid.yaml      both together, for `coseek ask` and all else that takes a retriever
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from coseek.agents.protocol import load_protocol
+from coseek.agents.rollout import Agent, Limits, rollout
+from coseek.agents.scripted.rules import RuleAgent
+from coseek.agents.scripted_model import ScriptedAgentModel
+from coseek.core.errors import DataError
+from coseek.core.files import write_yaml
+from coseek.core.progress import Progress
+from coseek.data.dataset import Dataset
+from coseek.data.evidence import evidence_of
+from coseek.data.passage import Passage
+from coseek.data.question import Question, load_questions
+from coseek.labels.label_set import LabelSet
+from coseek.measure.rankings import Metric
+from coseek.measure.score import Scores
+from coseek.measure.searched import Answered, RetrievalMeasure, SearchedQuestion, search_questions
+from coseek.measure.table import Table, main_table
+from coseek.models.tokenizer import ByteTokenizer
+from coseek.pipelines.agent_run import check_gold
+from coseek.pipelines.data_folder import make_questions, own_questions
+from coseek.retrieval.factory import open_retriever
+from coseek.retrieval.index import build_index, open_index
+from coseek.retrieval.retriever import Retriever
+from coseek.retrieval.retrievers.bm25 import Bm25
+from coseek.retrieval.retrievers.dense import Dense, DenseSettings
+from coseek.training.encoder.data_labels import is_held_out, passage_labels, question_labels
+from coseek.training.encoder.evaluation import HeldOut
+from coseek.training.encoder.examples import split_by_question
+from coseek.training.encoder.recipe import DataLabelSettings, RetrieverRecipe
+
+DEPTH = 20
+"""Passages of a search."""
+METRICS = ("recall@5", "all_gold@5", "mrr@10")
+_AGENT_PASSAGES = 5
+_PLENTY = 1_000_000
+"""Budget of tokens of the rule-based agent, which reads none."""
+
+
+@dataclass(frozen=True)
+class RetrieverData:
+    """The data set of a recipe `data.folder`, in the folder of a training."""
+
+    recipe: RetrieverRecipe
+    folder: Path
+    progress: Progress
+
+    @property
+    def settings(self) -> DataLabelSettings:
+        assert self.recipe.data is not None
+        return self.recipe.data
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set with questions to train on, which are made now if need be."""
+        settings, made = self.settings, self.folder / "data"
+        needed = settings.sentences == 0
+        say = self.progress.say
+        return Dataset(make_questions(settings.folder, made, settings.train, settings.synthesis, say, needed=needed))
+
+    def labels(self, seed: int) -> tuple[list[LabelSet], HeldOut | None]:
+        """Label sets for training and for evaluation."""
+        data, settings, held_out = self.dataset, self.settings, self.recipe.held_out
+        corpus, bm25 = data.corpus, Bm25.over(data.corpus)
+        split_seed = self.recipe.seed if held_out.seed is None else held_out.seed
+        train, held = (
+            question_labels(data.questions(split) if split in data.splits else [], corpus, bm25, settings.candidates)
+            for split in (settings.train, settings.dev)
+        )
+        if settings.dev not in data.splits:
+            train, held = split_by_question(train, held_out.share, split_seed)
+        golds = {ident for label in held for ident in label.question.gold_ids}
+        rows = random.Random(f"{self.recipe.seed}/passages").sample(
+            range(len(corpus)), min(len(corpus), settings.sentences)
+        )
+        apart, own = list[Passage](), list[Passage]()
+        for passage in (corpus[row] for row in sorted(rows)):
+            if not is_held_out(passage, held_out.share, split_seed):
+                own.append(passage)
+            elif passage.id not in golds:
+                apart.append(passage)
+        train += passage_labels(own, bm25, settings.candidates, self.recipe.seed)
+        groups = {
+            "questions": held,
+            "passages": passage_labels(apart, bm25, settings.candidates, self.recipe.seed),
+        }
+        if not train:
+            raise DataError(
+                f"{data.folder} gives no labels: no question of its split {settings.train!r} has gold passages, and no "
+                "passage is long enough for a query of its own words; give more documents"
+            )
+        self.progress.say(f"labels: {len(train):,} to train on, {sum(map(len, groups.values())):,} held out")
+        if held_out.share == 0 or not any(groups.values()):
+            return train, None
+        # A held-out passage is searched without the words of its query, and not also with them.
+        altered = {label.positive for label in groups["passages"]}
+        others = [one for one in corpus if one.id not in altered]
+        return train, HeldOut.of(groups, others, held_out, seed)
+
+    # --- the table
+
+    def question_sets(self) -> dict[str, list[Question]]:
+        """Name → questions with gold passages: the test split, the user's own ones, and further files."""
+        data, settings = self.dataset, self.settings
+        found = {settings.test: data.questions(settings.test)} if settings.test in data.splits else {}
+        found |= own_questions(settings.folder, data.folder)
+        for name in settings.questions:
+            path = Path(name).expanduser()
+            found[name] = Dataset(path).questions("test") if path.is_dir() else load_questions(path)
+        judged = {name: [one for one in asked if one.gold_ids] for name, asked in found.items()}
+        return {name: asked for name, asked in judged.items() if asked}
+
+    def tables(self, start: Path, trained: Path) -> dict[str, tuple[Table, Scores]]:
+        """Set of questions → what BM25, the encoder before and after, both together and the rules find."""
+        indexes = self.folder / "index"
+        if not (indexes / "bm25").exists():
+            build_index(self.dataset.folder, "bm25", indexes / "bm25")
+        if not (indexes / "trained").exists():
+            build_index(self.dataset.folder, "dense", indexes / "trained", {"encoder": str(trained)})
+        write_yaml(self.folder / "hybrid.yaml", {"retriever": "hybrid", "parts": ["index/bm25", "index/trained"]})
+        sets, bm25 = self.question_sets(), open_index(indexes / "bm25")
+        for name, asked in sets.items():
+            check_gold(asked, bm25, name)
+        if not sets:
+            return {}
+        hybrid = open_retriever(self.folder / "hybrid.yaml")
+        searched: dict[str, Retriever] = {
+            "BM25": bm25,
+            "before": Dense.over(self.dataset.corpus, DenseSettings(encoder=str(start))),
+            "trained": open_index(indexes / "trained"),
+            "BM25 + trained": hybrid,
+        }
+        self.progress.stage("table", len(sets) * (len(searched) + 2))
+        return {name: self._table(asked, searched, number) for number, (name, asked) in enumerate(sets.items())}
+
+    def _table(self, asked: Sequence[Question], searched: dict[str, Retriever], number: int) -> tuple[Table, Scores]:
+        measuring = RetrievalMeasure(tuple(map(Metric.named, METRICS)))
+        rows: dict[str, Iterator[Answered]] = {
+            name: (one for batch in search_questions(retriever, asked, DEPTH) for one in batch)
+            for name, retriever in searched.items()
+        }
+        rows |= {f"rules over {name}": by_rules(searched[name], asked) for name in ("BM25", "BM25 + trained")}
+        runs = []
+        for place, (name, answered) in enumerate(rows.items(), start=1):
+            runs.append(measuring.measure(name, answered))
+            self.progress.advance(number * len(rows) + place, name)
+        scores = measuring.compare(runs, asked, ("hops",), self.recipe.seed)
+        return main_table(scores, METRICS), scores
+
+
+def by_rules(retriever: Retriever, questions: Sequence[Question]) -> Iterator[Answered]:
+    """What the agent without a model finds in its searches, best first."""
+    protocol = load_protocol("search-r1")
+    tokenizer = ByteTokenizer(protocol.grammar.special_tokens)
+    limits = Limits(
+        passages_per_search=_AGENT_PASSAGES,
+        max_turn_tokens=_PLENTY,
+        max_observation_tokens=_PLENTY,
+        max_tokens=100 * _PLENTY,
+    )
+    agent = Agent(protocol, ScriptedAgentModel(RuleAgent(), protocol, tokenizer))
+    for run in rollout(agent, retriever, questions, list(range(len(questions))), limits):
+        ids = evidence_of(run)
+        yield run.question, SearchedQuestion(ids, tuple(-float(rank) for rank in range(len(ids))), None)

@@ -1,0 +1,155 @@
+"""From a folder of documents to what is trained on it, by the commands that a user types."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Outcome
+from tests.retrieval.tiny_encoder import make_encoder
+
+from coseek.cli.main import main
+from coseek.core.files import read_jsonl
+from coseek.world.settings import WorldSettings
+from coseek.world.world import make_world
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("training.steps=2", "threads=1", "query_tokens=32", "passage_tokens=48")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def type_in(capsys: pytest.CaptureFixture[str], *words: object) -> Outcome:
+    capsys.readouterr()
+    return Outcome(main([str(word) for word in words]), *capsys.readouterr())
+
+
+def town(folder: Path) -> None:
+    """A world's passages as Markdown files, as somebody might keep them."""
+    folder.mkdir()
+    for number, passage in enumerate(make_world(WorldSettings(size="tiny", train=0, dev=0, test=0)).corpus):
+        (folder / f"{number:03}.md").write_text(f"# {passage.title}\n\n{passage.text}\n", encoding="utf-8")
+
+
+def asked_town(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`town`, the data set of these files, with a question that somebody asked."""
+    town(folder / "notes")
+    assert type_in(capsys, "data", "import", "documents", "notes", "--out", "town").code == 0
+    passage = next(row for _, row in read_jsonl(Path("town/corpus.jsonl")))
+    mine = {"id": "mine", "question": f"What is {passage['title']}?", "answers": ["x"], "gold_ids": [passage["id"]]}
+    Path("town/questions.asked.jsonl").write_text(json.dumps(mine) + "\n")
+
+
+@pytest.mark.slow
+def test_documents_that_give_no_questions_train_a_retriever_by_their_headings_and_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = make_encoder(tmp_path / "tiny")
+    assert type_in(capsys, "data", "import", "documents", ROOT / "docs" / "how-to", "--out", "pages").code == 0
+    done = type_in(
+        capsys, "train", "retriever", "documents", "data.folder=pages", f"encoder={encoder}", *QUICK, "--out", "out"
+    )
+    assert done.code == 0, done.err
+    assert "headings and sentences" in done.err and "coseek ask" in done.out
+    found = json.loads(Path("out/table.json").read_text())
+    assert set(found["searchers"]) == {"BM25", "before", "trained"} and found["questions"] == {}
+    asked = type_in(capsys, "search", "out/hybrid.yaml", "how do I train a retriever", "--json")
+    assert asked.code == 0 and len(json.loads(asked.out)[0]["hits"]) == 5
+
+
+@pytest.mark.slow
+def test_documents_are_asked_what_they_say_and_what_people_asked_is_measured_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = make_encoder(tmp_path / "tiny")
+    asked_town(tmp_path, capsys)
+    command = (
+        "train", "retriever", "documents", "data.folder=town", "data.synthesis.count=40", f"encoder={encoder}", *QUICK,
+        "--out", "out",
+    )  # fmt: skip
+    done = type_in(capsys, *command)
+    assert done.code == 0, done.err
+    assert "made from its passages" in done.err
+    page = Path("out/table.md").read_text()
+    for name in ("Questions: test", "Questions: own-asked", "Held-out turns", "BM25 + trained", "rules over BM25"):
+        assert name in page
+    found = json.loads(Path("out/table.json").read_text())["questions"]
+    runs = {one["run"]: one["metrics"]["recall@5"]["mean"] for one in found["own-asked"]["summaries"]}
+    assert runs["BM25"] == 1.0, "the title stands in the question"
+    weights = Path("out/encoder/model.safetensors").read_bytes()
+    again = type_in(capsys, *command, "--resume")
+    assert again.code == 0 and Path("out/encoder/model.safetensors").read_bytes() == weights
+    assert Path("out/table.md").read_text() == page
+
+
+AGENT = (
+    "warm_start.sft={steps: 2, tokens_per_step: 1500}", "warm_start.one_shot=0.02", "threads=1",
+    "rl={steps: 1, questions_per_step: 2, group_size: 2, evaluate_every: 0}", "table={questions: 2, dev_questions: 2}",
+    "limits.max_turns=2", "limits.max_turn_tokens=24",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_agent_is_trained_from_the_shipped_base_on_questions_made_of_the_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked_town(tmp_path, capsys)
+    command = ("train", "agent", "documents", "data.folder=town", "data.synthesis.count=40", *AGENT, "--out", "out")
+    done = type_in(capsys, *command)
+    assert done.code == 0, done.err
+    assert "made from its passages" in done.err
+    assert Path("out/data/questions.train.jsonl").exists() and not Path("town/questions.train.jsonl").exists()
+    page = Path("out/table.md").read_text()
+    assert "| recall | dev | test | own-asked |" in page
+    assert all(f"| {row} |" in page for row in ("before", "after", "rules"))
+    again = type_in(capsys, *command, "--resume")
+    assert again.code == 0 and Path("out/table.md").read_text() == page
+    assert type_in(capsys, "ask", "Who?", "--agent", "out/policy/trained", "--retriever", "out/data.index").code == 0
+
+
+@pytest.mark.slow
+def test_agent_and_retriever_are_trained_together_on_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = make_encoder(tmp_path / "tiny")
+    asked_town(tmp_path, capsys)
+    done = type_in(
+        capsys, "train", "together", "documents", "data.folder=town", "data.synthesis.count=40", "rounds=1",
+        *(f"agent.{one}" for one in AGENT), "agent.protocol=s3", f"start={encoder}", "start.index={view: query}",
+        "labels.questions=4", "retriever.training.steps=1", "stop=null", "pairs={questions: 2}", "--out", "out",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert len(list(read_jsonl(Path("out/round-1/labels/labels.jsonl")))) >= 4
+    assert Path("out/round-1/retriever/encoder/model.safetensors").exists() and Path("out/table.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "there is no folder data/documents, which data.folder names"),
+        (("data.folder=nowhere",), "there is no folder nowhere"),
+        (("data.folder=empty",), "is empty"),
+        (("data.folder=raw",), "coseek data import documents raw --out raw-data, then name raw-data"),
+        (("data.folder=raw/a.md",), "is a file"),
+        (("data.folder=index",), "name the data set that it was made from"),
+        (("data.folder=set", "data.train=trian"), "did you mean 'train'"),
+        (("data.folder=set", "data.qestions=[x]"), "did you mean 'data.questions'"),
+        (("data.folder=set", "data.questions=[x.jsonl]"), "there is no x.jsonl"),
+        (("data.folder=set", "data.synthesis.cuont=3"), "did you mean 'data.synthesis.count'"),
+    ],
+)
+def test_what_a_new_user_mistypes_is_one_sentence_with_the_way_out(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("empty", "raw", "index", "set"):
+        Path(name).mkdir()
+    Path("raw/a.md").write_text("# A\n\nwords")
+    Path("index/index.json").write_text("{}")
+    Path("set/corpus.jsonl").write_text('{"id": "1", "title": "A", "text": "words"}\n')
+    Path("set/questions.train.jsonl").write_text('{"id": "1", "question": "A?", "answers": ["words"]}\n')
+    done = type_in(capsys, "train", "retriever", "documents", *words)
+    assert done.code == 2
+    assert said in done.sentence
+    assert not Path("runs").exists()
