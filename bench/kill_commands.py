@@ -35,8 +35,16 @@ ENCODER: JsonObject = {
                   "held_out": {"seed": 8, "size": "tiny", "train": 0, "dev": 10, "test": 0}},
     "training": TRAINING, "held_out": {"turns": 8, "passages": 40},
 }  # fmt: skip
+SEARCHES: JsonObject = {
+    "limits": {"max_turns": 2, "passages_per_search": 2, "max_turn_tokens": 40, "max_observation_tokens": 120,
+               "max_tokens": 384},
+    "warm_start": {"worlds": 0, "one_shot": 0.0,
+                   "sft": {**SFT, "steps": 120, "repeat_steps": 40, "tokens_per_step": 2000, "checkpoint_every": 60,
+                           "curriculum": [], "learner": {"optimiser": {"lr": 3.0e-3}}}},
+}  # fmt: skip
+"""What an agent needs to search at all, so that there is something to label."""
 TOGETHER: JsonObject = {
-    "agent": {**AGENT, "reward": {"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3}},
+    "agent": {**AGENT, "reward": {"exact_match": 1.0, "gold_recall": 0.5, "valid": 0.3}, **SEARCHES},
     "start": {"recipe": ENCODER},
     "labels": {"method": "gold", "questions": 12, "samples": 2},
     "retriever": {"view": "question+query", "training": TRAINING,

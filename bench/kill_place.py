@@ -26,9 +26,9 @@ from coseek.core.strict_json import parse_strict
 
 HIDDEN_LEFT = re.compile(r"\..*|.*\.(part|tmp|old|building)")
 """Names that no finished command leaves behind."""
-TIMES = re.compile(r".*_s|created|timings|seal|commit|time|seconds|modified_ns|changed_ns")
+TIMES = re.compile(r".*_s|.*runtime|.*per_second|created|timings|seal|commit|time|seconds|modified_ns|changed_ns")
 """Fields that hold times, or digests of what holds them."""
-WITH_TIMES = re.compile(r".*/checkpoints/.*/(run\.pt|manifest\.json)|.*(-wal|-shm)|.*/vectors/progress\.json")
+WITH_TIMES = re.compile(r".*/checkpoints/.*/(run\.pt|manifest\.json|notes\.json)|.*(-wal|-shm)|.*/vectors/progress\.json")
 """Files of which all is a digest of times, or whose contents depend on when SQLite tidied up."""
 CLOCK = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?|\b\d+(\.\d+)? ?(s|min|seconds)\b")
 """Times in pages for people."""
@@ -225,5 +225,7 @@ def _timeless(path: Path) -> bytes:
 
 def _plain(value: Json) -> Json:
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in sorted(value.items()) if not TIMES.fullmatch(name)}
+        times = {name for name in value if TIMES.fullmatch(name)}
+        bound = {"digest"} if "timings" in value else set()  # of a trajectory, with its timings
+        return {name: _plain(one) for name, one in sorted(value.items()) if name not in times | bound}
     return [_plain(one) for one in value] if isinstance(value, list) else value

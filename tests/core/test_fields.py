@@ -18,7 +18,7 @@ ANY = st.recursive(
 READ: dict[Callable[[dict[str, Json], str], object], Callable[[object], bool]] = {
     fields.text: lambda made: isinstance(made, str),
     fields.text_or_none: lambda made: made is None or isinstance(made, str),
-    fields.whole: lambda made: type(made) is int and abs(made) <= 2**63,
+    fields.whole: lambda made: type(made) is int and abs(made) <= 2**128,
     fields.whole_or_none: lambda made: made is None or type(made) is int,
     fields.number_or_none: lambda made: made is None or type(made) in (int, float),
     fields.flag: lambda made: isinstance(made, bool),
@@ -44,5 +44,5 @@ def test_a_field_is_of_its_type_or_refused_by_its_name(read: Callable[..., objec
 
 
 def test_a_number_of_thousands_of_digits_is_refused_and_not_written_out() -> None:
-    with pytest.raises(DataError, match="'seed' must be a whole number of at most 64 bits, not a number of thousands"):
+    with pytest.raises(DataError, match="'seed' must be a whole number of at most 128 bits, not a number of thousands"):
         fields.whole({"seed": 10**5000}, "seed")

@@ -8,6 +8,8 @@ from coseek.core.errors import DataError
 from coseek.core.strict_json import Json
 
 _LARGEST = 2**63
+_LARGEST_WHOLE = 2**128
+"""Seeds may be digests."""
 _SHOWN = 60
 """Characters of a wrong value in a message."""
 
@@ -25,11 +27,11 @@ def text_or_none(row: dict[str, Json], name: str) -> str | None:
 
 
 def whole(row: dict[str, Json], name: str) -> int:
-    """A whole number of at most 64 bits."""
+    """A whole number of at most 128 bits."""
     value = row[name]
-    if isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value < _LARGEST:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST_WHOLE:
         return value
-    raise _wrong(name, "a whole number of at most 64 bits", value)
+    raise _wrong(name, "a whole number of at most 128 bits", value)
 
 
 def whole_or_none(row: dict[str, Json], name: str) -> int | None:

@@ -5,7 +5,6 @@ process, and the next start removes it. Where the file system has no such locks,
 """
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,11 +15,8 @@ from pathlib import Path
 if os.name == "posix":
     import fcntl
 
-_PART = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.part")
-"""`tempfile` draws eight of these characters."""
-_LOCK_FILE = re.compile(r"\.(.+\.)?lock")
-_HOLDER = re.compile(rb"\d+ on .*\n")
-"""What `core.lock` writes into its files."""
+_DRAWN = 8
+"""Characters that `tempfile` draws for a name."""
 
 
 @contextmanager
@@ -62,8 +58,7 @@ def _new(path: Path, folder: bool) -> Path:
 def _left_in(folder: Path) -> list[tuple[str, Path]]:
     """(name it was to have, part) of all parts in a folder when this process first writes there."""
     with suppress(OSError), os.scandir(folder) as entries:
-        named = [(_PART.fullmatch(entry.name), entry.name) for entry in entries]
-        return [(match[1], folder / name) for match, name in named if match]
+        return [(whole, folder / entry.name) for entry in entries if (whole := _part_of(entry.name))]
     return []
 
 
@@ -111,14 +106,22 @@ def sweep(folder: Path) -> None:
                 _remove_unheld(path)
             elif name in folders and name.startswith(".") and name.endswith(".old") and _is_unheld(path):
                 recover_folder(here / name[1 : -len(".old")])
-            elif _LOCK_FILE.fullmatch(name) and _is_ours(path):
+            elif name.startswith(".") and name.endswith(".lock") and _is_ours(path):
                 _remove_unheld(path)
         folders[:] = [name for name in folders if (here / name).is_dir()]
 
 
+def _part_of(name: str) -> str:
+    """The name of what the part with this name is of; empty for another file: `.NAME.DRAWN.part`."""
+    whole, _, drawn = name.removesuffix(".part").rpartition(".")
+    is_part = name.startswith(".") and name.endswith(".part") and len(drawn) == _DRAWN
+    return whole[1:] if is_part else ""
+
+
 def _is_ours(lock_file: Path) -> bool:
     with suppress(OSError):
-        return _HOLDER.fullmatch(lock_file.read_bytes()) is not None
+        holder = lock_file.read_bytes()
+        return holder.partition(b" on ")[0].isdigit() and holder.endswith(b"\n") and holder.count(b"\n") == 1
     return False
 
 

@@ -1,5 +1,5 @@
 """Strict YAML: plain values of bounded size. No tags of programs, repeated keys, anchors inside themselves, bombs of
-aliases, numbers beyond 64 bits or deep nesting."""
+aliases, numbers beyond 128 bits or deep nesting."""
 
 import datetime
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ MOST_CHARACTERS = 1 << 20
 """Of one text. PyYAML reads some tens of thousands a second."""
 MOST_NODES = 200_000
 """Values of one text, those behind an alias counted each time."""
-_LARGEST = 2**63
+_LARGEST = 2**128
 _PLAIN = (bool, int, float, str, datetime.date, type(None))
 
 
@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # a date that is none, `!!int x` …
             raise _fault(f"{_shown(node)} is not what it looks like; put it in quotes", node) from None
         if isinstance(value, int) and abs(value) > _LARGEST:
-            raise _fault(f"{_shown(node)} has more than 64 bits; put it in quotes", node)
+            raise _fault(f"{_shown(node)} has more than 128 bits; put it in quotes", node)
         if not isinstance(value, (*_PLAIN, list, dict)):
             raise _fault(f"{node.tag.rpartition(':')[2]!r} is no plain value", node)
         return value

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _INDEXES = ("bm25", "dense", "hnsw", "ivf-pq")
 """Parts that a hundred searches more do not cost much."""
 
+LARGEST = 1e6
+"""The largest weight: scores stay finite."""
+
 
 class HybridSettings(Settings):
     """The retrievers, and the fusion method."""
@@ -146,8 +149,8 @@ def _weights(given: Sequence[float] | None, parts: int) -> tuple[float, ...]:
     weights = tuple(given) if given is not None else (1.0,) * parts
     if len(weights) != parts:
         raise SettingError(f"{len(weights)} weights for {parts} parts of a hybrid; give one weight a part")
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise SettingError(f"the weights {list(weights)} of a hybrid must be at least 0, and one of them more")
+    if not all(0 <= weight <= LARGEST for weight in weights) or not any(weights):
+        raise SettingError(f"the weights {list(weights)} of a hybrid must be 0 to {LARGEST:g}, and one of them above 0")
     return weights
 
 
