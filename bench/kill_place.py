@@ -20,6 +20,7 @@ from pathlib import Path
 
 import yaml
 from bench.processes import forked
+from safetensors.torch import load_file
 
 from coseek.core.files import Json
 from coseek.core.strict_json import parse_strict
@@ -28,7 +29,9 @@ HIDDEN_LEFT = re.compile(r"\..*|.*\.(part|tmp|old|building)")
 """Names that no finished command leaves behind."""
 TIMES = re.compile(r".*_s|.*runtime|.*per_second|created|timings|seal|commit|time|seconds|modified_ns|changed_ns")
 """Fields that hold times, or digests of what holds them."""
-WITH_TIMES = re.compile(r".*/checkpoints/.*/(run\.pt|manifest\.json|notes\.json)|.*(-wal|-shm)|.*/vectors/progress\.json")
+WITH_TIMES = re.compile(
+    r".*/checkpoints/.*/(run\.pt|manifest\.json|notes\.json)|.*(-wal|-shm)|.*/vectors/progress\.json"
+)
 """Files of which all is a digest of times, or whose contents depend on when SQLite tidied up."""
 CLOCK = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?|\b\d+(\.\d+)? ?(s|min|seconds)\b")
 """Times in pages for people."""
@@ -215,6 +218,8 @@ def _timeless(path: Path) -> bytes:
         return json.dumps(_plain(parse_strict(path.read_text(encoding="utf-8")))).encode()
     if path.suffix == ".yaml":
         return repr(_plain(yaml.safe_load(path.read_text(encoding="utf-8")))).encode()
+    if path.suffix == ".safetensors":  # the order of the tensors is that in which optimisers came to hold them
+        return repr(sorted((name, str(one.dtype), one.tolist()) for name, one in load_file(path).items())).encode()
     if path.suffix in (".html", ".md"):
         return CLOCK.sub("TIME", path.read_text(encoding="utf-8")).encode()
     if path.read_bytes()[:15] == b"SQLite format 3":
