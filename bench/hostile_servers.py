@@ -66,7 +66,7 @@ def _data(folder: Path) -> tuple[Path, tuple[str, ...]]:
     world, index = folder / "world", folder / "index"
     make_world(WorldSettings(size="tiny", train=0, dev=_ASKED, test=0)).save(world)
     build_index(world, "bm25", index)
-    return index, tuple(question.question for question in Dataset(world).questions("dev"))
+    return index, tuple(question.question.strip() for question in Dataset(world).questions("dev"))
 
 
 def _retriever(folder: Path) -> Target:
