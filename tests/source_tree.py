@@ -38,6 +38,26 @@ def imported_modules(path: Path) -> set[str]:
     return modules
 
 
+def imported_names(path: Path) -> dict[str, str]:
+    """Name in a file → the dotted name that it stands for there."""
+    known: dict[str, str] = {}
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            known |= {one.asname: one.name for one in node.names if one.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            known |= {(one.asname or one.name): f"{node.module}.{one.name}" for one in node.names}
+    return known
+
+
+def dotted(node: ast.AST, known: Mapping[str, str]) -> str:
+    """`np.lib.load` as `numpy.lib.load`, by the `imported_names` of the file; empty for what is no name."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id, node.id)
+    if isinstance(node, ast.Attribute) and (before := dotted(node.value, known)):
+        return f"{before}.{node.attr}"
+    return ""
+
+
 def imported_rooms(path: Path) -> set[str]:
     """The rooms of coseek a file imports."""
     return {module.split(".")[1] for module in imported_modules(path) if module.startswith("coseek.")}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.source_tree import PACKAGE, nodes
+from tests.source_tree import PACKAGE, dotted, imported_names, nodes
 
 READERS = {
     "core/strict_json.py": "JSON",
@@ -53,12 +53,7 @@ METHODS = {"from_pretrained", "from_file"}
 
 def parsing(path: Path) -> Iterator[tuple[int, str]]:
     """(line, what) of everything in a file that parses."""
-    known: dict[str, str] = {}
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            known |= {one.asname: one.name for one in node.names if one.asname}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            known |= {(one.asname or one.name): f"{node.module}.{one.name}" for one in node.names}
+    known = imported_names(path)
     called = {id(node.func) for node in nodes(path) if isinstance(node, ast.Call)}
     for node in nodes(path):
         if isinstance(node, ast.Attribute | ast.Name):
@@ -68,15 +63,6 @@ def parsing(path: Path) -> Iterator[tuple[int, str]]:
             method = node.attr if isinstance(node, ast.Attribute) else ""
             if (name in CALLS and makes) or method in METHODS:
                 yield node.lineno, name or method
-
-
-def dotted(node: ast.AST, known: dict[str, str]) -> str:
-    """`np.lib.load` as `numpy.lib.load`; empty for what is no name."""
-    if isinstance(node, ast.Name):
-        return known.get(node.id, node.id)
-    if isinstance(node, ast.Attribute) and (before := dotted(node.value, known)):
-        return f"{before}.{node.attr}"
-    return ""
 
 
 def test_no_file_is_parsed_outside_of_the_readers() -> None:

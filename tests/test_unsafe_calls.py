@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.source_tree import PACKAGE, nodes
+from tests.source_tree import PACKAGE, dotted, imported_names, nodes
 
 MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "commands"}
 """Modules that run code when they read, or run a shell."""
@@ -21,15 +21,12 @@ OFF = {"allow_pickle", "shell"}
 
 def unsafe(path: Path) -> Iterator[tuple[int, str]]:
     """(line, what) of everything in a file that could run what it reads."""
-    known: dict[str, str] = {}
+    known = imported_names(path)
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            known |= {one.asname: one.name for one in node.names if one.asname}
             yield from ((node.lineno, one.name) for one in node.names if one.name.partition(".")[0] in MODULES)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            known |= {(one.asname or one.name): f"{node.module}.{one.name}" for one in node.names}
-            if node.module.partition(".")[0] in MODULES:
-                yield node.lineno, node.module
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in MODULES:
+            yield node.lineno, node.module
     for node in nodes(path):
         if isinstance(node, ast.Attribute | ast.Name):
             name = dotted(node, known)
@@ -48,15 +45,6 @@ def unsafe_call(call: ast.Call, name: str) -> Iterator[str]:
     yield from (f"{name} with {keyword}" for keyword in OFF & given.keys() if not is_constant(given[keyword], False))
     if is_constant(given.get("trust_remote_code"), True):  # anything else is a setting of the user
         yield f"{name} with trust_remote_code=True"
-
-
-def dotted(node: ast.AST, known: dict[str, str]) -> str:
-    """`np.lib.load` as `numpy.lib.load`; empty for what is no name."""
-    if isinstance(node, ast.Name):
-        return known.get(node.id, node.id)
-    if isinstance(node, ast.Attribute) and (before := dotted(node.value, known)):
-        return f"{before}.{node.attr}"
-    return ""
 
 
 def is_constant(node: ast.AST | None, value: bool) -> bool:

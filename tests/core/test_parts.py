@@ -76,10 +76,11 @@ def test_a_new_start_in_a_folder_with_a_record_finds_nothing_hidden_left(tmp_pat
     (run / "deep").mkdir()
     (run / "deep" / ".lock").write_text("4711 on elsewhere\n")
     (run / "deep" / ".cached.lock").write_text("of another program")
+    (run / "deep" / ".thesis.Chapter1.part").write_text("somebody's own")
     (run / "deep" / ".healthy.old").mkdir()
     with lock_folder(run):
         left = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
-    assert left == [".lock", "deep/.cached.lock", "run.yaml"]
+    assert left == [".lock", "deep/.cached.lock", "deep/.thesis.Chapter1.part", "run.yaml"]
     assert (run / "deep" / "healthy").is_dir()
 
 

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGTERM
 
 import typer
 from pydantic import ValidationError
@@ -105,18 +104,21 @@ class Terminated(KeyboardInterrupt):
 @contextmanager
 def sigterm_as_stop() -> Iterator[None]:
     """Raise `Terminated` at SIGTERM in the block, unless the process has a handler of its own."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(SIGTERM) is not signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
         yield
         return
 
     def end(*_: object) -> None:
         raise Terminated
 
-    signal.signal(SIGTERM, end)
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def complain(error: CoseekError, code: int) -> int:

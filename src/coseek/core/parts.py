@@ -6,6 +6,7 @@ process, and the next start removes it. Where the file system has no such locks,
 
 import os
 import shutil
+import string
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +18,7 @@ if os.name == "posix":
 
 _DRAWN = 8
 """Characters that `tempfile` draws for a name."""
+_DRAWN_FROM = frozenset(string.ascii_lowercase + string.digits + "_")
 
 
 @contextmanager
@@ -102,7 +104,7 @@ def sweep(folder: Path) -> None:
         here = Path(place)
         for name in [*folders, *files]:
             path = here / name
-            if name.startswith(".") and name.endswith(".part"):
+            if _part_of(name):
                 _remove_unheld(path)
             elif name in folders and name.startswith(".") and name.endswith(".old") and _is_unheld(path):
                 recover_folder(here / name[1 : -len(".old")])
@@ -114,7 +116,7 @@ def sweep(folder: Path) -> None:
 def _part_of(name: str) -> str:
     """The name of what the part with this name is of; empty for another file: `.NAME.DRAWN.part`."""
     whole, _, drawn = name.removesuffix(".part").rpartition(".")
-    is_part = name.startswith(".") and name.endswith(".part") and len(drawn) == _DRAWN
+    is_part = name.startswith(".") and name.endswith(".part") and len(drawn) == _DRAWN and _DRAWN_FROM.issuperset(drawn)
     return whole[1:] if is_part else ""
 
 
