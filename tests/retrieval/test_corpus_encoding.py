@@ -59,9 +59,9 @@ def test_a_build_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
         began.append(report.first)
         # What a kill leaves in the middle of writing a file or a folder whole or not at all:
         building = target.with_name(".index.building")
-        (building / "vectors" / ".progress.json.abc.part").write_text("{")
-        (building / ".int8.abc.part").mkdir(exist_ok=True)
-        (building / ".int8.abc.part" / ".int8.json.def.part").write_text("{")
+        (building / "vectors" / ".progress.json.abcd1234.part").write_text("{")
+        (building / ".int8.abcd1234.part").mkdir(exist_ok=True)
+        (building / ".int8.abcd1234.part" / ".int8.json.efgh5678.part").write_text("{")
     build_index(corpus, retriever, target, settings)
     assert began == [0, 0, 256, 256]
     assert digests(target) == digests(tmp_path / "whole" / "index")

@@ -100,8 +100,8 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path: Path) -> No
 
 def test_what_a_killed_write_left_behind_is_swept_away(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state(1))
-    (tmp_path / ".step-000002.abc.part").mkdir()
-    (tmp_path / ".step-000002.abc.part" / SHARD).write_bytes(b"half")
+    (tmp_path / ".step-000002.abcd1234.part").mkdir()
+    (tmp_path / ".step-000002.abcd1234.part" / SHARD).write_bytes(b"half")
     assert loaded_step(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 

@@ -122,7 +122,7 @@ def test_a_run_that_was_killed_and_resumed_keeps_the_same_rollouts(tmp_path: Pat
         callbacks = [writer_in(tmp_path / "parts", 1, mb), Kill(step)]
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "parts", settings, resume=step == 8, callbacks=callbacks)
-    (tmp_path / "parts" / "rollouts" / ".step-000008.x.part").mkdir()
+    (tmp_path / "parts" / "rollouts" / ".step-000008.abcd1234.part").mkdir()
     train(tmp_path / "parts", settings, resume=True, callbacks=[writer_in(tmp_path / "parts", 1, mb)])
     whole = kept_in(tmp_path / "whole")
     assert len(whole) == 9 if mb == 200.0 else 1 < len(whole) < 9
