@@ -24,15 +24,18 @@ from safetensors.torch import load_file
 
 from coseek.core.files import Json
 from coseek.core.strict_json import parse_strict
+from coseek.hub.card import PULLED
 
 HIDDEN_LEFT = re.compile(r"\..*|.*\.(part|tmp|old|building)")
-"""Names that no finished command leaves behind."""
+"""Names that no finished command leaves behind, `PULLED` aside."""
 TIMES = re.compile(r".*_s|.*runtime|.*per_second|created|timings|seal|commit|time|seconds|modified_ns|changed_ns")
 """Fields that hold times, or digests of what holds them."""
 WITH_TIMES = re.compile(
     r".*/checkpoints/.*/(run\.pt|manifest\.json|notes\.json)|.*(-wal|-shm)|.*/vectors/progress\.json"
 )
 """Files of which all is a digest of times, or whose contents depend on when SQLite tidied up."""
+LOGPROBS = re.compile(r'"logprobs": \[([^]]*)\]')
+"""Of those of a run their number is compared: a resumed one asks its model in other batches, which changes last bits."""
 CLOCK = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?|\b\d+(\.\d+)? ?(s|min|seconds)\b")
 """Times in pages for people."""
 GONE_S = 10.0
@@ -51,6 +54,8 @@ class Done:
     """How often it changed something in the file system."""
     orphans: int = 0
     """Processes that it left."""
+    printed: str = ""
+    """What it wrote to stdout."""
 
     @property
     def traceback(self) -> bool:
@@ -95,7 +100,7 @@ class Place:
 
     def left_behind(self) -> list[str]:
         """Hidden files and halves of writes, beside the outputs and in the folder of temporary files."""
-        found = [path for path in sorted(self.work.rglob("*")) if HIDDEN_LEFT.fullmatch(path.name)]
+        found = [one for one in sorted(self.work.rglob("*")) if HIDDEN_LEFT.fullmatch(one.name) and one.name != PULLED]
         return [str(path.relative_to(self.base)) for path in [*found, *sorted(self.temporary.iterdir())]]
 
     def outcome(self) -> dict[str, str]:
@@ -138,9 +143,10 @@ class Started:
             raise RuntimeError(f"a command hangs: {(self.log / 'err').read_text()[-2000:]}")
         seconds, orphans = time.perf_counter() - self.began, self._orphans()
         said = (self.log / "err").read_text(errors="replace") if (self.log / "err").exists() else ""
+        printed = (self.log / "out").read_text(errors="replace") if (self.log / "out").exists() else ""
         writes = (self.log / "writes").stat().st_size if (self.log / "writes").exists() else 0
         shutil.rmtree(self.log)
-        return Done(self.process.exitcode or 0, said, seconds, writes, orphans)
+        return Done(self.process.exitcode or 0, said, seconds, writes, orphans, printed)
 
     def _orphans(self) -> int:
         """Wait for the other processes of its group; kill and count those that stay."""
@@ -212,8 +218,14 @@ def _digest(path: Path) -> str:
 def _timeless(path: Path) -> bytes:
     """The contents of a file without times."""
     if path.suffix == ".jsonl":
-        rows = [_plain(parse_strict(line)) for line in path.read_text(encoding="utf-8").splitlines() if line]
-        return json.dumps(rows).encode()
+        rows = [
+            json.dumps(_plain(parse_strict(line))) for line in path.read_text(encoding="utf-8").splitlines() if line
+        ]
+        if path.parent.name == "scores":  # a cache, in the order in which a server answered
+            rows.sort()
+        if path.name == "trajectories.jsonl" and "rollouts" not in path.parts:
+            rows = [LOGPROBS.sub(_counted, row) for row in rows]
+        return "\n".join(rows).encode()
     if path.suffix == ".json":
         return json.dumps(_plain(parse_strict(path.read_text(encoding="utf-8")))).encode()
     if path.suffix == ".yaml":
@@ -226,6 +238,10 @@ def _timeless(path: Path) -> bytes:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
             return repr(sorted(database.execute("SELECT key, text FROM texts"))).encode()
     return path.read_bytes()
+
+
+def _counted(found: re.Match[str]) -> str:
+    return f'"logprobs": {len(found[1].split(","))}'
 
 
 def _plain(value: Json) -> Json:

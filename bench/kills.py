@@ -106,7 +106,11 @@ def without_way_out(done: Done) -> str:
     """Why the end of a disturbed command is no message with a way out; empty if it is one."""
     if done.code in (0, -9):
         return ""
-    return "" if WAYS_OUT.search(done.said) else f"exit {done.code}: {done.said[-300:].strip() or 'nothing said'}"
+    return (
+        ""
+        if WAYS_OUT.search(done.said) or WAYS_OUT.search(done.printed)
+        else f"exit {done.code}: {done.said[-300:].strip() or 'nothing said'}"
+    )
 
 
 def campaign(commands: Sequence[Command], faults: Iterable[str], kills: int, seed: int, base: Path) -> list[Verdict]:

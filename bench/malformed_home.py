@@ -81,7 +81,7 @@ KINDS = (
             "search bm25 who",
             "index bm25 --verify",
             "index set --out bm25 --update",
-            f"data synthesize set count=2 dev=1 test=1 --out {OUT}/made",
+            f"data synthesize set count=2 dev=0.2 test=0.2 --out {OUT}/made",
         ),
         ("bm25",),
     ),

@@ -79,6 +79,18 @@ def test_a_process_takes_its_own_lock_again_and_has_it_until_the_last_claim_is_g
     assert not (tmp_path / ".lock").exists()
 
 
+def test_a_stop_that_arrives_while_a_lock_is_released_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), lock_folder(tmp_path / "run"):
+        patch.setattr(Path, "unlink", stop)
+    with holder("folder", tmp_path / "run"):
+        pass
+
+
 def test_a_lock_beside_a_folder_survives_its_replacement(tmp_path: Path) -> None:
     target = tmp_path / "index"
     atomic_folder(target, lambda part: (part / "old").touch())

@@ -54,6 +54,7 @@ DISK_FAULTS: dict[int | None, str] = {
     errno.ENOTDIR: _OTHER,
     errno.EISDIR: _OTHER,
     errno.ENAMETOOLONG: _OTHER,
+    errno.ELOOP: "it is a link to itself; remove it, or choose another place",
 }
 """Errors of the file system that a user can mend → the way out. Other `OSError`s are bugs."""
 

@@ -30,10 +30,12 @@ PATIENCE_S = 0.2
 
 
 class _Hold:
-    """The system's lock on one file, until nothing refers to it."""
+    """The system's lock on one file, until its last lock is released or nothing refers to it."""
 
     def __init__(self, lock: "BaseFileLock", path: Path, made: Path | None) -> None:
-        finalize(self, _let_go, lock, path, made, os.getpid())
+        self.key = os.getpid(), path
+        self.locks = 0
+        self.let_go = finalize(self, _let_go, lock, path, made, os.getpid())
 
 
 class Lock:
@@ -41,10 +43,18 @@ class Lock:
 
     def __init__(self, hold: _Hold) -> None:
         self._hold: _Hold | None = hold
+        hold.locks += 1
 
     def release(self) -> None:
         """Release this lock; other locks of this process on the same place stay."""
-        self._hold = None
+        with _taking:
+            hold, self._hold = self._hold, None
+            if hold is None:
+                return
+            hold.locks -= 1
+            if hold.locks == 0:  # called, not left to Python, which would ignore a stop (Ctrl-C) that arrives in it
+                _holds.pop(hold.key, None)
+                hold.let_go()
 
     def __enter__(self) -> "Lock":
         return self
@@ -140,10 +150,12 @@ def _let_go(lock: "BaseFileLock", path: Path, made: Path | None, pid: int) -> No
     if os.getpid() != pid:  # a fork has the object but not the lock
         return
     # Removed before the release: a process that opened it meanwhile sees that it is unlinked and retries.
-    with contextlib.suppress(OSError):
-        if os.name == "posix":
-            path.unlink()
-    lock.release()
+    try:
+        with contextlib.suppress(OSError):
+            if os.name == "posix":
+                path.unlink()
+    finally:
+        lock.release()
     if made is not None:
         with contextlib.suppress(OSError):  # only an empty folder is removed
             made.rmdir()

@@ -17,7 +17,7 @@ from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 class Settings(BaseModel):
     """Base of every group of settings: frozen; unknown names are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     OLD_NAMES: ClassVar[dict[str, str]] = {}
     """Names of coseek 0.2 and what they are called now: files of 0.2 are read."""

@@ -4,7 +4,7 @@
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -182,6 +182,8 @@ class Run:
         with lock_folder(self.folder):
             if identities is not None:
                 self.bind(identities)
+            if SEAL in self.record:
+                check_whole_rows(self.trajectories_path, Trajectory.from_json)  # before anything is changed
             self._unseal()
             drop_partial_line(self.trajectories_path)
             with self.trajectories_path.open("a", encoding="utf-8") as file:
@@ -250,6 +252,19 @@ def _what_it_is(folder: Path) -> str:
     )
 
 
+def check_whole_rows(path: Path, parse: Callable[[JsonObject], object]) -> None:
+    """Parse the whole lines of a JSONL file, which may be missing: not what follows the last newline, which a kill may
+    have cut. Raises `DataError`."""
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a link to nothing; remove it, or put the file there")
+    if path.exists():
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.endswith(b"\n"):
+                    where = f"{path}, line {number}"
+                    parse_row(parse_line(line, where), parse, where)
+
+
 def drop_partial_line(path: Path) -> None:
     """Truncate a JSONL file to its last whole line; a whole last line without its newline is completed."""
     if not path.exists():
@@ -264,6 +279,8 @@ def drop_partial_line(path: Path) -> None:
         last = tail[tail.rfind(b"\n") + 1 :]
         if not last:
             return
+        if last.strip(b"\0") and not last.startswith(b"{"):
+            raise DataError(f"{path}: its last line is not the beginning of a row; mend or delete that line")
         if is_json(last):
             file.seek(0, 2)
             file.write(b"\n")

@@ -14,10 +14,11 @@ from typing import Literal, TypeAlias
 
 from coseek.agents.agent_card import AgentCard
 from coseek.core.errors import DataError
-from coseek.core.files import Json, JsonObject, read_json, read_jsonl, read_yaml
+from coseek.core.files import Json, JsonObject, read_json, read_jsonl, read_text, read_yaml
 from coseek.data.dataset import Dataset
 from coseek.hub.card import FILE, UNKNOWN, ModelCard, document, fact_table, fenced, front_of, inert, read_card, shared
-from coseek.retrieval.vectors.encoder_card import EncoderCard
+from coseek.models.model_folder import check_tensors
+from coseek.retrieval.vectors.encoder_card import EncoderCard, check_modules
 
 RepoKind: TypeAlias = Literal["model", "dataset"]
 Content: TypeAlias = Path | bytes
@@ -86,8 +87,12 @@ def publication_of(folder: Path, license: str | None = None) -> Publication:
     files: dict[str, Content] = {}
     left_out: list[str] = []
     kind: RepoKind = "dataset" if what == "data set" else "model"
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+    for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
+        if not path.is_file():
+            if is_published(name, kind):
+                raise DataError(f"{path} is no file, but {_odd(path)}; remove it, or put the file in its place")
+            continue
         if not is_published(name, kind):
             left_out.append(name)
             continue
@@ -98,22 +103,33 @@ def publication_of(folder: Path, license: str | None = None) -> Publication:
         files[SOURCE] = (json.dumps(shared(read_json(folder / SOURCE)), ensure_ascii=False, indent=2) + "\n").encode()
     card, said = _card_text(folder, what, license)
     files[FILE] = card.encode()
-    check_content(folder, [name for name, content in files.items() if isinstance(content, Path)])
+    check_content(folder, kind, [name for name, content in files.items() if isinstance(content, Path)])
     for name, content in files.items():
         _refuse_keys(folder / name, content)
     return Publication(what, dict(sorted(files.items())), tuple(left_out), said)
 
 
-def check_content(folder: Path, names: Iterable[str]) -> None:
-    """Read the published JSON, JSONL and YAML files of a folder, of a large one its first `LINES_READ` lines. Raises
-    `DataError` for a broken one."""
+def check_content(folder: Path, kind: RepoKind, names: Iterable[str]) -> None:
+    """Read the published texts of a folder, of a long JSONL file its first `LINES_READ` lines, and the heads of its
+    weights. Raises `DataError` for a broken one."""
     for path in (folder / name for name in names):
         if path.suffix == ".json":
-            read_json(path, foreign=True)
+            read_json(path, foreign=kind == "model")
         elif path.suffix in (".yaml", ".yml"):
             read_yaml(path, "file")
         elif path.suffix == ".jsonl":
             deque(islice(read_jsonl(path), LINES_READ), maxlen=0)
+        elif path.suffix == ".safetensors":
+            check_tensors(path)
+        elif path.suffix == ".md":
+            read_text(path)
+
+
+def _odd(path: Path) -> str:
+    """What something is that is no file."""
+    if path.is_symlink():
+        return "a link to nothing"
+    return "a folder" if path.is_dir() else "a device"
 
 
 def _checked_kind(folder: Path) -> FolderKind:
@@ -131,6 +147,7 @@ def _checked_kind(folder: Path) -> FolderKind:
         raise DataError(f"{folder} has no weights (*.safetensors); finish the training, or save it as safetensors")
     if what == "encoder":
         EncoderCard.of(folder)
+        check_modules(folder)
     else:
         AgentCard.read(folder)
     return what

@@ -70,7 +70,10 @@ class FolderHub:
         folder = self._folder(repo, kind)
         if not folder.is_dir():
             return None
-        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        paths = [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]
+        if broken := next((path for path in paths if not path.exists()), None):
+            raise DataError(f"{broken} is a link to nothing; remove it, or put the file in its place")
+        files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
         digests = {name: file_digest(path) for name, path in files.items() if is_published(name, kind)}
         return Revision(hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest(), digests)
 
@@ -198,7 +201,7 @@ def _fetch(repo: str, kind: RepoKind, names: list[str], stored: Revision, hub: H
     if kind_of(part) is None:
         raise DataError(f"{repo} in {hub.place} holds no model, encoder or data set that coseek reads; choose another")
     try:
-        check_content(part, names)
+        check_content(part, kind, names)
     except DataError as error:
         raise DataError(f"{repo} in {hub.place}: {str(error).replace(f'{part}/', '')}; nothing was written") from None
     (part / PULLED).write_text(yaml.safe_dump({"repo": repo, "revision": stored.id}), encoding="utf-8")

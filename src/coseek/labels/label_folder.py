@@ -27,7 +27,7 @@ from coseek.core.files import (
 )
 from coseek.core.lock import Lock, kept_lock, lock_folder
 from coseek.core.settings import first_difference
-from coseek.data.run import drop_partial_line, provenance
+from coseek.data.run import check_whole_rows, drop_partial_line, provenance
 from coseek.labels.label_set import DroppedTurn, LabelSet
 from coseek.labels.maker import Labelled
 from coseek.labels.text_store import TextStore
@@ -104,7 +104,9 @@ class LabelFolder:
 
     def recover(self) -> set[TurnId]:
         """The finished turns. The last turn of `labels.jsonl` is removed, because a kill may have left only some of its
-        sets."""
+        sets. A broken row is refused before anything is removed."""
+        for path in (self.dropped_path, self.sets_path):
+            check_whole_rows(path, _turn_of)
         drop_partial_line(self.dropped_path)
         drop_partial_line(self.sets_path)
         cut_last_turn(self.sets_path)

@@ -4,13 +4,18 @@ Four libraries read weights, configuration, architecture and tokenizer, and each
 own code raise: any `Exception`, and for panics of Rust code one that is none.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from coseek.core.errors import CoseekError, DataError
-from coseek.core.files import read_json_object
+from coseek.core.files import WRONG_SHAPE, Json, JsonObject, read_json_object
+from coseek.core.strict_json import InvalidJson, parse_lenient
 
+_LONGEST_HEAD = 100_000_000
+"""Bytes of a header of safetensors, by its format."""
 _PANIC = "PanicException"
 """What tokenizers raises for a panic; it lies in a module that cannot be imported."""
 
@@ -32,9 +37,30 @@ def library_reads(folder: Path, what: str) -> Iterator[None]:
 
 
 def _check_config(folder: Path) -> None:
-    """Read the configuration before the library does, which would take NaN and any depth."""
-    if (folder / "config.json").is_file():
-        read_json_object(folder / "config.json", foreign=True)
+    """Read the configuration before the library does, which would take NaN and any depth, or go on without it."""
+    for name in ("config.json", "generation_config.json"):
+        if os.path.lexists(folder / name):
+            read_json_object(folder / name, foreign=True)
+
+
+def check_tensors(path: Path) -> None:
+    """Raise `DataError` for a safetensors file that is not whole: 8 bytes with the length of the header, the header
+    (JSON, with the place of each tensor), the tensors."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        head = file.read(length) if 8 + length <= size and length <= _LONGEST_HEAD else b""
+    try:
+        tensors = parse_lenient(head.decode("utf-8"))
+        ends = [_end_of(one) for name, one in cast(JsonObject, tensors).items() if name != "__metadata__"]
+    except (*WRONG_SHAPE, InvalidJson) as error:
+        raise DataError(f"{path} is no safetensors file ({first_line(error)}); fetch or save it again") from None
+    if (there := size - 8 - length) != (named := max(ends, default=0)):
+        raise DataError(f"{path} has {there:,} bytes of tensors and names {named:,}; fetch or save it again")
+
+
+def _end_of(tensor: Json) -> int:
+    return int(cast(list[int], cast(JsonObject, tensor)["data_offsets"])[1])
 
 
 def first_line(error: BaseException) -> str:

@@ -40,13 +40,28 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _Writes:
+    """A transport that drops what is written after its end. uvicorn tells the newest request of a connection that the
+    client has left, but not one before it that is being answered; uvloop raises where that one is written."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+
 class Connection(HttpToolsProtocol):
     """One connection; `protocol_of` sets the limits."""
 
     limits = ListenSettings()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, _Writes(transport)))
         self.flow = _Flow(transport)
         self._deadline: asyncio.TimerHandle | None = None
         self._head = self._unparsed = self._dropped = 0

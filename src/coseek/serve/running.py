@@ -3,13 +3,16 @@
 import asyncio
 import ipaddress
 import os
+import selectors
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coseek.core.errors import SettingError
 from coseek.retrieval.factory import Stamp
@@ -71,7 +74,9 @@ class Server(uvicorn.Server):
     """uvicorn, with a shutdown that loses no request."""
 
     grace_s = 0.25
-    """Seconds after the signal in which connections are still accepted, and then requests over open ones."""
+    """Seconds after the signal in which requests over open connections are still read."""
+    drain_s = 10.0
+    """Seconds at most in which what has arrived before is accepted, and then read; a busy process is late with it."""
 
     def __init__(self, service: Listens, app: App) -> None:
         settings = service.settings
@@ -100,14 +105,37 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what has come, accept nothing new, then close.
 
-        A connection that waits to be accepted is reset when its port closes, hence the first wait; the second one is
-        for the requests of those that were accepted last."""
+        A connection that waits to be accepted is reset when its port closes, and one that waits to be read when it is
+        closed, hence both waits."""
         self.service.stopping = True
-        await asyncio.sleep(self.grace_s)
+        for listening in sockets or ():
+            listening.listen(0)  # those that wait are enough
+        await self._drained(lambda: sockets or ())
         for server in self.servers:
             server.close()
         await asyncio.sleep(self.grace_s)
+        await self._drained(lambda: [one.transport.get_extra_info("socket") for one in self._idle()])
         await super().shutdown(sockets)
+
+    def _idle(self) -> list[HttpToolsProtocol]:
+        """The connections without a request under way, which uvicorn closes first."""
+        found = [cast(HttpToolsProtocol, one) for one in self.server_state.connections]
+        return [one for one in found if one.cycle is None or one.cycle.response_complete]
+
+    async def _drained(self, of: Callable[[], Iterable[socket.socket]]) -> None:
+        """Wait until nothing waits on these sockets, which the event loop reads."""
+        until = time.monotonic() + self.drain_s
+        while _readable(of()) and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+
+
+def _readable(sockets: Iterable[socket.socket]) -> bool:
+    """Whether a connection, or data, waits on one of them."""
+    with selectors.DefaultSelector() as selector:
+        for one in sockets:
+            if one.fileno() >= 0:
+                selector.register(one.fileno(), selectors.EVENT_READ)
+        return bool(selector.get_map()) and bool(selector.select(0))
 
 
 def bound(host: str, port: int) -> socket.socket:

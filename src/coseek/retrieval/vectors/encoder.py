@@ -107,13 +107,15 @@ def load_encoder(
 
     kwargs = {"dtype": DTYPES[precision], "attn_implementation": kernel_of(placement)}
     with library_reads(folder, "encoder"), quiet(), remote_code_asked(folder):
-        return SentenceTransformer(
+        model = SentenceTransformer(
             str(folder),
             device=str(placement.torch_device()),
             local_files_only=True,
             model_kwargs=kwargs,
             trust_remote_code=trust,
         )
+        model.encode("", show_progress_bar=False)  # what a module should read or write is looked up only here
+        return model
 
 
 def is_shipped(name: str) -> bool:

@@ -33,6 +33,9 @@ _BEHIND_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 """Model types whose positions start after the padding id: with 514 positions they read 512 tokens."""
 
 
+_MODEL_CONFIGS = ("config.json", "adapter_config.json")
+
+
 class EncoderCard(Settings):
     """The card of an encoder. `EncoderCard.of(folder)` reads it, `save` writes it."""
 
@@ -119,15 +122,29 @@ def _own(folder: Path, said: Mapping[str, object]) -> JsonObject:
 def _modules(folder: Path) -> tuple[str, bool]:
     """The folder's pooling (`none` without a pooling module), and whether it normalises."""
     pooling, normalises = "none", False
-    modules = read_json(folder / "modules.json", foreign=True)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise DataError(f"{folder / 'modules.json'} must hold a list of modules")
-    for module in cast(list[JsonObject], modules):
-        kind = str(module.get("type", "")).rpartition(".")[2]
+    for kind, module in _listed(folder):
         if kind == "Pooling":
             pooling = _pooling(_object(folder / str(module.get("path", "")) / "config.json"))
         normalises = normalises or kind == "Normalize"
     return pooling, normalises
+
+
+def _listed(folder: Path) -> list[tuple[str, JsonObject]]:
+    """(class, entry) of each module in modules.json."""
+    modules = read_json(folder / "modules.json", foreign=True)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise DataError(f"{folder / 'modules.json'} must hold a list of modules")
+    return [(str(one.get("type", "")).rpartition(".")[2], one) for one in cast(list[JsonObject], modules)]
+
+
+def check_modules(folder: Path) -> None:
+    """Raise `DataError` where the configuration of a language model that modules.json names is missing."""
+    for kind, module in _listed(folder):
+        place = folder / str(module.get("path", ""))
+        if kind == "Transformer" and not any((place / name).is_file() for name in _MODEL_CONFIGS):
+            raise DataError(
+                f"{place / _MODEL_CONFIGS[0]} is missing, which modules.json needs; fetch the encoder again"
+            )
 
 
 def _pooling(config: JsonObject) -> str:

@@ -35,6 +35,7 @@ from coseek.training.encoder.evaluation import HeldOutEvaluator
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample
 from coseek.training.encoder.loss import RetrieverObjective
 from coseek.training.encoder.recipe import RetrieverRecipe, RetrieverUpdates
+from coseek.training.trainer.checkpoint import save_state
 from coseek.training.trainer.metrics import MetricsLog
 from coseek.training.trainer.optimiser import rate_at
 
@@ -129,7 +130,7 @@ class RetrieverTrainer(SentenceTransformerTrainer):
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            torch.save(self.model.state_dict(), folder / WEIGHTS)
+            save_state(self.model.state_dict(), folder / WEIGHTS)
             if self.metrics is not None:
                 self.metrics.sync()
                 write_json(folder / NOTES, CheckpointNotes(self.metrics.position, self._objective.sums).to_json())

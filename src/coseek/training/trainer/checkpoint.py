@@ -106,11 +106,20 @@ def _fill(part: Path, state: TrainingState, workers: Workers) -> None:
         warnings.simplefilter("ignore")  # that a single process saves alone
         save(tensors, storage_writer=writer, no_dist=workers.world == 1)
     if workers.first:
-        torch.save({**state, "learners": learners, "frozen": frozen}, part / "run.pt")
+        save_state({**state, "learners": learners, "frozen": frozen}, part / "run.pt")
     workers.wait()
     sums = _sums(part, sorted(file.name for file in part.iterdir()), workers)
     if workers.first:
         write_json(part / "manifest.json", {"schema": SCHEMA, "step": state["step"], "sha256": cast(Json, sums)})
+
+
+def save_state(state: object, path: Path) -> None:
+    """`torch.save`. Raises `OSError` for a full disk, which torch's writer of zip files hides behind what follows."""
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def _sums(path: Path, names: list[str], workers: Workers) -> dict[str, str | None]:
